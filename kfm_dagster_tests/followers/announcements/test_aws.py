@@ -105,15 +105,9 @@ def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
     topic = sns.create_topic(Name=f"t-{uuid.uuid4()}")["TopicArn"]
     wanting, other = Mailbox(boto3.client("sqs")), Mailbox(boto3.client("sqs"))
     for box, kind in ((wanting, "created"), (other, "withdrawn")):
-        sns.subscribe(
-            TopicArn=topic,
-            Protocol="sqs",
-            Endpoint=box.arn,
-            Attributes={
-                "RawMessageDelivery": "true",
-                "FilterPolicy": json.dumps({"ce-type": [f"kfm.nodd.item.{kind}"]}),
-            },
-        )
+        policy = json.dumps({"ce-type": [f"kfm.nodd.item.{kind}"]})
+        attributes = {"RawMessageDelivery": "true", "FilterPolicy": policy}
+        sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=box.arn, Attributes=attributes)
     announced = announce(f"sns: '{topic}'", database, contracts)
     events = [json.loads(message["Body"]) for message in wanting.receive()]
     assert {event["data"]["id"] for event in events} == announced
@@ -140,19 +134,16 @@ def test_a_bus_has_rules_over_source_and_type(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-@pytest.mark.parametrize(
-    "target",
-    [
+def test_a_place_that_is_not_there_loses_nothing(
+    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
+) -> None:
+    for target in (
         "sqs: https://sqs.us-east-1.amazonaws.com/123456789012/nowhere",
         "sns: 'arn:aws:sns:us-east-1:123456789012:nowhere'",
         "eventbridge: nowhere",
-    ],
-)
-def test_a_place_that_is_not_there_loses_nothing(
-    aws: EmbeddedCloud, database: Database, contracts: ContractRegistry, target: str
-) -> None:
-    with pytest.raises(FollowError, match=f"{ITEMS} of {ITEMS} events were not taken"):
-        announce(target, database, contracts)
+    ):
+        with pytest.raises(FollowError, match=f"{ITEMS} of {ITEMS} events were not taken"):
+            announce(target, database, contracts)
 
 
 class Answering:
@@ -186,14 +177,20 @@ T, F, R = Reception.TAKEN, Reception.FAILED, Reception.REFUSED
 
 
 @pytest.mark.clause("OPR-22")
-@pytest.mark.parametrize("service", ["sns", "sqs"])
-def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry, service: str) -> None:
+def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry) -> None:
     codes = (("InternalError", False), ("InvalidMessageContents", True), ("KMS.AccessDeniedException", True))
-    client = Answering(failing(*codes))
-    receiver = AwsReceiver(service, "arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_: client)
-    said = receiver.send(outgoing(contracts, 5))
-    assert [answer.reception for answer in said] == [T, F, R, F, F]
-    assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for it"]
+    for service in ("sns", "sqs"):
+        client = Answering(failing(*codes))
+        receiver = AwsReceiver(
+            service, "arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_, client=client: client
+        )
+        said = receiver.send(outgoing(contracts, 5))
+        assert [answer.reception for answer in said] == [T, F, R, F, F]
+        assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for it"]
+    answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
+    bus = Answering({"FailedEntryCount": 2, "Entries": answers})
+    receiver = AwsReceiver("eventbridge", "b", connect=lambda *_: bus)
+    assert [answer.reception for answer in receiver.send(outgoing(contracts, 3))] == [T, F, R]
 
 
 @pytest.mark.clause("OPR-22")
@@ -215,15 +212,6 @@ def test_a_target_that_may_not_be_looked_at_is_told_from_one_that_is_not_there()
     assert [refusing(code).ask() for code in ("AccessDenied", "AuthorizationError", "Forbidden")] == [False] * 3
     with pytest.raises(ReceiverUnavailableError, match="sqs: NotFound"):
         refusing("NotFound").ask()
-
-
-@pytest.mark.clause("OPR-22")
-def test_each_entry_of_a_bus_has_its_own_answer(contracts: ContractRegistry) -> None:
-    answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
-    receiver = AwsReceiver(
-        "eventbridge", "b", connect=lambda *_: Answering({"FailedEntryCount": 2, "Entries": answers})
-    )
-    assert [answer.reception for answer in receiver.send(outgoing(contracts, 3))] == [T, F, R]
 
 
 def client_error(code: str) -> ClientError:
@@ -251,16 +239,15 @@ REGIONS: Sequence[tuple[str, str, str | None]] = [
 ]
 
 
-def test_a_target_is_asked_in_its_own_region() -> None:
-    for service, address, region in REGIONS:
-        assert AwsReceiver(service, address).region == region
-
-
 @pytest.mark.clause("OPR-22")
-def test_a_request_holds_so_many_events_and_so_many_bytes(contracts: ContractRegistry) -> None:
+def test_a_request_holds_so_many_events_and_so_many_bytes_and_goes_to_its_targets_region(
+    contracts: ContractRegistry,
+) -> None:
     events = outgoing(contracts, 25)
     two = events[0].size + events[1].size
     cases = [(25, 10**9, [10, 10, 5]), (4, two, [2, 2]), (4, two - 1, [1, 1, 1, 1]), (2, 1, [1, 1]), (0, 1, [])]
     for count, room, sizes in cases:
-        given = events[:count]
-        assert [len(batch) for batch in in_parts(given, lambda one: (1, one.size), (10, room))] == sizes
+        parts = in_parts(events[:count], lambda one: (1, one.size), (10, room))
+        assert [len(batch) for batch in parts] == sizes
+    for service, address, region in REGIONS:
+        assert AwsReceiver(service, address).region == region

@@ -88,39 +88,40 @@ def test_a_wrong_file_is_refused_by_line_and_reason() -> None:
         assert why in str(refused.value)
 
 
-def test_a_dataset_that_there_is_not_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def configured(folder: Path, announcements: str) -> Path:
+    """A folder of the shipped configuration with another plan of announcements."""
     for name in ("state_machine.yaml", "replay_plan.yaml", "alerts.yaml"):
-        (tmp_path / name).write_bytes((own_folder() / name).read_bytes())
-    (tmp_path / ANNOUNCEMENTS).write_text(one("datasets: [goes-abi, goes-abj]"), encoding="utf-8")
+        (folder / name).write_bytes((own_folder() / name).read_bytes())
+    (folder / ANNOUNCEMENTS).write_text(announcements, encoding="utf-8")
+    return folder
+
+
+def test_a_dataset_that_there_is_not_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    configs_dir = configured(tmp_path, one("datasets: [goes-abi, goes-abj]"))
     with pytest.raises(CardError, match=r"announcements\.yaml line 5: subscriptions\.0\.datasets\.1 .*goes-abj"):
-        Configuration.load(Settings(configs_dir=tmp_path))
-    (tmp_path / ANNOUNCEMENTS).write_text(one(), encoding="utf-8")
-    wrong = Settings(configs_dir=tmp_path, webhook_tokens=SecretStr(f"b={SECRET}"))
+        Configuration.load(Settings(configs_dir=configs_dir))
+    wrong = Settings(configs_dir=configured(tmp_path, one()), webhook_tokens=SecretStr(f"b={SECRET}"))
     with pytest.raises(ConfigurationError, match=r"entry 1, subscription b; .*are a") as refused:
         Configuration.load(wrong)
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("place", "variable", "configured"),
-    [
-        ("stac-api", "KFM_STAC_API_DSN", {"stac_api_dsn": "postgresql://h/stac"}),
-        ("geoparquet", "KFM_GEOPARQUET", {"geoparquet": True}),
-        ("virtual-zarr", "KFM_VIRTUAL_URL", {"virtual_url": "virtual"}),
-    ],
-)
-def test_a_subscription_after_a_place_that_is_not_configured_is_refused(
-    place: str, variable: str, configured: dict[str, Any], tmp_path: Path
-) -> None:
-    for name in ("state_machine.yaml", "replay_plan.yaml", "alerts.yaml"):
-        (tmp_path / name).write_bytes((own_folder() / name).read_bytes())
-    (tmp_path / ANNOUNCEMENTS).write_text(one(f"after: [{place}]"), encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {place}; next: set {variable}, or"):
-        Configuration.load(Settings(configs_dir=tmp_path, geoparquet=False))
-    loaded = Configuration.load(Settings(configs_dir=tmp_path, **{"geoparquet": False, **configured}))
-    source = loaded.followers.loaded["announcements"]
-    assert isinstance(source, AnnouncementSource)
-    assert source.plan.subscriptions[0].after == [place]
+PLACES: list[tuple[str, str, dict[str, Any]]] = [
+    ("stac-api", "KFM_STAC_API_DSN", {"stac_api_dsn": "postgresql://h/stac"}),
+    ("geoparquet", "KFM_GEOPARQUET", {"geoparquet": True}),
+    ("virtual-zarr", "KFM_VIRTUAL_URL", {"virtual_url": "virtual"}),
+]
+
+
+def test_a_subscription_after_a_place_that_is_not_configured_is_refused(tmp_path: Path) -> None:
+    for place, variable, settings in PLACES:
+        configs_dir = configured(tmp_path, one(f"after: [{place}]"))
+        with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {place}; next: set {variable}, or"):
+            Configuration.load(Settings(configs_dir=configs_dir, geoparquet=False))
+        loaded = Configuration.load(Settings(configs_dir=configs_dir, **{"geoparquet": False, **settings}))
+        source = loaded.followers.loaded["announcements"]
+        assert isinstance(source, AnnouncementSource)
+        assert source.plan.subscriptions[0].after == [place]
 
 
 def test_without_the_extra_a_filter_is_refused_and_a_box_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,20 +131,13 @@ def test_without_the_extra_a_filter_is_refused_and_a_box_is_not(monkeypatch: pyt
     assert AnnouncementPlan.parse(one("bbox: [170, 0, -170, 10]")).subscriptions[0].bbox == (170, 0, -170, 10)
 
 
-def test_a_target_is_shown_without_what_may_be_a_credential() -> None:
+def test_credentials_of_targets_and_wrong_tokens_are_never_shown() -> None:
     plan = AnnouncementPlan.parse(one(target=f"webhook: 'https://example.org/x?code={SECRET}'"))
     assert SECRET not in str(plan.subscriptions[0].target)
     assert "https://example.org/x" in str(plan.subscriptions[0].target)
-
-
-def test_wrong_tokens_are_refused_by_their_place_and_never_shown() -> None:
     for text in ["a", "a=", f"c={SECRET}", f"a={SECRET} {SECRET}"]:
         with pytest.raises(ConfigurationError, match="KFM_WEBHOOK_TOKENS is wrong; observed entry") as refused:
             tokens_of(SecretStr(text), ["a", "b"])
         assert SECRET not in str(refused.value)
-        assert {
-            name: token.get_secret_value() for name, token in tokens_of(SecretStr("a=x=y b=z"), ["a", "b"]).items()
-        } == {
-            "a": "x=y",
-            "b": "z",
-        }
+    tokens = tokens_of(SecretStr("a=x=y b=z"), ["a", "b"])
+    assert {name: token.get_secret_value() for name, token in tokens.items()} == {"a": "x=y", "b": "z"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from kfm_dagster.followers.geoparquet import order
 from kfm_dagster.followers.geoparquet.order import boxes, hilbert, ordered, times
 from kfm_dagster.followers.geoparquet.parts import parquet
 from kfm_dagster.followers.geoparquet.rows import OPEN, merged, to_items, to_table
-from kfm_dagster_tests.catalog.envelopes import box, candidates, goes, hrrr, nexrad, with_metadata
+from kfm_dagster_tests.catalog.envelopes import DAY, box, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
+from kfm_dagster_tests.followers.geoparquet.test_geoparquet_search import item as item_over
 
 LEAF = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 NAMES = st.sampled_from(["a", "b", "kfm:item", "kfm:null", "created", "grib:layers", "id", "bbox", "ä b", "x.y"])
@@ -107,7 +108,7 @@ def test_an_object_whose_keys_are_data_is_a_map(contracts: ContractRegistry) -> 
 @given(numbers=st.permutations(range(8)))
 @settings(max_examples=20)
 def test_equal_sets_of_items_give_equal_files_whatever_their_order(numbers: list[int]) -> None:
-    given = [_item(str(number), bbox=(number * 20.0 - 100, 0.0, number * 20.0 - 90, 5.0)) for number in range(8)]
+    given = [item_over(number, (number * 20.0 - 100, 0.0, number * 20.0 - 90, 5.0)) for number in range(8)]
     assert parquet(ordered(to_table([given[number] for number in numbers]))) == parquet(ordered(to_table(given)))
 
 
@@ -119,8 +120,8 @@ def test_rows_stand_in_blocks_by_time_then_along_the_curve_and_what_crosses_the_
     for number in range(2_000):
         west, south = chance.uniform(-180, 170), chance.uniform(-90, 85)
         east = west + 5 if number % 50 else west - 1
-        minute = chance.randrange(1440)
-        given.append(_item(str(number), bbox=(west, south, east, south + 5), minute=minute))
+        start = DAY + timedelta(minutes=chance.randrange(1440))
+        given.append(item_over(number, (west, south, east, south + 5), start=start))
     table = ordered(to_table(given))
     west, south, east, north = boxes(table)
     begins = times(table, "start_datetime")
@@ -186,21 +187,6 @@ def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, 
             f"SELECT id, bbox.xmin, bbox.xmax, epoch_us(datetime) FROM read_parquet('{path}') ORDER BY id"
         ).fetchall()
     assert [(row[0], row[1], row[2]) for row in rows] == [(name, west, east) for name in sorted(standing)]
-
-
-def _item(name: str, *, bbox: tuple[float, float, float, float] = (0, 0, 1, 1), minute: int = 0) -> dict[str, Any]:
-    return {
-        "type": "Feature",
-        "stac_version": "1.1.0",
-        "stac_extensions": [],
-        "id": name,
-        "collection": "goes-abi",
-        "geometry": box(*bbox),
-        "bbox": list(bbox),
-        "properties": {"datetime": f"2025-12-03T{minute // 60:02}:{minute % 60:02}:00.000000Z"},
-        "links": [],
-        "assets": {"data": {"href": f"s3://b/{name}"}},
-    }
 
 
 def _without_nulls(value: Any) -> Any:

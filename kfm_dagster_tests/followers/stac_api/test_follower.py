@@ -173,12 +173,9 @@ def test_loading_locks_no_reader_out_even_where_pgstac_has_narrowed_its_partitio
 
     def looking(tx: StacApiTransaction, name: str, **parameters: Any) -> Any:
         if name == "move":
-            locks = (
-                "SELECT relation::regclass AS place FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND relation IN"
-            )
-            held.extend(
-                row.place for row in api.ask(f"{locks} (SELECT oid FROM pg_class WHERE relname LIKE '%items%')")
-            )
+            locks = "SELECT relation::regclass AS place FROM pg_locks WHERE mode = 'AccessExclusiveLock'"
+            of_items = "relation IN (SELECT oid FROM pg_class WHERE relname LIKE '%items%')"
+            held.extend(row.place for row in api.ask(f"{locks} AND {of_items}"))
             api.ask("SET statement_timeout = '5s'")
             found.append(len(api.searched(limit=100)))
         return run(tx, name, **parameters)
@@ -230,13 +227,9 @@ def test_an_item_that_is_not_valid_stays_out(
 
 
 def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
-    following: FollowerRunner,
-    follower: PgstacFollower,
-    api: Api,
-    write: Write,
-    contracts: ContractRegistry,
+    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write, contracts: ContractRegistry,
     clock: Clock,
-) -> None:
+) -> None:  # fmt: skip
     write("run", goes(0))
     following.catch_up([follower])
     # What an earlier ledger had followed, before it was made again.
@@ -251,24 +244,33 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     assert api.item_ids() == api.catalog_ids()
 
 
-def test_items_without_geometry_and_with_nulls_are_there_as_they_are(
+def test_items_and_their_collection_are_there_as_they_are(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
+    # Without a geometry, and with nulls.
     unplaced = with_metadata(nexrad(), geometry=None, bbox=None)
     write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
     following.catch_up([follower])
     assert all(one.equal for one in api.compared())
     assert [one["id"] for one in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
     assert len(api.searched(collections=["nexrad-l2"])) == 1
+    # A Collection is the catalog's, without the links of its files.
+    first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])
+    write("again", goes(10))
+    following.catch_up([follower])
+    shown = _collection(api)
+    assert datetime.fromisoformat(shown["extent"]["temporal"]["interval"][0][1]) > first
+    assert shown["summaries"]["goes:product"] == ["ABI-L1b-RadC"]
+    assert shown["links"] == []
 
 
 def test_a_dead_api_costs_nothing_but_a_later_try(
-    following: FollowerRunner, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock
-) -> None:
+    following: FollowerRunner, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock,
+    postgis_server: str,
+) -> None:  # fmt: skip
     secret = "s3cr3t-word"
-    dead = PgstacFollower(
-        StacApiDatabase(f"postgresql+psycopg2://kfm:{secret}@127.0.0.1:1/stac"), FolderPublisher(root)
-    )
+    publisher = FolderPublisher(root)
+    dead = PgstacFollower(StacApiDatabase(f"postgresql+psycopg2://kfm:{secret}@127.0.0.1:1/stac"), publisher)
     write("run", goes(0))
     assert following.catch_up([dead]) == 0
     [place] = following.states()
@@ -278,27 +280,9 @@ def test_a_dead_api_costs_nothing_but_a_later_try(
     clock.advance(LONGEST_PAUSE.total_seconds())
     assert following.catch_up([follower]) == 1
     assert api.item_ids() == api.catalog_ids()
-
-
-def test_a_database_without_pgstac_says_what_to_do(postgis_server: str, root: Path, write: Write) -> None:
-    stranger = PgstacFollower(StacApiDatabase(postgis_server), FolderPublisher(root))
-    write("run", goes(0))
+    # A database without pgstac names the next step.
     with pytest.raises(FollowError, match="kfm init"):
-        stranger.forget(ContractRegistry.load()["goes-abi"])
-
-
-def test_the_collection_is_the_catalogs_without_its_files_links(
-    following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
-) -> None:
-    write("run", goes(0))
-    following.catch_up([follower])
-    first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])
-    write("again", goes(10))
-    following.catch_up([follower])
-    shown = _collection(api)
-    assert datetime.fromisoformat(shown["extent"]["temporal"]["interval"][0][1]) > first
-    assert shown["summaries"]["goes:product"] == ["ABI-L1b-RadC"]
-    assert shown["links"] == []
+        PgstacFollower(StacApiDatabase(postgis_server), publisher).forget(ContractRegistry.load()["goes-abi"])
 
 
 def _collection(api: Api) -> dict[str, Any]:

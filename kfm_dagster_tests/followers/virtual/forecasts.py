@@ -7,7 +7,8 @@ constant.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
     over_hours,
     projected_grid,
 )
+from kfm_dagster_tests.readers import grib2_bytes
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 ROWS, COLUMNS = 12, 20
@@ -61,22 +63,15 @@ def field_of(
 ) -> tuple[Field, ForecastStep, bytes]:
     """A field of `assembled`. Constant values stay as the sample packs them, in no bit."""
     parameter, surface = _PARAMETERS[variable, level]
-    field = Field(
-        name=variable,
-        level=level,
-        parameter=parameter,
-        surface=surface,
-        value=float(values.flat[0]),
-        accumulated=step.hours is not None,
-    )
+    described = {"name": variable, "level": level, "parameter": parameter, "surface": surface}
+    field = Field(**described, value=float(values.flat[0]), accumulated=step.hours is not None)
     made = message(field, step, run=RUN, origin=Origin(process=(2, 0, 83, 0, 0)), grid=_GRID)
     return field, step, made if (values == values.flat[0]).all() else packed(made, values, packing)
 
 
 def packed(made: bytes, values: Values, packing: str) -> bytes:
     """The message with these values; NaN is missing by a bit map."""
-    handle = eccodes.codes_new_from_message(made)
-    try:
+    with handle_of(made) as handle:
         eccodes.codes_set(handle, "missingValue", _ABSENT)
         eccodes.codes_set(handle, "bitmapPresent", int(np.isnan(values).any()))
         eccodes.codes_set(handle, "bitsPerValue", 24 if packing == PNG else 12)
@@ -84,6 +79,14 @@ def packed(made: bytes, values: Values, packing: str) -> bytes:
         if packing != SIMPLE:
             eccodes.codes_set(handle, "packingType", packing)
         return bytes(eccodes.codes_get_message(handle))
+
+
+@contextmanager
+def handle_of(made: bytes) -> Iterator[int]:
+    """Open a message in ecCodes."""
+    handle = eccodes.codes_new_from_message(made)
+    try:
+        yield handle
     finally:
         eccodes.codes_release(handle)
 
@@ -109,34 +112,24 @@ def in_groups(made: bytes, *, width_bits: int = 8, length_bits: int = 8, missing
 
 def decoded(made: bytes) -> Values:
     """Values as ecCodes has them, NaN for missing ones."""
-    handle = eccodes.codes_new_from_message(made)
-    try:
+    with handle_of(made) as handle:
         eccodes.codes_set(handle, "missingValue", _ABSENT)
-        found = eccodes.codes_get_values(handle)
+        values = eccodes.codes_get_values(handle)
         shape = eccodes.codes_get(handle, "Nj"), eccodes.codes_get(handle, "Ni")
-    finally:
-        eccodes.codes_release(handle)
-    return np.where(found == _ABSENT, np.nan, found).reshape(shape)
+    return np.where(values == _ABSENT, np.nan, values).reshape(shape)
 
 
 def corners(made: bytes) -> tuple[float, float, float, float]:
     """Latitude and longitude of the first and of the last point, by ecCodes."""
-    handle = eccodes.codes_new_from_message(made)
-    try:
+    with handle_of(made) as handle:
         latitudes, longitudes = (eccodes.codes_get_array(handle, name) for name in ("latitudes", "longitudes"))
-    finally:
-        eccodes.codes_release(handle)
     return float(latitudes[0]), float(longitudes[0]), float(latitudes[-1]), float(longitudes[-1])
 
 
 def messages_of(content: bytes) -> list[bytes]:
     """Messages of an object without anything between them."""
-    found, start = [], content.find(b"GRIB")
-    while start >= 0:
-        end = start + struct.unpack_from(">Q", content, start + 8)[0]
-        found.append(content[start:end])
-        start = content.find(b"GRIB", end)
-    return found
+    starts = grib2_bytes.messages_of(content)
+    return [content[start:][: struct.unpack_from(">Q", content, start + 8)[0]] for start in starts]
 
 
 def forecast(lead: int, *, humid: bool = True, fog: bool = False) -> tuple[str, bytes, str]:
@@ -144,10 +137,8 @@ def forecast(lead: int, *, humid: bool = True, fog: bool = False) -> tuple[str, 
     fields = [field_of("TMP", "2 m above ground", at_hour(lead), values_of([lead, 1]))]
     if humid:
         fields.append(field_of("RH", "2 m above ground", at_hour(lead), values_of([lead, 2]), packing=SIMPLE))
-    if fog:
-        fields.append(field_of("VIS", "surface", at_hour(lead), np.full((ROWS, COLUMNS), 40.0)))
-    else:
-        fields.append(field_of("VIS", "surface", at_hour(lead), values_of([lead, 3], missing=True)))
+    visibility = np.full((ROWS, COLUMNS), 40.0) if fog else values_of([lead, 3], missing=True)
+    fields.append(field_of("VIS", "surface", at_hour(lead), visibility))
     if lead:
         fields.append(field_of("APCP", "surface", over_hours(0, lead), values_of([lead, 4])))
     if lead > 1:

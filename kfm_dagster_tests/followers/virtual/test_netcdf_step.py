@@ -22,6 +22,7 @@ from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5 import read_hdf5
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.followers.virtual.granules import netcdf_of
+from kfm_dagster_tests.readers.reading import attribute, rewritten
 
 TYPES = ("<i1", "<u2", "<i4", ">i2", "<f4", ">f8")
 
@@ -136,43 +137,39 @@ IMAGE = np.arange(24, dtype="i2").reshape(4, 6)
 
 def unwritten() -> bytes:
     """A file of which only the first of two chunks was written; HDF5 fills with 7."""
-    buffer = io.BytesIO(made(v={"data": IMAGE, "fill_value": 7, "chunksizes": (2, 6)}))
-    with h5py.File(buffer, "r+") as file:
-        kept = dict(file["v"].attrs)
-        scales = [file[axis] for axis in "yx"]
+
+    def change(file: h5py.File) -> None:
+        fill = file["v"].attrs["_FillValue"]
         del file["v"]
         part = file.create_dataset("v", (4, 6), "i2", chunks=(2, 6), fillvalue=7)
         part[:2] = IMAGE[:2]
-        part.attrs.update({name: value for name, value in kept.items() if name == "_FillValue"})
-        for axis, scale in zip(part.dims, scales, strict=True):
-            axis.attach_scale(scale)
-    return buffer.getvalue()
+        part.attrs["_FillValue"] = fill
+        scaled(file, part)
+
+    return rewritten(made(v={"data": IMAGE, "fill_value": 7, "chunksizes": (2, 6)}), change)
+
+
+def scaled(file: h5py.File, image: h5py.Dataset) -> None:
+    """Attach the file's two axes to an image."""
+    for dimension, name in zip(image.dims, "yx", strict=True):
+        dimension.attach_scale(file[name])
 
 
 def test_what_nobody_wrote_is_what_the_file_says_or_refused() -> None:
     stated = unwritten()
     assert [chunk.place for chunk in step_of(stated).images["v"]] == [(0, 0)]
-    for wrong in (stated.replace(b"_FillValue", b"_FillOther"), _with_fill(stated, 8)):
+    other = rewritten(stated, attribute("_FillValue", np.array([8], "i2"), "v"))
+    for wrong in (stated.replace(b"_FillValue", b"_FillOther"), other):
         with pytest.raises(ReadError, match="nobody wrote"):
             step_of(wrong)
 
 
-def _with_fill(content: bytes, value: int) -> bytes:
-    buffer = io.BytesIO(content)
-    with h5py.File(buffer, "r+") as file:
-        file["v"].attrs["_FillValue"] = np.array([value], "i2")
-    return buffer.getvalue()
-
-
 def with_lzf() -> bytes:
     """A file whose image has a filter of h5py's own."""
-    buffer = io.BytesIO(made(v={"data": IMAGE}))
-    with h5py.File(buffer, "r+") as file:
-        scales = [file[axis] for axis in "yx"]
-        image = file.create_dataset("other", (4, 6), "i2", data=IMAGE, compression="lzf")
-        for axis, scale in zip(image.dims, scales, strict=True):
-            axis.attach_scale(scale)
-    return buffer.getvalue()
+    return rewritten(
+        made(v={"data": IMAGE}),
+        lambda file: scaled(file, file.create_dataset("other", (4, 6), "i2", data=IMAGE, compression="lzf")),
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,7 @@ def steps_of(place: Path) -> list[tuple[str, int]]:
 
 def test_stores_follow_runs_and_their_undo(tmp_path: Path) -> None:
     objects, place = tmp_path / "objects", tmp_path / "virtual"
-    pipeline = open_pipeline(tmp_path, objects, virtual_url=str(place))
-    try:
+    with closing(open_pipeline(tmp_path, objects, virtual_url=str(place))) as pipeline:
         for run_id, minutes in (("first", (0, 1)), ("second", (2,))):
             put(objects, map(scan, minutes))
             run_chain(pipeline, "goes-abi", "2025-06-01", run_id)
@@ -41,21 +41,15 @@ def test_stores_follow_runs_and_their_undo(tmp_path: Path) -> None:
         (follower,) = pipeline.followers
         pipeline.following.rebuild(follower, pipeline.registry["goes-abi"])
         assert steps_of(place) == [(NAME, 1)]
-    finally:
-        pipeline.close()
 
 
 def test_a_place_that_takes_no_file_costs_no_unit(tmp_path: Path) -> None:
     objects, place = tmp_path / "objects", tmp_path / "virtual"
     place.write_text("a file stands where the folder would be")
-    pipeline = open_pipeline(tmp_path, objects, virtual_url=str(place))
-    try:
-        put(objects, [scan(0)])
+    put(objects, [scan(0)])
+    with closing(open_pipeline(tmp_path, objects, virtual_url=str(place))) as pipeline:
         run_chain(pipeline, "goes-abi", "2025-06-01", "first")
         assert own_tx(pipeline.ledger).counts()["goes-abi"][Status.SUCCEEDED] == 1
         (stalled,) = pipeline.following.states()
-        assert (stalled.follower, stalled.failures) == ("virtual-zarr", 1)
-        assert stalled.last_error is not None
-        assert "KFM_VIRTUAL_URL" in stalled.last_error
-    finally:
-        pipeline.close()
+    assert (stalled.follower, stalled.failures) == ("virtual-zarr", 1)
+    assert "KFM_VIRTUAL_URL" in str(stalled.last_error)
