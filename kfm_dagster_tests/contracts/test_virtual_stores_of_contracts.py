@@ -69,13 +69,10 @@ def contract_with(contract: DatasetContract, **changes: Any) -> DatasetContract:
     return DatasetContract.model_validate({**contract.model_dump(exclude_unset=True), **changes})
 
 
-def test_a_group_that_no_key_has_is_refused(contracts: ContractRegistry) -> None:
-    with pytest.raises(ValidationError, match="virtual \\['channels'\\]"):
-        contract_with(contracts["goes-abi"], virtual=[{**STORE, "name": "{channels}"}])
-
-
-def test_objects_that_not_everybody_reads_have_no_virtual_store(contracts: ContractRegistry) -> None:
+def test_a_group_that_no_key_has_and_objects_that_not_everybody_reads_are_refused(contracts: ContractRegistry) -> None:
     contract = contracts["goes-abi"]
+    with pytest.raises(ValidationError, match="virtual \\['channels'\\]"):
+        contract_with(contract, virtual=[{**STORE, "name": "{channels}"}])
     governance = {**contract.governance.model_dump(exclude_unset=True), "access": "restricted"}
     with pytest.raises(ValidationError, match="anyone may read"):
         contract_with(contract, governance=governance)

@@ -168,8 +168,5 @@ def test_what_is_no_beam_is_refused(wrong: dict[str, Any]) -> None:
     options: dict[str, Any] = {"elevations_deg": [0.5], "antenna_height_m": 400.0, "range_m": 460_000.0} | wrong
     with pytest.raises(PathError, match="needs"):
         trace(options.pop("elevations_deg"), profile=Exponential(), **options)
-
-
-def test_a_ray_that_does_not_settle_is_refused() -> None:
     with pytest.raises(PathError, match="does not settle"):
         beam(0.0, profile=Exponential(n0=50_000.0, scale_height_m=100.0))

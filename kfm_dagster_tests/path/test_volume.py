@@ -62,12 +62,10 @@ def test_a_volume_without_its_frequency_has_the_band_s_middle_and_its_width() ->
     unstated = facts_of({"nexrad:site": "KTLX", "nexrad:height-m": 389.4, "nexrad:vcp": 21})
     assert 0.100 < unstated.lambda_ref_m < 0.111
     assert unstated.lambda_sigma == pytest.approx(0.030, abs=0.001)
-
-
-@pytest.mark.parametrize("properties", [{"nexrad:height-m": 400}, {"nexrad:vcp": 12}, {}])
-def test_a_volume_that_tells_no_beam_is_refused(properties: dict[str, Any]) -> None:
-    with pytest.raises(PathError, match="tells no beam"):
-        facts_of(properties)
+    # A volume that tells no beam is refused.
+    for properties in ({"nexrad:height-m": 400}, {"nexrad:vcp": 12}, {}):
+        with pytest.raises(PathError, match="tells no beam"):
+            facts_of(properties)
 
 
 @pytest.mark.clause("PCS-11")
@@ -98,12 +96,8 @@ def test_every_real_volume_from_1991_on_tells_its_beams(shared_data: Path, contr
         match = grammar.match(key)
         assert match is not None
         header = header_of("nexrad-level2", file.read_bytes(), groups=match.groups)
-        found[file.name[:12]] = path_arrival(
-            facts_of(header.properties),
-            ts_start=match.start,
-            reference=header.datetime,
-            tau=nexrad_level2.TIME_TOLERANCE,
-        )
+        times = {"ts_start": match.start, "reference": header.datetime, "tau": nexrad_level2.TIME_TOLERANCE}
+        found[file.name[:12]] = path_arrival(facts_of(header.properties), **times)
     assert len(found) == 9
     for arrival in found.values():
         assert not covariance_faults(arrival.t_covariance)
@@ -117,15 +111,11 @@ def test_options_change_what_they_say() -> None:
     assert {(a.geometry, a.delta_form, a.extent_m) for a in found.arrivals} == {
         (Geometry.EFFECTIVE_EARTH, DeltaForm.FACTORED, 230_000.0)
     }
-    alone = beam(
-        0.5,
-        profile=options.profile,
-        antenna_height_m=427.0,
-        range_m=230_000.0,
-        geometry=Geometry.EFFECTIVE_EARTH,
-        panel_m=2_500.0,
-    )
+    same = {"range_m": 230_000.0, "geometry": Geometry.EFFECTIVE_EARTH, "antenna_height_m": 427.0}
+    alone = beam(0.5, profile=options.profile, panel_m=2_500.0, **same)
     assert found.beams[0].height_m == pytest.approx(alone.height_m, abs=1e-6)
+    # The reach is that of the footprint.
+    assert PathOptions().range_m == RANGE_M == nexrad_radar.RANGE_M
     with pytest.raises(PathError, match="at least 2000"):
         path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=PathOptions(min_points=2_000))
 
@@ -138,7 +128,3 @@ def test_volumes_of_one_site_and_pattern_share_their_beams() -> None:
     for shared in ("beams", "t_covariance", "phase_covariance"):
         assert len({id(getattr(each, shared)) for each in found}) == 1
     assert [{arrival.time_offset_s for arrival in each.arrivals} for each in found] == [{0.0}, {0.25}, {0.5}, {0.75}]
-
-
-def test_the_reach_is_that_of_the_footprint() -> None:
-    assert RANGE_M == nexrad_radar.RANGE_M
