@@ -8,10 +8,9 @@ import dagster as dg
 
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.chain import daily_partitions
-from kfm_dagster.defs.checks import unit_checks
+from kfm_dagster.defs.checks import FEED_CHECK, feed_check, gap_schedule, unit_checks
 from kfm_dagster.defs.due_sensor import due_sensor
 from kfm_dagster.defs.executors import step_executor
-from kfm_dagster.defs.gap_check import CHECK, feed_check, gap_schedule
 from kfm_dagster.defs.io_manager import StageIOManager
 from kfm_dagster.defs.jobs import evidence_job, gap_job, ingest_jobs, listing_schedules, path_jobs
 from kfm_dagster.defs.replay_job import replay_job
@@ -39,7 +38,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     return dg.Definitions(
         assets=[queue_asset(), *dataset_assets(registry, days=days, code_version=code_version, settings=settings)],
         asset_checks=[*unit_checks(registry, days=days), feed_check()],
-        jobs=[*ingests, *paths, gap_job(CHECK), evidence, replay_job(), retention_job()],
+        jobs=[*ingests, *paths, gap_job(FEED_CHECK), evidence, replay_job(), retention_job()],
         schedules=[*listing_schedules(registry, days=days), gap_schedule(pipeline), retention_schedule(pipeline)],
         sensors=[
             *ingest_sensors(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import SchemaVersionError
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
-
-if TYPE_CHECKING:
-    from kfm_dagster.exports.explanations.explanation import Explanations
-    from kfm_dagster.run_state.store import RunStateStore
 
 
 @contextmanager
@@ -46,16 +41,3 @@ def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[
         yield opened
     finally:
         opened.dispose()
-
-
-def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
-    """Return explanations, with re-executions of DAGSTER_HOME (default: KFM_HOME/dagster)."""
-    from kfm_dagster.exports.explanations.explanation import Explanations  # noqa: PLC0415, which imports the stages
-
-    home = settings.dagster_home
-    if not home.is_dir():
-        return Explanations(database=database, run_states=run_states)
-    # Imported here, because importing Dagster takes seconds.
-    from kfm_dagster.defs.reexecutions import InstanceReexecutions  # noqa: PLC0415
-
-    return Explanations(database=database, run_states=run_states, reexecutions=InstanceReexecutions(home))

@@ -35,6 +35,7 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
+from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.gates.verdict import Gate
@@ -79,7 +80,7 @@ class IntegrityCheck(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
-        reader = self.pipeline.readers[self.contract.metadata_extract.reader]
+        reader = READERS[self.contract.metadata_extract.reader]
         # Reads from a local folder are fast, so first bytes are not kept.
         first_bytes = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads
@@ -135,7 +136,7 @@ class MetadataExtract(ChainNode):
                 contract=self.contract,
                 grammar=grammar,
                 source=handle,
-                readers=self.pipeline.readers,
+                readers=READERS,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
             extracted = unit.evolve(metadata=metadata)

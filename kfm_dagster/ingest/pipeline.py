@@ -1,52 +1,53 @@
 """The pipeline's parts, built from settings: shared by nodes, sensors and commands.
 
 Belongs here: construction only, no work with the parts. Opening a pipeline connects to the database; the queue is
-connected on first use, because a backfill needs none. A part is imported where it is built: a reading command imports
-neither the stages nor what they read and write with (docs/performance.md).
+connected on first use, because a backfill needs none. Slow parts are imported where they are built: a command that
+reads the database needs neither the stages nor their libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources
+from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import clock_skew
+from kfm_dagster.ingest.acknowledgement import Acknowledger
 from kfm_dagster.ingest.threads import Threads
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.sqs import Queue, connect, connect_dead_letters
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.machine import review_codes
+from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
+from kfm_dagster.storage.s3 import Store
+from kfm_dagster.telemetry.traces import configure_traces
 
 if TYPE_CHECKING:
     from kfm_dagster.alerts.evaluator import AlertEvaluator
     from kfm_dagster.catalog.changes import Follower
-    from kfm_dagster.catalog.discovery import FollowerSources
     from kfm_dagster.catalog.following import FollowerRunner
     from kfm_dagster.catalog.store import Catalog
     from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
     from kfm_dagster.idempotent_node.transaction import IdempotentNodes
-    from kfm_dagster.ingest.acknowledgement import Acknowledger
     from kfm_dagster.ingest.calibration import Calibration
     from kfm_dagster.lineage.store import Lineage
     from kfm_dagster.notifications.authenticity import Signatures
-    from kfm_dagster.notifications.landing import Landing
-    from kfm_dagster.readers.registry import LazyReader
     from kfm_dagster.stages.run_contract import StageRunner
-    from kfm_dagster.storage.artifacts import Artifacts
-    from kfm_dagster.storage.objects import ObjectStores
-    from kfm_dagster.storage.s3 import Store
     from kfm_dagster.telemetry.energy import CodecarbonMeter
 
 LOCKFILE = "requirements.lock"
@@ -115,11 +116,8 @@ class Pipeline:
                 registry=ContractRegistry.load(settings.contracts_dir),
                 card=Card.load(settings.configs_dir),
                 database=Database.open(settings.database_url, read_only=True),
-                connect_queue=connect_queue,
-                connect_dead_letters=connect_dead_letters,
             )
         from kfm_dagster.ingest.configuration import Configuration  # noqa: PLC0415
-        from kfm_dagster.telemetry.traces import configure_traces  # noqa: PLC0415
 
         # Before the database, which opening creates: a refusal leaves nothing behind.
         configuration = Configuration.load(settings)
@@ -174,15 +172,11 @@ class Pipeline:
     @cached_property
     def store(self) -> Store:
         """Where landed messages, outputs of stages and evidence are kept. Raises ConfigurationError."""
-        from kfm_dagster.storage.objects import open_store  # noqa: PLC0415
-
         return open_store(self.settings.storage)
 
     @cached_property
     def landing(self) -> Landing:
         """The immutable landing zone."""
-        from kfm_dagster.notifications.landing import Landing  # noqa: PLC0415
-
         return Landing(self.store)
 
     @cached_property
@@ -195,21 +189,11 @@ class Pipeline:
     @cached_property
     def objects(self) -> ObjectStores:
         """The providers' object stores, read-only."""
-        from kfm_dagster.storage.objects import ObjectStores  # noqa: PLC0415
-
         return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
-
-    @cached_property
-    def readers(self) -> Mapping[str, LazyReader]:
-        """The readers of object headers, by the name that contracts give them."""
-        from kfm_dagster.readers.registry import READERS  # noqa: PLC0415
-
-        return READERS
 
     @cached_property
     def catalog(self) -> Catalog:
         """The STAC catalog."""
-        from kfm_dagster.catalog.publisher import open_publisher  # noqa: PLC0415
         from kfm_dagster.catalog.store import Catalog  # noqa: PLC0415
 
         return Catalog(
@@ -223,16 +207,12 @@ class Pipeline:
     def following(self) -> FollowerRunner:
         """How far the catalog's followers have come."""
         from kfm_dagster.catalog.following import FollowerRunner  # noqa: PLC0415
-        from kfm_dagster.catalog.publisher import open_publisher  # noqa: PLC0415
 
         return FollowerRunner(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
         """What follows the catalog, as it is installed and configured. Raises ConfigurationError."""
-        from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources  # noqa: PLC0415
-        from kfm_dagster.catalog.publisher import open_publisher  # noqa: PLC0415
-
         sources = self.sources or FollowerSources.load(self.settings, self.registry)
         return sources.followers(
             FollowerContext(
@@ -297,8 +277,6 @@ class Pipeline:
     @cached_property
     def acknowledger(self) -> Acknowledger:
         """What deletes and postpones messages."""
-        from kfm_dagster.ingest.acknowledgement import Acknowledger  # noqa: PLC0415
-
         return Acknowledger(
             deliveries=self.deliveries,
             primary=lambda: self.queue,
@@ -323,8 +301,6 @@ class Pipeline:
     @cached_property
     def artifacts(self) -> Artifacts:
         """What the stages have stored."""
-        from kfm_dagster.storage.artifacts import Artifacts  # noqa: PLC0415
-
         return Artifacts(lambda: self.store)
 
     @cached_property

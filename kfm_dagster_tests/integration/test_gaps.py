@@ -21,7 +21,7 @@ from kfm_dagster.cli import reconcile as reconcile_command
 from kfm_dagster.cli.main import main
 from kfm_dagster.contracts.cadence import LEAST_CADENCE
 from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
-from kfm_dagster.defs.gap_check import CHECK
+from kfm_dagster.defs.checks import FEED_CHECK
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.nodes import Source
@@ -338,14 +338,14 @@ def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
         return str(found.skip_message)
 
     assert tick() == "no feed is followed yet"
-    assert storage.get_latest_asset_check_execution_by_key([CHECK]) == {}
+    assert storage.get_latest_asset_check_execution_by_key([FEED_CHECK]) == {}
     reopened(face.pipeline, "ledger", "gaps", "deliveries")
     holed(face.pipeline, objects)
     clock.now = LATER + timedelta(hours=1)
     assert tick() == (
         f"2 gaps open, 0 closed: {DATASET}: 2 of 12 hours are short, the worst has 0%, the first is {DAY} 05 UTC"
     )
-    shown = storage.get_latest_asset_check_execution_by_key([CHECK])[CHECK].event
+    shown = storage.get_latest_asset_check_execution_by_key([FEED_CHECK])[FEED_CHECK].event
     assert shown is not None
     evaluation = shown.dagster_event.event_specific_data  # type: ignore[union-attr]
     assert isinstance(evaluation, dg.AssetCheckEvaluation)
@@ -353,6 +353,6 @@ def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
     picture = str(evaluation.metadata["picture"].value)
     assert drawn(base64.b64decode(picture.partition("base64,")[2].rstrip(")")).decode())[0] == 2
     # Nothing has changed, so nothing is reported.
-    before = storage.get_latest_asset_check_execution_by_key([CHECK])[CHECK].id
+    before = storage.get_latest_asset_check_execution_by_key([FEED_CHECK])[FEED_CHECK].id
     tick()
-    assert storage.get_latest_asset_check_execution_by_key([CHECK])[CHECK].id == before
+    assert storage.get_latest_asset_check_execution_by_key([FEED_CHECK])[FEED_CHECK].id == before
