@@ -370,6 +370,7 @@ def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worke
     assert lines(runner, run_id="other")[-1] == ("compensation", "failed")
 
 
+@pytest.mark.clause("DAG-02")
 def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +381,9 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
         with pytest.raises(ZeroDivisionError):
             execute(runner, node, upstream=upstream)
     assert state(runner) is StageState.ROLLED_BACK
+    recorded = runner.run_states.get(SECOND, "run")
+    assert recorded is not None
+    assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     assert [one.state for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == SECOND] == [
         StageState.ROLLED_BACK,

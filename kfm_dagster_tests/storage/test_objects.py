@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,14 @@ def stores(request: pytest.FixtureRequest) -> ObjectStores:
     return store
 
 
+@contextmanager
+def unreadable(code: IntegrityIssue) -> Iterator[None]:
+    """Hold that an object cannot be read, for this reason."""
+    with pytest.raises(ObjectReadError) as error:
+        yield
+    assert error.value.code is code
+
+
 class Scripted:
     """A loopback store that gives one status to every request; 0 answers nothing."""
 
@@ -124,14 +132,12 @@ def test_reads_are_cut_at_the_end(stores: ObjectStores) -> None:
 def test_a_range_that_is_refused_without_reason_is_an_error_of_the_store(scripted: Scripted) -> None:
     odd = ObjectStores().open(HRRR, URI)
     scripted.status = 416
-    with pytest.raises(ObjectReadError) as refused:
+    with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         odd.head()
-    assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
     scripted.refuses_ranges = True
     scripted.status = 200
-    with pytest.raises(ObjectReadError) as refused:
+    with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         odd.probe(4)
-    assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
 class OddStore:
@@ -150,48 +156,38 @@ def test_what_a_client_did_not_expect_is_an_error_of_the_store() -> None:
         assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
-def test_empty_object_has_a_head_and_no_bytes(stores: ObjectStores) -> None:
+def test_an_empty_and_a_missing_object_are_told_apart(stores: ObjectStores) -> None:
     handle = stores.open(HRRR, URI.replace("f06", "f07"))
     head, first = handle.probe(4)
     assert (head.size, first) == (0, b"")
     assert handle.read(0, 10) == b""
-
-
-def test_missing_object_is_named(stores: ObjectStores) -> None:
-    with pytest.raises(ObjectReadError) as caught:
+    with unreadable(IntegrityIssue.MISSING_OBJECT):
         stores.open(HRRR, URI.replace("f06", "f08")).probe(4)
-    assert caught.value.code is IntegrityIssue.MISSING_OBJECT
     assert stores.open_sidecar(HRRR, URI.replace("f06", "f07"), ".idx") is None
 
 
 def test_listing_gives_the_day_and_only_data(stores: ObjectStores) -> None:
+    both = {URI, URI.replace("f06", "f07")}
     listed = {found.uri: found for found in stores.list_day(HRRR, date(2025, 12, 3))}
-    assert set(listed) == {URI, URI.replace("f06", "f07")}
+    assert set(listed) == both
     found = listed[URI]
     assert (found.size, found.etag) == (len(DATA), hashlib.md5(DATA).hexdigest())
     assert found.last_modified <= datetime.now(UTC)
     assert list(stores.list_day(HRRR, date(2025, 12, 4))) == []
-
-
-def test_listing_accepts_a_prefix_that_ends_inside_a_name(stores: ObjectStores) -> None:
-    storage = HRRR.storage.model_copy(update={"listing": ["hrrr.%Y%m%d/conus/hrrr.t00z.wrfsfcf06"]})
-    contract = HRRR.model_copy(update={"storage": storage})
-    assert [found.uri for found in stores.list_day(contract, date(2025, 12, 3))] == [URI]
-
-
-@pytest.mark.parametrize("listing", ["hrrr.%Y%m%d/*/", "hrrr.%Y%m%d/*/hrrr.t00z.wrfsfcf0"])
-def test_listing_goes_through_every_folder_in_the_place_of_a_star(stores: ObjectStores, listing: str) -> None:
-    storage = HRRR.storage.model_copy(update={"listing": [listing]})
-    contract = HRRR.model_copy(update={"storage": storage})
-    assert {found.uri for found in stores.list_day(contract, date(2025, 12, 3))} == {URI, URI.replace("f06", "f07")}
-    assert list(stores.list_day(contract, date(2025, 12, 4))) == []
+    for listing, uris in {
+        "hrrr.%Y%m%d/conus/hrrr.t00z.wrfsfcf06": {URI},  # a prefix that ends inside a name
+        "hrrr.%Y%m%d/*/": both,  # every folder in the place of a star
+        "hrrr.%Y%m%d/*/hrrr.t00z.wrfsfcf0": both,
+    }.items():
+        contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"listing": [listing]})})
+        assert {found.uri for found in stores.list_day(contract, date(2025, 12, 3))} == uris, listing
+        assert list(stores.list_day(contract, date(2025, 12, 4))) == []
 
 
 def test_object_that_shrinks_while_it_is_read_is_tried_again(s3: ObjectStores) -> None:
     handle = s3.open(HRRR, URI, size=len(DATA) * 9)
-    with pytest.raises(ObjectReadError) as caught:
+    with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         handle.read(len(DATA) * 8, 10)
-    assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
 def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> None:
@@ -264,9 +260,8 @@ def test_nothing_leaves_the_root_by_a_link(folder: Path, tmp_path: Path) -> None
     stores = ObjectStores(object_root=folder)
     file = folder / BUCKET / KEY.replace("f06", "f09")
     file.symlink_to(outside / "secret")
-    with pytest.raises(ObjectReadError) as caught:
+    with unreadable(IntegrityIssue.ACCESS_DENIED):
         stores.open(HRRR, URI.replace("f06", "f09")).probe(4)
-    assert caught.value.code is IntegrityIssue.ACCESS_DENIED
     day = folder / BUCKET / "hrrr.20251204"
     day.symlink_to(outside, target_is_directory=True)
     (outside / "conus").mkdir()
@@ -328,16 +323,14 @@ def test_statuses_have_issue_codes_and_bounded_retries(
 
 def test_store_that_stalls_is_given_up(scripted: Scripted) -> None:
     scripted.status = 0
-    with pytest.raises(ObjectReadError) as caught:
+    with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         ObjectStores(request_seconds=0.2).open(HRRR, URI).head()
-    assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
 def test_dead_endpoint_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:1")
-    with pytest.raises(ObjectReadError) as caught:
+    with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         ObjectStores(request_seconds=0.5).open(HRRR, URI).probe(4)
-    assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
     with pytest.raises(ObjectReadError):
         list(ObjectStores(request_seconds=0.5).list_day(HRRR, date(2025, 12, 3)))
 
