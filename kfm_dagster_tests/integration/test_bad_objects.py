@@ -248,7 +248,6 @@ def issues(pipeline: Pipeline) -> list[Mapping[str, Any]]:
 
 def statuses(pipeline: Pipeline, wal_id: str) -> tuple[Any, ...]:
     record = own_tx(pipeline.ledger).get(wal_id)
-    assert record is not None
     return (record.status, record.integrity_status, record.metadata_status, record.provenance_status)
 
 

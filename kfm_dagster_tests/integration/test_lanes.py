@@ -169,14 +169,12 @@ def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
     assert limits["kfm/lane"] < queue["max_concurrent_runs"]
 
 
-@pytest.mark.clause("DAG-09")
-def test_a_dataset_is_the_pool_of_its_steps(face: Face) -> None:
+@pytest.mark.clause("BEY-14", "DAG-05", "DAG-09")
+def test_what_is_started_by_hand_counts_as_bulk_work_and_a_dataset_is_the_pool_of_its_steps(
+    face: Face, objects: Path
+) -> None:
     steps = face.repository.assets_defs_by_key
     assert {steps[key].op.pool for key in asset_keys("nexrad-l2")} == {"nexrad-l2"}
-
-
-@pytest.mark.clause("BEY-14", "DAG-05")
-def test_what_is_started_by_hand_counts_as_bulk_work(face: Face, objects: Path) -> None:
     put(objects, volumes(2))
     result = face.execute("ingest_nexrad_l2", partition=PARTITION)
     assert result.dagster_run.tags["kfm/lane"] == "bulk"

@@ -101,7 +101,6 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
         completion: (Status.SUCCEEDED, None),
     }
     record = own_tx(pipeline.ledger).get(completion)
-    assert record is not None
     assert (record.stac_status, record.metadata_status, record.integrity_status) == ("updated", "ok", "ok")
     assert record.object_version == f"{DATA.event().etag} .idx={SIDECAR.event().etag}"
     assert [entry.to_status for entry in own_tx(pipeline.ledger).history(completion)] == [
@@ -129,7 +128,6 @@ def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_written_again(
     before = item_of(pipeline)
     assert [issue["code"] for issue in before["properties"]["kfm:issues"]] == ["sidecar_outdated"]
     record = own_tx(pipeline.ledger).get(before["properties"]["kfm:wal_id"])
-    assert record is not None
     assert (record.status, record.metadata_status) == (Status.SUCCEEDED, "suspect")
 
     put(objects, [SIDECAR])
@@ -149,8 +147,13 @@ def test_the_order_of_announcements_changes_nothing(pipeline: Pipeline, objects:
     assert len(versions(pipeline)) == 1
 
 
-def test_a_sidecar_that_is_announced_again_is_read_once(pipeline: Pipeline, objects: Path) -> None:
+def test_a_sidecar_that_is_removed_or_announced_again_is_read_once(pipeline: Pipeline, objects: Path) -> None:
     ingest_without_sidecar(pipeline, objects)
+    message = announce([SIDECAR.event()], registry=pipeline.registry)
+    removed = message.body.replace("ObjectCreated:Put", "ObjectRemoved:Delete")
+    assert removed != message.body
+    assert take(pipeline, raw_message(removed, name="removed")).completions == 0
+    assert pipeline.ledger.pending_by_partition() == []
     put(objects, [SIDECAR])
     assert [notify(pipeline, SIDECAR, name=name).completions for name in ("one", "two")] == [1, 0]
     rewritten = good(BUCKET, SIDECAR.key, SIDECAR.announced + b"\n")
@@ -202,12 +205,3 @@ def test_a_newer_version_of_the_object_supersedes_what_waits_to_be_completed(pip
     event = ObjectEvent(bucket=BUCKET, key=KEY, size=len(CONTENT), etag="f" * 32, event_time=later)
     take(pipeline, announce([event], registry=pipeline.registry))
     assert sorted(one.status for one in versions(pipeline)) == [Status.PENDING, Status.QUARANTINED, Status.SUCCEEDED]
-
-
-def test_what_is_no_new_sidecar_asks_for_nothing(pipeline: Pipeline, objects: Path) -> None:
-    ingest_without_sidecar(pipeline, objects)
-    message = announce([SIDECAR.event()], registry=pipeline.registry)
-    removed = message.body.replace("ObjectCreated:Put", "ObjectRemoved:Delete")
-    assert removed != message.body
-    assert take(pipeline, raw_message(removed, name="removed")).completions == 0
-    assert pipeline.ledger.pending_by_partition() == []

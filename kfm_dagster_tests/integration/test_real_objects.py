@@ -183,7 +183,6 @@ def test_pystac_opens_the_catalog_and_iterates_each_item_once(catalog: Path, ite
 def test_each_item_leads_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
     for uri, item in items.items():
         record = own_tx(ingested.ledger).get(item["properties"]["kfm:wal_id"])
-        assert record is not None
         assert (record.object_uri, record.stac_item_id) == (uri, item["id"])
         assert record.stac_collection_id == item["collection"] == contracts[record.dataset].stac.collection
         assert item["properties"]["kfm:run_state"]["run_id"] == record.ingest_run_id

@@ -186,7 +186,6 @@ def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
         replayed(pipeline)
     assert standing(pipeline) == before
     attempt = own_tx(pipeline.stages.lifecycle.store).newest("replay", "nexrad-l2.message_parse")
-    assert attempt is not None
     assert attempt.state is StageState.ROLLED_BACK
     [told] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]
     assert (told["stage"], told["results_differing"], told["keys_differing"]) == ("nexrad-l2.metadata_extract", 1, 0)

@@ -72,7 +72,6 @@ def test_a_cut_version_is_quarantined_and_the_item_of_the_whole_one_stays_until_
     first, second = own_tx(pipeline.ledger).versions(unit)
     assert (first.status, second.status) == (Status.SUCCEEDED, Status.QUARANTINED)
     record = own_tx(pipeline.ledger).get(second.wal_id)
-    assert record is not None
     assert (record.attempts, record.last_error_code) == (1, "truncated_object")
     assert firing(pipeline) == [(dataset, "truncated_object", "run-2")]
     if dataset == "hrrr":

@@ -84,7 +84,6 @@ def test_no_unit_leaves_a_terminal_state_without_a_decision_on_exactly_that(benc
     bench.bring_to(status, unit)
     bench.ledger.ensure([envelope(99)])
     record = bench.ledger.get(unit.wal_id)
-    assert record is not None
     before = every_row(bench.database)
     for name, wrong in NOT_ENOUGH.items():
         rows = [decision(unit.wal_id, status, record.version, **changes) for changes in wrong]
@@ -104,7 +103,6 @@ def test_a_decision_that_is_not_carried_out_with_it_is_refused_when_it_is_commit
     unit = envelope()
     bench.bring_to(status, unit)
     record = bench.ledger.get(unit.wal_id)
-    assert record is not None
     with pytest.raises(DBAPIError, match=r"(?i)foreign key|decision_was_carried_out"):
         type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)))
     assert [entry.actor for entry in own_tx(bench.ledger.log).entries(action=GovernanceAction.RELEASE)] == []
@@ -131,7 +129,6 @@ def test_a_decision_opens_no_other_way_out_of_a_terminal_state(bench: Bench) -> 
         unit = envelope(number)
         bench.bring_to(status, unit)
         record = bench.ledger.get(unit.wal_id)
-        assert record is not None
         for to in ("in_progress", "failed", "succeeded", "quarantined"):
             row = decision(unit.wal_id, status, record.version, to_status=to)
             move = BACK.replace("'pending'", f"'{to}'")
@@ -145,7 +142,6 @@ def test_an_override_names_who_why_and_under_which_change(bench: Bench, status: 
     unit = envelope()
     bench.bring_to(status, unit)
     record = bench.ledger.get(unit.wal_id)
-    assert record is not None
     seen = {unit.wal_id: record.version}
     action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
     with pytest.raises(UnattributedDecisionError, match="change reference"):

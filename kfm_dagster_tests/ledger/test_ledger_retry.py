@@ -311,5 +311,4 @@ def test_what_is_not_compensable_gets_no_second_attempt(bench: Bench, contracts:
     bench.ledger.ensure([unit])
     assert fail(bench, unit, GateIssue.G4).quarantined == (unit.wal_id,)
     record = bench.ledger.get(unit.wal_id)
-    assert record is not None
     assert (record.attempts, record.change_reason, record.last_error_code) == (1, GateIssue.G4, GateIssue.G4)

@@ -42,7 +42,6 @@ def test_a_new_unit_gets_a_pending_record_with_nothing_done(bench: Bench) -> Non
     result = bench.ledger.ensure([unit, unit])
     record = bench.ledger.get(unit.wal_id)
     assert (result.created, result.existing) == ({unit.wal_id}, {})
-    assert record is not None
     assert (record.status, record.attempts, record.version) == ("pending", 0, 1)
     assert record.created_at == record.updated_at == bench.clock.now
     assert {record.integrity_status, record.metadata_status, record.stac_status, record.provenance_status} == {
@@ -60,7 +59,6 @@ def test_a_claim_stamps_run_worker_and_time_and_adds_one_attempt(bench: Bench) -
     (claimed,) = bench.claim()
     record = bench.ledger.get(unit.wal_id)
     assert claimed == unit.evolve(attempt=1, record_version=2)
-    assert record is not None
     assert (record.status, record.attempts, record.version) == ("in_progress", 1, 2)
     assert record.last_attempt_at == record.updated_at == bench.clock.now
     assert (record.ingest_run_id, record.worker_id) == (RUN, "worker-1")
@@ -123,7 +121,6 @@ def test_settling_a_complete_unit_succeeds_and_keeps_its_item(bench: Bench) -> N
     report = bench.ledger.settle([finished(unit) for unit in claimed], run_id=RUN)
     record = bench.ledger.get(claimed[0].wal_id)
     assert report.succeeded == (claimed[0].wal_id,)
-    assert record is not None
     assert (record.status, record.stac_status, record.stac_collection_id) == ("succeeded", "created", "nexrad-l2")
     assert (record.attempts, record.version, record.updated_at) == (1, 3, bench.clock.now)
 
@@ -173,7 +170,6 @@ def test_a_failure_keeps_code_redacted_message_and_the_time_of_the_next_attempt(
     unit = claimed.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,)))
     bench.ledger.settle([unit], run_id=RUN)
     record = bench.ledger.get(unit.wal_id)
-    assert record is not None
     assert (record.status, record.last_error_code, record.integrity_status) == ("failed", "access_denied", "failed")
     assert (record.metadata_status, record.stac_status) == ("unknown", "unknown")
     assert record.last_error_message.startswith("GET https://b.s3.amazonaws.com/k?[redacted] failed for [redacted]")

@@ -76,7 +76,6 @@ def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> Stag
 def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
     batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
-    assert newest is not None
     assert newest.state is StageState.SUCCEEDED
     assert (newest.checkpoint_uri, newest.output_sha256) == (batch.state.artifact_uri, batch.state.artifact_sha256)
     saved = {"uri": batch.state.artifact_uri, "sha256": batch.state.artifact_sha256}
@@ -166,7 +165,6 @@ def test_a_stage_that_is_no_checkpoint_keeps_its_digest_and_saves_no_place(under
     runner = under(("integrity_check, metadata", "metadata"))
     batch = execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
-    assert newest is not None
     assert (newest.checkpoint_uri, newest.output_sha256) == (None, batch.state.artifact_sha256)
     assert "checkpoint" not in [kind for kind, _ in lines(runner)]
 
@@ -227,7 +225,6 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
         ("transition", "failed>rolled_back"),
     ]
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
-    assert newest is not None
     assert newest.compensation == {"undone": 1}
     recorded = runner.run_states.get(SECOND, "run")
     assert recorded is not None
@@ -286,7 +283,6 @@ def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: St
     after = execute(runner, node, upstream=late)
     assert after.restricted == (Gate.G5, Gate.G6)
     newest = own_tx(runner.lifecycle.store).newest("run", node.kind)
-    assert newest is not None
     assert newest.restricted == after.restricted
     # A degraded path is no stop.
     assert [event for kind, event in lines(runner) if kind in {"gate", "stop"}] == ["G5"]
@@ -302,7 +298,6 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
             execute(runner, FakeNode([], fails=OSError("away")), upstream=upstream)
         assert runner.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
         newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
-        assert newest is not None
         assert newest.attempt == attempt
     assert (
         under(("max_retries: 3", "max_retries: 9")).lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is not None
