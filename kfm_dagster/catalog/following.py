@@ -16,12 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-import orjson
-
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemChange
 from kfm_dagster.catalog.index import CollectionIndex
-from kfm_dagster.catalog.item import content_of
+from kfm_dagster.catalog.item import read_item
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -195,8 +193,9 @@ class FollowerRunner:
         unsure: list[ItemChange] = []
         for change in current:
             content = files.get(change.path) if change.content_sha256 else None
-            if content_of(content) == change.content_sha256:
-                equal.append(change if content is None else replace(change, item=orjson.loads(content)))
+            item, digest = read_item(content)
+            if digest == change.content_sha256:
+                equal.append(replace(change, item=item))
             else:
                 unsure.append(change)
         return equal, unsure

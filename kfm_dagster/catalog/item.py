@@ -130,14 +130,20 @@ def content_sha256(item: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical({**stable, "properties": properties})).hexdigest()
 
 
+def read_item(file: bytes | None) -> tuple[Mapping[str, Any] | None, str | None]:
+    """Return a catalog file's Item and its content hash; None for both if it is not an Item."""
+    if file is None:
+        return None, None
+    try:
+        item = orjson.loads(file)
+        return item, content_sha256(item)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None, None
+
+
 def content_of(file: bytes | None) -> str | None:
     """Return the content hash of a file of the catalog; None if it is missing or not an Item."""
-    if file is None:
-        return None
-    try:
-        return content_sha256(orjson.loads(file))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return read_item(file)[1]
 
 
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
