@@ -44,6 +44,11 @@ class Leaf:
     extension: bool
     """Whether the ledger keeps the leaf among a record's extension fields."""
 
+    def at_rest(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values at rest."""
+        encode = self.encode
+        return list(values) if encode is None else [None if value is None else encode(value) for value in values]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
@@ -58,13 +63,11 @@ class Section:
     optional: bool
     leaves: tuple[Leaf, ...]
 
-    def columns(self, units: Sequence[Envelope]) -> Iterator[list[Any]]:
-        """Yield each leaf's values at rest, one per unit; None for a unit without the section."""
+    def values(self, units: Sequence[Envelope]) -> Iterator[tuple[Leaf, list[Any]]]:
+        """Yield each leaf with its values, one per unit; None for a unit without the section."""
         parts = units if self.member is None else [getattr(unit, self.member) for unit in units]
         for leaf in self.leaves:
-            member, encode = leaf.member, leaf.encode
-            values = [None if part is None else getattr(part, member) for part in parts]
-            yield values if encode is None else [None if value is None else encode(value) for value in values]
+            yield leaf, [None if part is None else getattr(part, leaf.member) for part in parts]
 
     def read(self, row: Sequence[Any]) -> dict[str, Any] | None:
         """Return the section's fields from its leaves' values at rest; None for an absent section."""
@@ -110,9 +113,10 @@ def leaves() -> tuple[Leaf, ...]:
     return tuple(leaf for section in sections() for leaf in section.leaves)
 
 
-def columns(units: Sequence[Envelope]) -> list[list[Any]]:
-    """Return each leaf's values at rest, one per unit."""
-    return [column for section in sections() for column in section.columns(units)]
+def values(units: Sequence[Envelope]) -> Iterator[tuple[Leaf, list[Any]]]:
+    """Yield each leaf with its values, one per unit."""
+    for section in sections():
+        yield from section.values(units)
 
 
 def units(given: Iterable[Sequence[Any]]) -> Iterator[Envelope]:

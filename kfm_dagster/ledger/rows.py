@@ -54,7 +54,8 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
     extension: dict[str, Any] = dict(extension_fields(contract, envelope.key))
     for section in _PARSED:
         of_sender = section.member is not None
-        for leaf, [value] in zip(section.leaves, section.columns([envelope]), strict=True):
+        for leaf, values in section.values([envelope]):
+            [value] = leaf.at_rest(values)
             if leaf.extension and value is not None:
                 extension[leaf.name] = value
             elif leaf.name not in _OF_THE_LEDGER and not leaf.extension:

@@ -15,6 +15,7 @@ from typing import overload
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.run_state.inputs_hash import InputReference
 from kfm_dagster.run_state.record import RunState
+from kfm_dagster.stages.envelope_table import Column
 from kfm_dagster.stages.machine import GateDecision
 
 
@@ -68,6 +69,8 @@ class StageBatch:
     """Size of the stored output; None where an earlier release stored it."""
     decision: GateDecision | None = field(default=None, compare=False)
     """The gates' decision, for the stage that computed the batch and the next one; None for a stored batch."""
+    columns: Sequence[Column] = field(default=(), compare=False, repr=False)
+    """The encoded envelopes, for the next stage; none for a stored batch."""
 
     @property
     def restricted(self) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ open-ended members (geometry, properties, issues) are JSON text. Times are UTC w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from itertools import zip_longest
+from operator import is_
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,16 +42,37 @@ SCHEMA = pa.schema(
 )
 
 
-def to_table(envelopes: Iterable[Envelope]) -> pa.Table:
+class Column(NamedTuple):
+    """A leaf's values in a batch, and the same at rest."""
+
+    values: list[Any]
+    at_rest: pa.Array
+
+
+def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ()) -> list[Column]:
+    """Return each leaf's column; those of the `earlier` batch that have the same values, by identity, as they are.
+
+    A stage leaves most values as they were, so that few are encoded again.
+    """
+    columns: list[Column] = []
+    leaves = envelope_codec.values(list(envelopes))
+    for (leaf, values), field, before in zip_longest(leaves, SCHEMA, earlier):
+        if before is not None and len(before.values) == len(values) and all(map(is_, before.values, values)):
+            columns.append(before)
+        else:
+            columns.append(Column(values, pa.array(leaf.at_rest(values), field.type)))
+    return columns
+
+
+def to_table(columns: Sequence[Column]) -> pa.Table:
     """Return one row per envelope, in order."""
-    columns = zip(envelope_codec.columns(list(envelopes)), SCHEMA, strict=True)
-    return pa.table([pa.array(values, field.type) for values, field in columns], schema=SCHEMA)
+    return pa.table([column.at_rest for column in columns], schema=SCHEMA)
 
 
-def to_parquet(envelopes: Iterable[Envelope]) -> bytes:
+def to_parquet(columns: Sequence[Column]) -> bytes:
     """Encode a batch; equal batches give equal bytes under one pyarrow release."""
     sink = pa.BufferOutputStream()
-    pq.write_table(to_table(envelopes), sink, compression="zstd", write_statistics=False)
+    pq.write_table(to_table(columns), sink, compression="zstd", write_statistics=False)
     return bytes(sink.getvalue())
 
 

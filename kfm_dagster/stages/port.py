@@ -17,7 +17,7 @@ from kfm_dagster.idempotent_node.transaction import NodeResult, Output
 from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import SkipCause, StageBatch, StoredEnvelopes
-from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
+from kfm_dagster.stages.envelope_table import Column, columns_of, from_parquet, to_parquet
 from kfm_dagster.stages.failure import RolledBackError
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Transaction
@@ -79,14 +79,21 @@ class RunStatePort:
         return self.artifacts.has(ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"]))
 
     def keep(
-        self, key: RunStateKey, envelopes: Sequence[Envelope], summary: ValidationSummary, *, tx: Transaction
+        self,
+        key: RunStateKey,
+        envelopes: Sequence[Envelope],
+        summary: ValidationSummary,
+        *,
+        earlier: Sequence[Column] = (),
+        tx: Transaction,
     ) -> StageBatch:
-        """Store an output and record its outcome."""
+        """Store an output and record its outcome; `earlier` are the columns of the node's input."""
         # Written before the commit that names it: a rollback leaves an orphan, never a record without output.
-        content = to_parquet(envelopes)
+        columns = columns_of(envelopes, earlier=earlier)
+        content = to_parquet(columns)
         artifact = self.artifacts.put(content, suffix="parquet")
         state = self._record(key, summary.outcome, summary.as_json(), artifact=artifact, tx=tx)
-        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content))
+        return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content), columns=columns)
 
     def reuse(self, key: RunStateKey, skipped: NodeResult, *, tx: Transaction) -> StageBatch:
         """Record content that an earlier run applied as skipped; return its output."""

@@ -112,7 +112,9 @@ class StagedNode:
         computed, decision = made
         envelopes = self.node.apply(tx, computed)
         summary = self._with_gates(self.node.summarize(envelopes), made)
-        stored = self.port.keep(self.key, envelopes, summary, tx=tx)
+        stored = self.port.keep(
+            self.key, envelopes, summary, earlier=self.received.columns if self.received else (), tx=tx
+        )
         self.batch = replace(stored, decision=_evaluated(decision))
         volume = StepVolume(rows_out=len(envelopes), bytes_out=stored.stored_bytes)
         if self.received is not None:

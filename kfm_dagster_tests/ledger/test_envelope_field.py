@@ -25,7 +25,7 @@ sys.modules[name] = module = importlib.util.module_from_spec(spec)
 exec(compile(source.replace(before, fields + before), spec.origin, "exec"), module.__dict__)
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.stages.envelope_table import from_parquet, to_parquet
+from kfm_dagster.stages.envelope_table import columns_of, from_parquet, to_parquet
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import make_bench
@@ -34,7 +34,7 @@ unit = envelope(1).evolve(station="KTLX", measured=datetime(2025, 4, 1, 12, tzin
 bench = make_bench(Database.open(url), ContractRegistry.load())
 bench.ledger.ensure([unit, envelope(2)])
 claimed = bench.claim(unit, envelope(2))
-kept = from_parquet(to_parquet(claimed))
+kept = from_parquet(to_parquet(columns_of(claimed)))
 record = bench.ledger.get(unit.wal_id)
 bench.database.dispose()
 print(json.dumps({
