@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
@@ -26,6 +26,9 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.browser.dagster_ui import DagsterUi
 from kfm_dagster_tests.transactions import own_tx
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM_ARGUMENTS = [
@@ -60,6 +63,8 @@ class Running:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    from playwright.sync_api import expect, sync_playwright
+
     # Ended with the module: Playwright keeps an event loop running in this thread, in which no other can be started.
     executable = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     if executable is None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Locator, Page, expect
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, LocatorAssertions, Page
 
 PICTURE_WIDTH, PICTURE_HEIGHT = 1600, 900
 GROUP_HEIGHT = 260
 """Pixels; enough that the whole graph fits with readable names."""
+
+
+def expect(shown: Locator) -> LocatorAssertions:
+    """Return Playwright's assertions about a part of a page; a suite that drives no browser does not import them."""
+    from playwright.sync_api import expect as expectations
+
+    return expectations(shown)
 
 
 @dataclass(frozen=True, kw_only=True)

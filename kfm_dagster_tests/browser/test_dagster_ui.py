@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import slug
@@ -16,7 +15,7 @@ from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.browser.conftest import Running
-from kfm_dagster_tests.browser.dagster_ui import DagsterUi
+from kfm_dagster_tests.browser.dagster_ui import DagsterUi, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 

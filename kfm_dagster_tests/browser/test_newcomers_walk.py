@@ -16,13 +16,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
 
 from kfm_dagster.deployment.local import free_port
+from kfm_dagster_tests.browser.dagster_ui import expect
 from kfm_dagster_tests.docs.console import shell, shell_environment
 from kfm_dagster_tests.timeouts import HANG_SECONDS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 

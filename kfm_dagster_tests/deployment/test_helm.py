@@ -18,15 +18,12 @@ from typing import Any
 
 import dagster as dg
 import jsonschema_rs
-import kubernetes.client as k8s
 import pytest
 import yaml
 from dagster._core.code_pointer import ModuleCodePointer
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import LaunchRunContext
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
-from dagster_k8s import K8sRunLauncher, launcher
-from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
 from sqlalchemy.engine import make_url
 
 from kfm_dagster_tests.deployment.commands import loaded, parsed
@@ -64,6 +61,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def made(kind: str, value: Mapping[str, Any]) -> Any:
     """An object of Kubernetes' client. Raises an error for a key that its class lacks, or has to have."""
+    import kubernetes.client as k8s
+    from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
+
     model = getattr(k8s, kind)
     return k8s_model_from_dict(model, k8s_snake_case_dict(model, value))
 
@@ -208,6 +208,9 @@ def test_the_instance_is_that_of_one_machine_with_the_launcher_of_kubernetes() -
 
 @pytest.mark.clause("DAG-09")
 def test_a_run_is_a_job_without_a_right_in_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kubernetes.client as k8s
+    from dagster_k8s import K8sRunLauncher, launcher
+
     monkeypatch.setattr(launcher, "load_kubernetes_config", lambda **_: None)  # there is no cluster
     jobs: list[Any] = []
     monkeypatch.setattr(

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster_tests.mutants.__main__ import main
 from kfm_dagster_tests.mutants.examining import ROOT, Mutant
-from kfm_dagster_tests.mutants.generating import candidates, changed_lines, drawn, mutated_files, room
 from kfm_dagster_tests.mutants.nearest import FAR, NEAREST, Tree, tree
 
 FILE = "kfm_dagster/ledger/rule.py"
@@ -34,6 +32,8 @@ def source(root: Path, text: str, *, file: str = FILE) -> Path:
 
 def changes(root: Path, text: str) -> set[str]:
     """Each mutant's line of a text, as it is changed."""
+    from kfm_dagster_tests.mutants.generating import candidates
+
     source(root, text)
     before = (root / FILE).read_text(encoding="utf-8").splitlines()
     found = set()
@@ -63,9 +63,8 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
     } <= found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_no_test_should_hold_is_not_mutated(tmp_path: Path) -> None:
+    for text in (
         '"""A docstring."""\n',
         "from a import b\n",
         '__all__ = ["a"]\n',
@@ -80,10 +79,8 @@ def test_rules_are_mutated(tmp_path: Path) -> None:
         'a(f"{b} of them")\n',
         'a = "what is written for people"\n',
         'class Kind(StrEnum):\n    MADE = "made"\n',
-    ],
-)
-def test_what_no_test_should_hold_is_not_mutated(text: str, tmp_path: Path) -> None:
-    assert changes(tmp_path, text) == set()
+    ):
+        assert changes(tmp_path, text) == set(), text
 
 
 def test_tests_that_rows_name_come_first_then_those_of_the_name_then_those_that_import(tmp_path: Path) -> None:
@@ -107,6 +104,8 @@ def test_tests_that_rows_name_come_first_then_those_of_the_name_then_those_that_
 
 
 def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> None:
+    from kfm_dagster_tests.mutants.generating import candidates, mutated_files, room
+
     of_tree = tree(ROOT)
     files = mutated_files(ROOT)
     assert {room(file) for file in files} > {
@@ -129,6 +128,8 @@ def test_every_module_and_every_text_of_sql_has_some_tests_that_are_near() -> No
 
 
 def test_rooms_are_drawn_in_turn_and_in_a_room_one_mutant_of_each_line_first(tmp_path: Path) -> None:
+    from kfm_dagster_tests.mutants.generating import candidates, drawn
+
     other = "sql/queries/rule.sql"
     source(tmp_path, MODULE)
     source(tmp_path, "WHERE a AND b\n", file=other)
@@ -144,6 +145,8 @@ def test_rooms_are_drawn_in_turn_and_in_a_room_one_mutant_of_each_line_first(tmp
 
 
 def test_only_what_is_new_since_a_commit_is_changed(tmp_path: Path) -> None:
+    from kfm_dagster_tests.mutants.generating import candidates, changed_lines
+
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
@@ -166,6 +169,8 @@ def test_only_what_is_new_since_a_commit_is_changed(tmp_path: Path) -> None:
 
 
 def test_a_change_has_a_base_and_what_has_candidates_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
+    from kfm_dagster_tests.mutants.__main__ import main
+
     with pytest.raises(SystemExit) as ended:
         main(["--changed", "no-such-commit"])
     assert ended.value.code == 2
