@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import product
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.cli.main import main
 from kfm_dagster.defs.resources import WalResource
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.database import Database
 
 pytestmark = pytest.mark.clause("SEC-07")
@@ -34,9 +35,8 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
+def test_an_address_is_shown_without_what_opens_it() -> None:
+    for address, expected in (
         ("postgresql+psycopg2://u:p@h:5432/d", "postgresql+psycopg2://u:***@h:5432/d"),
         (
             "postgresql+psycopg2://u@h/d?host=/run/pg&password=p",
@@ -48,10 +48,8 @@ PLACES = [
         ("sqlite:////data/kfm.db", "sqlite:////data/kfm.db"),
         ("/data/a?b@c:d", "/data/a?b@c:d"),
         ("http://[::1", "***"),
-    ],
-)
-def test_an_address_is_shown_without_what_opens_it(address: str, expected: str) -> None:
-    assert shown(address) == expected
+    ):
+        assert shown(address) == expected
 
 
 @given(
@@ -94,16 +92,13 @@ def test_a_database_that_does_not_answer_shows_none(
     assert [text for text in texts if SECRET in text] == []
 
 
-@pytest.mark.parametrize("name", ["KFM_RUN_STATE", "KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL"])
-@pytest.mark.parametrize("address", [f"s3://key:{SECRET}@bucket/x", f"s3://bucket/x?secret_access_key={SECRET}"])
-def test_credentials_in_the_address_of_a_store_are_refused_unseen(
-    name: str, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for value in (address, f"delta+{address}", f"s3://a,{address}") if name == "KFM_RUN_STATE" else (address,):
-        monkeypatch.setenv(name, value)
-        with pytest.raises(
-            ConfigurationError, match=rf"{name} is wrong; observed a value that is not shown"
-        ) as refused:
+def test_credentials_in_the_address_of_a_store_are_refused_unseen() -> None:
+    addresses = (f"s3://key:{SECRET}@bucket/x", f"s3://bucket/x?secret_access_key={SECRET}")
+    names = ("KFM_RUN_STATE", "KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
+    of_run_state = [form for address in addresses for form in (f"delta+{address}", f"s3://a,{address}")]
+    for name, value in (*product(names, addresses), *product(names[:1], of_run_state)):
+        refusal = rf"{name} is wrong; observed a value that is not shown"
+        with environment({name: value}), pytest.raises(ConfigurationError, match=refusal) as refused:
             Settings.load()
         assert SECRET not in str(refused.value)
 

@@ -79,30 +79,23 @@ KEPT = [
     "the tokens of the key grammar are product, scene and band; at offset 12 (of 40)",
     "s3://unidata-nexrad-level2/2025/12/03/KTLX/KTLX20251203_000624_V06 is 12 bytes",
 ]
-SECRETS = [
-    "AKIAIOSFODNN7EXAMPLE",
-    "password=hunter2hunter2",
-    "https://h/p?X-Amz-Signature=fe5f80f77d5fa3",
-    "jane.doe@noaa.gov",
-    "Bearer mF_9.B5f-4.1JqM-xyz",
-    "postgresql://kfm:s3cr3t-pass@db/kfm",
-    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig-nature",
-]
-CORES = [
-    "AKIAIOSFODNN7",
-    "hunter2hunter2",
-    "fe5f80f77d5fa3",
-    "jane.doe",
-    "B5f-4.1JqM",
-    "s3cr3t-pass",
-    "eyJzdWIiOiIxIn0",
-]
+SECRETS = {
+    "AKIAIOSFODNN7EXAMPLE": "AKIAIOSFODNN7",
+    "password=hunter2hunter2": "hunter2hunter2",
+    "https://h/p?X-Amz-Signature=fe5f80f77d5fa3": "fe5f80f77d5fa3",
+    "jane.doe@noaa.gov": "jane.doe",
+    "Bearer mF_9.B5f-4.1JqM-xyz": "B5f-4.1JqM",
+    "postgresql://kfm:s3cr3t-pass@db/kfm": "s3cr3t-pass",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig-nature": "eyJzdWIiOiIxIn0",
+}
+"""Texts with a secret, and the part that must not be left of each."""
 
 
 @pytest.mark.clause("WSM-06")
-@pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES)
-def test_secrets_people_and_traces_are_taken_out(text: str, expected: str) -> None:
-    assert redact(text) == expected
+def test_secrets_people_and_traces_are_taken_out() -> None:
+    assert {name: redact(text) for name, (text, _) in CASES.items()} == {
+        name: expected for name, (_, expected) in CASES.items()
+    }
 
 
 def test_what_explains_an_error_is_kept() -> None:
@@ -110,10 +103,10 @@ def test_what_explains_an_error_is_kept() -> None:
 
 
 @pytest.mark.clause("WSM-06")
-@given(before=st.text(max_size=600), after=st.text(max_size=600), which=st.integers(0, len(SECRETS) - 1))
-def test_no_surrounding_text_lets_a_secret_through(before: str, after: str, which: int) -> None:
-    found = redact(f"{before} {SECRETS[which]} {after}")
-    assert CORES[which] not in found.replace(before, "").replace(after, "")
+@given(before=st.text(max_size=600), after=st.text(max_size=600), secret=st.sampled_from([*SECRETS]))
+def test_no_surrounding_text_lets_a_secret_through(before: str, after: str, secret: str) -> None:
+    found = redact(f"{before} {secret} {after}")
+    assert SECRETS[secret] not in found.replace(before, "").replace(after, "")
 
 
 @pytest.mark.clause("WSM-06")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.errors import ConfigurationError, ExitCode
-from kfm_dagster.settings import Environment, Settings
+from kfm_dagster.settings import Environment, Settings, environment
 from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
@@ -92,70 +92,59 @@ def test_every_setting_is_in_one_of_the_tables() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_a_bad_value_is_one_line_that_names_its_variable(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variable = f"KFM_{name.upper()}"
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigurationError) as refusal:
-        Settings.load()
-    line = str(refusal.value)
-    assert line.startswith(f"environment variable {variable} is wrong; observed ")
-    assert "\n" not in line
-    assert "; expected " in line
-    assert line.endswith(f"; next: correct or unset {variable}")
-    assert SECRET not in line
-    assert refusal.value.__cause__ is None
-    assert refusal.value.exit_code is ExitCode.USAGE
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("postgresql://kfm@host/db", "postgresql+psycopg2://kfm@host/db"),
-        ("postgres://kfm@host/db", "postgresql+psycopg2://kfm@host/db"),
-        ("postgresql+psycopg2://kfm@host/db", "postgresql+psycopg2://kfm@host/db"),
-        ("sqlite:////data/kfm.db", "sqlite:////data/kfm.db"),
-    ],
-)
-def test_every_postgresql_url_names_the_one_driver(given: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_WAL_DSN", given)
-    assert Settings.load().database_url == expected
-    # Dagster reads its own from the environment, as it is.
-    monkeypatch.setenv("KFM_DAGSTER_DSN", given)
-    if given.startswith("postgresql+psycopg2"):
-        assert Settings.load().dagster_dsn == expected
-    else:
-        with pytest.raises(ConfigurationError, match="KFM_DAGSTER_DSN"):
+def test_a_bad_value_is_one_line_that_names_its_variable() -> None:
+    for name, value in ((name, value) for name, values in BAD.items() for value in values):
+        variable = f"KFM_{name.upper()}"
+        with environment({variable: value}), pytest.raises(ConfigurationError) as refusal:
             Settings.load()
+        line = str(refusal.value)
+        assert line.startswith(f"environment variable {variable} is wrong; observed ")
+        assert "\n" not in line
+        assert "; expected " in line
+        assert line.endswith(f"; next: correct or unset {variable}")
+        assert SECRET not in line
+        assert refusal.value.__cause__ is None
+        assert refusal.value.exit_code is ExitCode.USAGE
 
 
-@pytest.mark.parametrize(
-    ("run_state", "branch", "expected"),
-    [
+def test_every_postgresql_url_names_the_one_driver() -> None:
+    expected = "postgresql+psycopg2://kfm@host/db"
+    for scheme in ("postgresql", "postgres", "postgresql+psycopg2"):
+        given = f"{scheme}://kfm@host/db"
+        with environment({"KFM_WAL_DSN": given}):
+            assert Settings.load().database_url == expected
+        # Dagster reads its own from the environment, as it is.
+        with environment({"KFM_DAGSTER_DSN": given}):
+            if given == expected:
+                assert Settings.load().dagster_dsn == expected
+                continue
+            with pytest.raises(ConfigurationError, match="KFM_DAGSTER_DSN"):
+                Settings.load()
+    with environment({"KFM_WAL_DSN": "sqlite:////data/kfm.db"}):
+        assert Settings.load().database_url == "sqlite:////data/kfm.db"
+    with environment({"KFM_DAGSTER_DSN": "sqlite:////data/kfm.db"}), pytest.raises(ConfigurationError):
+        Settings.load()
+
+
+def test_the_branch_is_the_one_that_the_store_s_address_names_and_no_other() -> None:
+    address = "lakefs://weather/release-v11"
+    for run_state, branch, expected in (
         ("", None, "main"),
         ("s3://weather", "release-v11", "release-v11"),
-        ("lakefs://weather/release-v11", None, "release-v11"),
-        ("lakefs://weather/release-v11", "", "release-v11"),
-        ("lakefs://weather/release-v11/_run_state/", "release-v11", "release-v11"),
-    ],
-)
-def test_the_branch_is_the_one_that_the_store_s_address_names(
-    run_state: str, branch: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KFM_RUN_STATE", run_state)
-    if branch is not None:
-        monkeypatch.setenv("KFM_LAKEFS_BRANCH", branch)
-    assert Settings.load().lakefs_branch == expected
-
-
-@pytest.mark.parametrize("branch", ["main", "release-v12"])
-def test_two_branches_are_refused(branch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_RUN_STATE", "lakefs://weather/release-v11")
-    monkeypatch.setenv("KFM_LAKEFS_BRANCH", branch)
-    with pytest.raises(ConfigurationError, match=f"KFM_LAKEFS_BRANCH is wrong; observed '?{branch}'?; .*release-v11"):
-        Settings.load()
+        (address, None, "release-v11"),
+        (address, "", "release-v11"),
+        (f"{address}/_run_state/", "release-v11", "release-v11"),
+    ):
+        named = {} if branch is None else {"KFM_LAKEFS_BRANCH": branch}
+        with environment({"KFM_RUN_STATE": run_state, **named}):
+            assert Settings.load().lakefs_branch == expected, (run_state, branch)
+    for branch in ("main", "release-v12"):
+        said = f"KFM_LAKEFS_BRANCH is wrong; observed '?{branch}'?; .*release-v11"
+        with (
+            environment({"KFM_RUN_STATE": address, "KFM_LAKEFS_BRANCH": branch}),
+            pytest.raises(ConfigurationError, match=said),
+        ):
+            Settings.load()
 
 
 def test_a_secret_given_as_another_type_is_not_shown() -> None:
@@ -181,10 +170,9 @@ def test_variables_of_others_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> 
     assert Settings.load().env is Environment.DEV
 
 
-@pytest.mark.parametrize("dsn", [f"postgresql://kfm:{SECRET}@127.0.0.1:1/kfm", f"sqlite:////no/such/{SECRET}"])
-def test_the_dsn_is_not_shown_by_a_repr(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_WAL_DSN", dsn)
-    assert SECRET not in repr(Settings.load())
+def test_the_dsn_is_not_shown_by_a_repr() -> None:
+    for dsn in (f"postgresql://kfm:{SECRET}@127.0.0.1:1/kfm", f"sqlite:////no/such/{SECRET}"):
+        assert SECRET not in repr(Settings(wal_dsn=dsn))
 
 
 def test_a_folder_is_read_by_one_thread_and_a_store_by_as_many_as_configured(tmp_path: Path) -> None:

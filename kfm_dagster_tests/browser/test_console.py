@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
 from pydantic import SecretStr
 
 from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.console.app import console_app
-from kfm_dagster.console.bounds import BoundedConnection
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -28,9 +24,14 @@ from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests.alerts.recorded import open_alert
+from kfm_dagster_tests.browser.dagster_ui import expect
+from kfm_dagster_tests.console import serving
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import good, open_pipeline, put, run_chain
 from kfm_dagster_tests.transactions import own_tx
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.one_database]
 
@@ -77,20 +78,6 @@ class Served:
         ]
 
 
-@contextmanager
-def serving(pipeline: Pipeline) -> Iterator[str]:
-    application = console_app(pipeline, depths=lambda: DEPTHS, deciding=pipeline)
-    config = uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
-
-
 @pytest.fixture(scope="module")
 def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("console")
@@ -112,7 +99,8 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     )
     [quarantined] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED, code="looked_odd")
     [succeeded, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, dataset="goes-abi")
-    with serving(pipeline) as url:
+    with serving.served(console_app(pipeline, depths=lambda: DEPTHS, deciding=pipeline)) as port:
+        url = f"http://127.0.0.1:{port}"
         yield Served(pipeline=pipeline, url=url, quarantined=quarantined, succeeded=succeeded)
     pipeline.close()
 
@@ -140,6 +128,8 @@ def sign_in(page: Page) -> None:
 def test_every_page_is_whole_readable_and_accessible(
     chromium: Browser, served: Served, scheme: str, viewport: dict[str, int]
 ) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
     with page_of(chromium, served, viewport=viewport, color_scheme=scheme) as (page, complaints):
         sign_in(page)
         wrong: list[tuple[str, str, object]] = []

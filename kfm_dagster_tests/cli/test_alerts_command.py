@@ -18,17 +18,8 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, desk_over, messages, service_url
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
-from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    unset_settings(monkeypatch)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path))
-    monkeypatch.setenv("KFM_ACTOR", "on-call")
-    return tmp_path
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
-from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
 WELL, WRONG = "well", "wrong"
@@ -30,16 +29,14 @@ def server() -> Iterator[WebServer]:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: WebServer) -> Path:
-    unset_settings(monkeypatch)
-    configs = tmp_path / "configs"
+def home(home: Path, monkeypatch: pytest.MonkeyPatch, server: WebServer) -> Path:
+    configs = home.with_name("configs")
     configs.mkdir()
     (configs / STATE_MACHINE).write_bytes(Card.load().files[STATE_MACHINE])
     lines = [f'  - {{name: {name}, target: {{webhook: "{server.url(name)}?code={SECRET}"}}}}' for name in (WELL, WRONG)]
     (configs / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions:\n' + "\n".join(lines), encoding="utf-8")
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
-    return tmp_path
+    return home
 
 
 @pytest.fixture
@@ -120,5 +117,5 @@ def test_what_is_no_subscription_is_refused(home: Path, call: Call, announced: l
         code, out, error = call(*arguments)
         assert (code, out) == (ExitCode.USAGE, "")
         assert f"observed nobody; expected {WELL}, {WRONG}" in error
-    (home / "configs" / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions: []', encoding="utf-8")
+    (home.with_name("configs") / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions: []', encoding="utf-8")
     assert call("list")[:2] == (ExitCode.DONE, "nobody subscribes (announcements.yaml)\n")

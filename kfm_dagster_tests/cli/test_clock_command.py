@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,11 +23,9 @@ Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in os.environ:
-        if name.startswith(("KFM_", "AWS_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("KFM_HOME", str(tmp_path))
+def database(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
     opened = Database.open(Settings.load().database_url)
     yield opened
     opened.dispose()

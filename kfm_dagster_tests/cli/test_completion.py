@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pytest
 from click.shell_completion import BashComplete
 
 from kfm_dagster.cli import completion
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.transactions import own_tx
 
@@ -70,18 +69,12 @@ def test_the_shell_offers_what_the_deployment_has(home: Path) -> None:
     assert offered("explain", "la") == ["latest"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "typed"),
-    [
-        ({"KFM_WAL_DSN": "postgresql://127.0.0.1:1/kfm"}, ["wal", "show", "0"]),
-        ({"KFM_WAL_DSN": "no address"}, ["explain", "0"]),
-        ({"KFM_CONTRACTS_DIR": "nowhere"}, ["queue", "create", "--dataset", "h"]),
-    ],
-)
-def test_a_deployment_that_cannot_be_asked_offers_nothing(
-    setting: dict[str, str], typed: list[str], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in setting.items():
-        monkeypatch.setenv(name, value)
-    assert offered(*typed) == []
+def test_a_deployment_that_cannot_be_asked_offers_nothing(home: Path) -> None:
+    for name, value, typed in (
+        ("KFM_WAL_DSN", "postgresql://127.0.0.1:1/kfm", "wal show 0"),
+        ("KFM_WAL_DSN", "no address", "explain 0"),
+        ("KFM_CONTRACTS_DIR", "nowhere", "queue create --dataset h"),
+    ):
+        with environment({name: value}):
+            assert offered(*typed.split()) == []
     assert not home.exists()

@@ -148,6 +148,9 @@ def test_a_skip_names_the_run_that_had_applied_the_content(deployment: Pipeline,
         assert WORKED in node["why"]
         assert (node["content_hash"], node["output_uri"]) == (applied["content_hash"], applied["output_uri"])
     assert account["units"] == {}
+    [node] = told(call, FORCED)["nodes"]
+    assert (node["fate"], node["forced"], node["intent"]) == ("ran", "the reader was wrong", "APPLIED")
+    assert "the reader was wrong" in call("explain", FORCED, "--full").out
 
 
 @pytest.mark.clause("RSP-18")
@@ -180,13 +183,6 @@ def test_a_reexecution_skips_what_had_succeeded_in_its_run(
     assert {node["fate"] for node in root["nodes"]} == {"ran"}
     compared = call("replay", "compare", REEXECUTED[:8], "--dataset", "goes-abi")
     assert (compared.code, f"{WORKED} has done nothing of goes-abi" in compared.err) == (ExitCode.REFUSED, True)
-
-
-@pytest.mark.clause("RSP-12")
-def test_force_is_told_with_its_reason(deployment: Pipeline, call: Call) -> None:
-    [node] = told(call, FORCED)["nodes"]
-    assert (node["fate"], node["forced"], node["intent"]) == ("ran", "the reader was wrong", "APPLIED")
-    assert "the reader was wrong" in call("explain", FORCED, "--full").out
 
 
 @pytest.mark.clause("RSP-12")
@@ -322,19 +318,6 @@ REFUSED = {
 
 
 @pytest.mark.clause("RSP-12")
-def test_a_run_that_is_not_there_is_one_line_and_changes_nothing(
-    deployment: Pipeline, call: Call, tmp_path: Path
-) -> None:
-    before = state_of(tmp_path)
-    for run, said in REFUSED.values():
-        answer = call("explain", run)
-        assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
-        for text in said:
-            assert text.lower() in answer.err.lower()
-    assert state_of(tmp_path) == before
-
-
-@pytest.mark.clause("RSP-12")
 def test_looking_changes_nothing(deployment: Pipeline, dagster_runs: None, call: Call, tmp_path: Path) -> None:
     with deployment.database.snapshot() as tx:
         before = tx.run("explanation.intents", run_id=AGAIN).all()
@@ -342,6 +325,11 @@ def test_looking_changes_nothing(deployment: Pipeline, dagster_runs: None, call:
     files = state_of(tmp_path)
     for run in (WORKED, AGAIN, REEXECUTED, WAITS, "latest"):
         assert call("explain", run).code == ExitCode.DONE
+    for run, said in REFUSED.values():
+        answer = call("explain", run)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
+        for text in said:
+            assert text.lower() in answer.err.lower()
     assert state_of(tmp_path) == files
     with deployment.database.snapshot() as tx:
         assert tx.run("explanation.intents", run_id=AGAIN).all() == before

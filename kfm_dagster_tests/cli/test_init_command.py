@@ -15,7 +15,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.demo.cloud import EmbeddedCloud, create_queues
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.settings import Environment
+from kfm_dagster.settings import Environment, environment
 from kfm_dagster.storage.roots import Root
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.commands import Call, state_of
@@ -155,9 +155,11 @@ def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.clause("DAG-13")
-@pytest.mark.parametrize(
-    ("variable", "value", "said"),
-    [
+@pytest.mark.parametrize("command", [("init",), ("drain",), ("ui", "--cloud", "aws")], ids=lambda words: words[0])
+def test_what_is_missing_is_one_line_before_anything_is_made_or_started(
+    command: tuple[str, ...], outside: None, call: Call, home: Path
+) -> None:
+    for variable, value, said in (
         ("KFM_STORAGE_URL", "s3://gone/x", "storage s3://gone/x cannot be used; observed there is no such bucket"),
         ("KFM_CATALOG_URL", "s3://gone", "catalog s3://gone cannot be used; observed there is no such bucket"),
         ("KFM_LINEAGE_URL", "s3://gone", "lineage s3://gone cannot be used; observed there is no such bucket"),
@@ -170,27 +172,15 @@ def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
         ("KFM_CATALOG_URL", "/proc/kfm", "catalog /proc/kfm cannot be used"),
         ("KFM_SQS_PRIMARY_QUEUE", "gone", "there is no such queue; observed gone"),
         ("KFM_WAL_DSN", "postgresql://kfm@127.0.0.1:1/kfm", "the database does not answer"),
-    ],
-)
-@pytest.mark.parametrize("command", [("init",), ("drain",), ("ui", "--cloud", "aws")], ids=lambda words: words[0])
-def test_what_is_missing_is_one_line_before_anything_is_made_or_started(
-    command: tuple[str, ...],
-    variable: str,
-    value: str,
-    said: str,
-    outside: None,
-    call: Call,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(variable, value)
-    answer = call(*command)
-    assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE
-    [line] = [line for line in answer.err.splitlines() if line.startswith("kfm: ")]
-    assert said in line
-    assert "Traceback" not in answer.err
-    assert not list(home.rglob("*.db"))
-    assert not (home / "dagster").exists()
+    ):
+        with environment({variable: value}):
+            answer = call(*command)
+        assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE, variable
+        [line] = [line for line in answer.err.splitlines() if line.startswith("kfm: ")]
+        assert said in line
+        assert "Traceback" not in answer.err
+        assert not list(home.rglob("*.db"))
+        assert not (home / "dagster").exists()
 
 
 @pytest.mark.clause("DAG-13")

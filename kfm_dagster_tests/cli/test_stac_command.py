@@ -56,9 +56,17 @@ def days(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.clause("OPR-23")
-@pytest.mark.parametrize(
-    ("damage", "counts", "kind"),
-    [
+def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
+    deployment: None, call: Call, by_hand: Callable[[str], None]
+) -> None:
+    fine = call("stac", "check", "--json")
+    assert fine.code == ExitCode.DONE
+    day = days(fine.rows)["goes-abi"]
+    assert (day["day"], day["catalog"], day["api"]) == (TODAY, 3, 3)
+    assert day["catalog_sha256"] == day["api_sha256"] != "0" * 64
+
+    [candidate] = of_run(ContractRegistry.load(), "run", [goes(1)])
+    damages: list[tuple[str, tuple[int, int], str | None]] = [
         ("DELETE FROM items WHERE id = '{}'", (3, 2), "missing"),
         (
             "UPDATE items SET content = content || '{{\"stac_version\": \"1.0.0\"}}' WHERE id = '{}'",
@@ -68,37 +76,21 @@ def days(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         ("UPDATE items SET geometry = ST_Translate(geometry, 0.000001, 0) WHERE id = '{}'", (3, 3), "differing"),
         ("UPDATE items SET id = 'stray' WHERE id = '{}'", (3, 3), "extra"),
         ("UPDATE collections SET content = content || '{{\"title\": \"x\"}}' WHERE id = 'goes-abi'", (3, 3), None),
-    ],
-)
-def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
-    deployment: None,
-    call: Call,
-    by_hand: Callable[[str], None],
-    damage: str,
-    counts: tuple[int, int],
-    kind: str | None,
-) -> None:
-    fine = call("stac", "check", "--json")
-    assert fine.code == ExitCode.DONE
-    day = days(fine.rows)["goes-abi"]
-    assert (day["day"], day["catalog"], day["api"]) == (TODAY, 3, 3)
-    assert day["catalog_sha256"] == day["api_sha256"] != "0" * 64
+    ]
+    for damage, counts, kind in damages:
+        by_hand(damage.format(candidate.item_id))
+        found = call("stac", "check", "--json")
+        assert found.code == ExitCode.FINISHED_WITH_FAILURES, damage
+        assert [row["collection_id"] for row in found.rows if not row["equal"]] == ["goes-abi"]
+        day = days(found.rows)["goes-abi"]
+        assert (day["catalog"], day["api"]) == counts, damage
+        if kind is not None:
+            assert day["catalog_sha256"] != day["api_sha256"]
+            assert day[kind] == ("stray" if kind == "extra" else candidate.item_id)
+        assert call("stac", "check", "--collection", "nexrad-l2").code == ExitCode.DONE
 
-    contracts = ContractRegistry.load()
-    [candidate] = of_run(contracts, "run", [goes(1)])
-    by_hand(damage.format(candidate.item_id))
-    found = call("stac", "check", "--json")
-    assert found.code == ExitCode.FINISHED_WITH_FAILURES
-    assert [row["collection_id"] for row in found.rows if not row["equal"]] == ["goes-abi"]
-    day = days(found.rows)["goes-abi"]
-    assert (day["catalog"], day["api"]) == counts
-    if kind is not None:
-        assert day["catalog_sha256"] != day["api_sha256"]
-        assert day[kind] == ("stray" if kind == "extra" else candidate.item_id)
-    assert call("stac", "check", "--collection", "nexrad-l2").code == ExitCode.DONE
-
-    assert call("stac", "rebuild", "--collection", "goes-abi").code == ExitCode.DONE
-    assert call("stac", "check", "--json").rows == fine.rows
+        assert call("stac", "rebuild", "--collection", "goes-abi").code == ExitCode.DONE
+        assert call("stac", "check", "--json").rows == fine.rows, damage
 
 
 def test_a_dead_api_is_one_line_and_its_place_says_why(home: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

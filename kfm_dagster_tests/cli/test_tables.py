@@ -58,28 +58,22 @@ def test_a_narrow_table_shortens_uris_folds_prose_and_shows_ids_by_a_prefix_that
     assert set(ROWS[0]["why"].split()) <= words
 
 
-@pytest.mark.parametrize("columns", [20, 40, 60, 79, 100, 140, 200])
-def test_no_id_is_folded_at_any_width(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = " ".join(shown(columns, monkeypatch, capsys))
-    for wal_id in IDS:
-        assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text)
-    if columns >= 140:
-        assert all(wal_id in text for wal_id in IDS)
+def test_no_id_is_folded_at_any_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for columns in (20, 40, 60, 79, 100, 140, 200):
+        text = " ".join(shown(columns, monkeypatch, capsys))
+        for wal_id in IDS:
+            assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text), columns
+            assert columns < 140 or wal_id in text, columns
 
 
-@pytest.mark.parametrize(
-    ("prose", "columns", "widest"),
-    [("one two three four five six", 10, LEAST_PROSE), (f"{'x' * 30} is a word", 20, 30)],
-)
 def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
-    prose: str, columns: int, widest: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    show_rows([{"why": prose}], ("why",))
-    *_, rule = (line for line in capsys.readouterr().out.splitlines() if set(line.strip()) == {"─"})
-    assert len(rule.strip()) in {widest, widest + 1, widest + 2}
+    for prose, columns, widest in (("one two three four five six", 10, LEAST_PROSE), (f"{'x' * 30} is a word", 20, 30)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show_rows([{"why": prose}], ("why",))
+        *_, rule = (line for line in capsys.readouterr().out.splitlines() if set(line.strip()) == {"─"})
+        assert len(rule.strip()) in {widest, widest + 1, widest + 2}
 
 
 def test_the_widest_prose_is_folded_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,12 +99,10 @@ def test_values_that_hold_others_are_lines_below_the_table(
     assert "\x1b" not in below
 
 
-@pytest.mark.parametrize(("as_json", "said"), [(False, "none\n"), (True, "")])
-def test_no_rows_are_said_to_people_and_are_nothing_to_scripts(
-    as_json: bool, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    show_rows(iter([]), COLUMNS, as_json=as_json)
-    assert capsys.readouterr().out == said
+def test_no_rows_are_said_to_people_and_are_nothing_to_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json, said in ((False, "none\n"), (True, "")):
+        show_rows(iter([]), COLUMNS, as_json=as_json)
+        assert capsys.readouterr().out == said
 
 
 def test_a_row_is_a_table_s_line_to_people_and_its_fields_to_scripts(

@@ -34,18 +34,14 @@ def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
     assert free_console_port(taken - 1) == taken
 
 
-@pytest.mark.parametrize(
-    ("said", "own"),
-    [
-        ({}, {"KFM_DAGSTER_URL": "http://127.0.0.1:3000", "KFM_CONSOLE_URL": "http://127.0.0.1:3001"}),
-        ({"dagster_url": "https://d.example"}, {"KFM_CONSOLE_URL": "http://127.0.0.1:3001"}),
-        ({"console_url": "https://c.example"}, {"KFM_DAGSTER_URL": "http://127.0.0.1:3000"}),
-    ],
-)
-def test_page_and_console_lead_to_each_other_unless_the_settings_name_others(
-    said: dict[str, str], own: dict[str, str]
-) -> None:
-    assert addresses(Settings(**said), port=3000, console_port=3001) == own
+def test_page_and_console_lead_to_each_other_unless_the_settings_name_others() -> None:
+    page, console = {"KFM_DAGSTER_URL": "http://127.0.0.1:3000"}, {"KFM_CONSOLE_URL": "http://127.0.0.1:3001"}
+    for named, own in (
+        ({}, page | console),
+        ({"dagster_url": "https://d.example"}, console),
+        ({"console_url": "https://c.example"}, page),
+    ):
+        assert addresses(Settings(**named), port=3000, console_port=3001) == own
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,9 +54,8 @@ REPORT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_a_figure_has_the_digits_that_mean_something() -> None:
+    figures: list[tuple[Any, str]] = [
         (0.08834800000000001, "0.088348"),
         (123456.789, "123457"),
         (1.2345678901e-07, "1.23457e-07"),
@@ -66,10 +66,8 @@ REPORT: dict[str, Any] = {
         (None, "none"),
         ({}, "none"),
         ({"16": 2 / 3, "passed": 2}, "16: 0.666667, passed: 2"),
-    ],
-)
-def test_a_figure_has_the_digits_that_mean_something(value: Any, text: str) -> None:
-    assert figure(value) == text
+    ]
+    assert [figure(value) for value, _ in figures] == [text for _, text in figures]
 
 
 @pytest.mark.clause("DAG-11", "BEY-13")
@@ -113,34 +111,24 @@ def test_text_and_page_round_figures_and_json_keeps_them(
 
 
 @pytest.mark.clause("PCS-16")
-@pytest.mark.parametrize(
-    ("differing", "code"),
-    [
+def test_whatever_stopped_a_stage_has_its_exit_code(
+    call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def coverage(outcome: str) -> dict[str, Any]:
+        return {"gates": {"G6": {"title": "coverage", "looked_at": 1, "pass_rate": 0.0, "outcomes": {outcome: 1}}}}
+
+    cases: list[tuple[dict[str, Any], ExitCode]] = [
         ({}, ExitCode.DONE),
         ({"stops_triggered": {"S2": 1}}, ExitCode.FINISHED_WITH_FAILURES),
         # Coverage has no stop of its own.
-        (
-            {"gates": {"G6": {"title": "coverage", "looked_at": 1, "pass_rate": 0.0, "outcomes": {"stop": 1}}}},
-            ExitCode.FINISHED_WITH_FAILURES,
-        ),
-        (
-            {"gates": {"G6": {"title": "coverage", "looked_at": 1, "pass_rate": 0.0, "outcomes": {"restrict": 1}}}},
-            ExitCode.DONE,
-        ),
+        (coverage("stop"), ExitCode.FINISHED_WITH_FAILURES),
+        (coverage("restrict"), ExitCode.DONE),
         ({"dimensional_closure": {"p_dim": 0.9, "ok": False}}, ExitCode.FINISHED_WITH_FAILURES),
-    ],
-    ids=["fine", "a stop", "a gate that stops", "a gate that restricts", "no closure"],
-)
-def test_whatever_stopped_a_stage_has_its_exit_code(
-    differing: dict[str, Any],
-    code: ExitCode,
-    call: Call,
-    ledger: dict[str, NoddWalRecord],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    report = {**REPORT, **differing}
-    monkeypatch.setattr("kfm_dagster.cli.validate.validate_report", lambda pipeline, *, since: report)
-    assert call("validate").code == code
+    ]
+    for differing, code in cases:
+        report = {**REPORT, **differing}
+        monkeypatch.setattr("kfm_dagster.cli.validate.validate_report", Mock(return_value=report))
+        assert call("validate").code == code, differing
 
 
 def test_a_page_takes_no_other_file_s_place_and_says_by_which_option(

@@ -57,7 +57,8 @@ def test_a_unit_whose_output_is_lost_is_shown_all_the_same(call: Call, units: di
     assert "cannot be read" in issue["message"]
 
 
-@pytest.mark.parametrize("narrower", [[], ["--partition", DAY], ["--dataset", "hrrr", "--status", "succeeded"]])
-def test_wal_list_finds_what_is_suspect(narrower: list[str], call: Call, units: dict[str, str]) -> None:
-    assert [row["wal_id"] for row in call("wal", "list", "--suspect", *narrower, "--json").rows] == [units["suspect"]]
-    assert len(call("wal", "list", *narrower, "--json").rows) == 2
+def test_wal_list_finds_what_is_suspect(call: Call, units: dict[str, str]) -> None:
+    for narrower in ([], ["--partition", DAY], ["--dataset", "hrrr", "--status", "succeeded"]):
+        suspect = call("wal", "list", "--suspect", *narrower, "--json").rows
+        assert [row["wal_id"] for row in suspect] == [units["suspect"]]
+        assert len(call("wal", "list", *narrower, "--json").rows) == 2

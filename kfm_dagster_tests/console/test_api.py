@@ -50,14 +50,20 @@ def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
     assert set(published["paths"]) == set(PATHS)
 
 
-def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
-    seen: list[str] = []
-    link: str | None = f"{BASE}/units?dataset=nexrad-l2&limit=2"
+def in_pages(client: TestClient, rows: str, *, limit: int, also: str = "") -> list[dict[str, Any]]:
+    """Follow the links of a list from page to page, none with more rows than the limit; return all rows."""
+    seen: list[dict[str, Any]] = []
+    link: str | None = f"{BASE}/{rows}?limit={limit}{also}"
     while link:
-        page = api.get(link).json()
-        assert len(page["units"]) <= 2
-        seen += [unit["wal_id"] for unit in page["units"]]
+        page = client.get(link).json()
+        assert len(page[rows]) <= limit
+        seen += page[rows]
         link = page["next"]
+    return seen
+
+
+def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
+    seen = [unit["wal_id"] for unit in in_pages(api, "units", limit=2, also="&dataset=nexrad-l2")]
     assert len(seen) == len(set(seen)) == 5
     [unit] = api.get(f"{BASE}/units", params={"status": "succeeded"}).json()["units"]
     assert unit["event_time"].endswith("Z")
@@ -77,9 +83,9 @@ def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
     assert status["units"]["nexrad-l2"]["failed"] == 2
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "detail"),
-    [
+@pytest.mark.one_database
+def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
+    for path, status, detail in (
         ("/units?colour=red", 400, "observed 'colour'; expected dataset, status, code"),
         ("/units?limit=0", 400, "observed limit='0'; expected a whole number from 1 to 1000"),
         ("/units?limit=x", 400, "observed limit='x'; expected a whole number"),
@@ -92,17 +98,14 @@ def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
         ("/gaps?days=400", 400, "expected a whole number from 1 to 366"),
         ("/status?x=1", 400, "expected no parameter"),
         ("/nothing", 404, "/api/v1/openapi.json says what there is"),
-    ],
-)
-@pytest.mark.one_database
-def test_a_refusal_is_a_problem_document(api: TestClient, path: str, status: int, detail: str) -> None:
-    answer = api.get(BASE + path)
-    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
-    problem: dict[str, Any] = answer.json()
-    assert (problem["status"], problem["type"]) == (status, "about:blank")
-    assert detail in problem["detail"]
-    assert problem["instance"] == BASE + path.replace("%0A", "").partition("?")[0]
-    assert api.post(BASE + path).status_code in {404, 405}
+    ):
+        answer = api.get(BASE + path)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), path
+        problem: dict[str, Any] = answer.json()
+        assert (problem["status"], problem["type"]) == (status, "about:blank")
+        assert detail in problem["detail"]
+        assert problem["instance"] == BASE + path.replace("%0A", "").partition("?")[0]
+        assert api.post(BASE + path).status_code in {404, 405}
 
 
 def test_a_database_that_is_gone_is_a_problem_document(

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -20,7 +19,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from kfm_dagster.console import bounds
-from kfm_dagster.console.bounds import MOST_BODY_BYTES, MOST_REQUESTS, BoundedConnection, BoundedRequests
+from kfm_dagster.console.bounds import MOST_BODY_BYTES, MOST_REQUESTS, BoundedRequests
+from kfm_dagster_tests.console.serving import served
 
 HALF_OPEN = 200
 PIPELINING = 40
@@ -57,18 +57,11 @@ class Server:
             ],
             middleware=[Middleware(BoundedRequests, exempt=("/healthz",))],
         )
-        config = uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            thread.join(0.01)
-        try:
-            yield server.servers[0].sockets[0].getsockname()[1]
-        finally:
-            self.go_on.set()
-            server.should_exit = True
-            thread.join()
+        with served(application) as port:
+            try:
+                yield port
+            finally:
+                self.go_on.set()
 
 
 def begin(port: int, path: str, *, method: str = "GET", body: bytes | None = None) -> HTTPConnection:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-
 from kfm_dagster.console.pages import cell, heading
 from kfm_dagster.ledger.state_machine import Status
 
@@ -13,9 +11,9 @@ AT = datetime(2026, 1, 31, 6, tzinfo=UTC)
 ID = "0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
+def test_a_cell_is_by_the_column_and_its_value() -> None:
+    links = {"code": lambda row: f"/code/{row['code']}", "none": lambda _: None}
+    cells: list[tuple[str, object, str]] = [
         ("why", None, "<td></td>"),
         ("why", "<b>", "<td>&lt;b&gt;</td>"),
         ("units", 1200, '<td class="number">1,200</td>'),
@@ -30,11 +28,9 @@ ID = "0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a"
         ("object_uri", "s3://b/a/c", '<td><code title="s3://b/a/c">c</code></td>'),
         ("code", "x", '<td><a href="/code/x">x</a></td>'),
         ("none", "x", "<td>x</td>"),
-    ],
-)
-def test_a_cell_is_by_the_column_and_its_value(name: str, value: object, expected: str) -> None:
-    links = {"code": lambda row: f"/code/{row['code']}", "none": lambda _: None}
-    assert str(cell({name: value}, name, links)) == expected
+    ]
+    for name, value, expected in cells:
+        assert str(cell({name: value}, name, links)) == expected
 
 
 def test_a_heading_names_the_zone_of_times_and_is_above_its_numbers() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -22,7 +21,6 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 
 from kfm_dagster.console import app
 from kfm_dagster.console.app import METRICS, PATH, console_app
-from kfm_dagster.console.bounds import BoundedConnection
 from kfm_dagster.console.overview import FRONT
 from kfm_dagster.console.pages import LIVE_SECONDS
 from kfm_dagster.errors import KfmError
@@ -30,6 +28,7 @@ from kfm_dagster.exports.metrics import ATTEMPTS
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.console.serving import served
 from kfm_dagster_tests.integration.chain import DAY, Clock, open_pipeline, put, run_chain, volumes
 from kfm_dagster_tests.transactions import own_tx
 
@@ -54,15 +53,6 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
     """Ask a server over what settings name, opened as `kfm console` opens it."""
     looking = Pipeline.open(settings, read_only=True)
     looking.clock = clock
-    application = console_app(looking)
-    server = uvicorn.Server(
-        uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
 
     def asking(path: str, *, method: str = "GET", **headers: str) -> Answer:
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
@@ -72,12 +62,8 @@ def serving(settings: Settings, clock: Callable[[], datetime]) -> Iterator[Ask]:
         connection.close()
         return Answer(status=response.status, headers=_headers(response), text=text)
 
-    try:
+    with closing(looking), served(console_app(looking)) as port:
         yield asking
-    finally:
-        server.should_exit = True
-        thread.join()
-        looking.close()
 
 
 def _headers(response: HTTPResponse) -> dict[str, str]:
@@ -194,9 +180,8 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
     assert ask(f"{FRONT}?live=yes").status == 400
 
 
-@pytest.mark.parametrize(
-    ("path", "options", "status", "said"),
-    [
+def test_what_is_wrong_is_one_line_of_plain_text(ask: Ask) -> None:
+    wrong: list[tuple[str, dict[str, str], int, str]] = [
         (f"{PATH}?days=0", {}, 400, "observed days='0'; expected a whole number from 1 to 3650"),
         (f"{PATH}?days=3651", {}, 400, "days='3651'"),
         (f"{PATH}?days=1.5", {}, 400, "days='1.5'"),
@@ -224,43 +209,32 @@ def test_a_live_view_refreshes_itself_until_it_is_paused(ask: Ask) -> None:
         (PATH, {"Host": "evil.example"}, 400, "the host is unknown here"),
         (PATH, {"Origin": "http://evil.example"}, 403, "of another site"),
         (PATH, {"Sec-Fetch-Site": "cross-site"}, 403, "of another site"),
-    ],
-)
-def test_what_is_wrong_is_one_line_of_plain_text(
-    ask: Ask, path: str, options: dict[str, str], status: int, said: str
-) -> None:
-    answer = ask(path, **options)
-    assert (answer.status, answer.headers["content-type"]) == (status, "text/plain; charset=utf-8")
-    assert said in answer.text
-    assert answer.text.rstrip("\n").count("\n") == 0
+    ]
+    for path, options, status, said in wrong:
+        answer = ask(path, **options)
+        assert (answer.status, answer.headers["content-type"]) == (status, "text/plain; charset=utf-8"), (path, options)
+        assert said in answer.text
+        assert answer.text.rstrip("\n").count("\n") == 0
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (OperationalError("SELECT 1", {}, Exception(f"password {SECRET}")), 503, "the database does not answer"),
-        (NoConnectionFreeError(SECRET), 503, "the database does not answer; next: see its log, then ask again"),
-        (KfmError("an output is damaged", next_step="run the node again"), 500, "an output is damaged"),
-        (ZeroDivisionError(SECRET), 500, "Internal Server Error"),
-    ],
-    ids=["database away", "no connection free", "damaged", "a bug"],
-)
-def test_what_fails_behind_it_is_told_without_anything_inner(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, said: str
-) -> None:
-    def failing(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(app, "validate_report", failing)
-    answer = ask(PATH)
-    assert (answer.status, answer.text.rstrip("\n").count("\n")) == (status, 0)
-    assert answer.headers["content-type"].startswith("text/plain")
-    assert said in answer.text
-    assert SECRET not in answer.text
-    assert "Traceback" not in answer.text
-    # It goes on serving.
-    monkeypatch.undo()
-    assert ask(PATH).status == 200
+def test_what_fails_behind_it_is_told_without_anything_inner(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: dict[Exception, tuple[int, str]] = {
+        OperationalError("SELECT 1", {}, Exception(f"password {SECRET}")): (503, "the database does not answer"),
+        NoConnectionFreeError(SECRET): (503, "the database does not answer; next: see its log, then ask again"),
+        KfmError("an output is damaged", next_step="run the node again"): (500, "an output is damaged"),
+        ZeroDivisionError(SECRET): (500, "Internal Server Error"),
+    }
+    for error, (status, said) in errors.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(app, "validate_report", Mock(side_effect=error))
+            answer = ask(PATH)
+        assert (answer.status, answer.text.rstrip("\n").count("\n")) == (status, 0), error
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert said in answer.text
+        assert SECRET not in answer.text
+        assert "Traceback" not in answer.text
+        # It goes on serving.
+        assert ask(PATH).status == 200
 
 
 def test_it_could_not_write_if_it_wanted_to(worked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

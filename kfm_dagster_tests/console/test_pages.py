@@ -116,15 +116,13 @@ def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
         assert f">{number:,}</text>" in drawn
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.999, "999 ms"), (1, "1.0 s"), (9.9, "9.9 s"), (10, "10 s"), (59, "59 s"), (60, "1 min 0 s"),
-        (3599, "59 min 59 s"), (3600, "1 h 0 min"), (48 * 3600 - 1, "47 h 59 min"), (49 * 3600, "2 d 1 h"),
-    ],
-)  # fmt: skip
-def test_a_time_has_its_two_largest_units(seconds: float, shown: str) -> None:
-    assert duration(seconds) == duration(timedelta(seconds=seconds)) == shown
+def test_a_time_has_its_two_largest_units() -> None:
+    times = {
+        0.999: "999 ms", 1: "1.0 s", 9.9: "9.9 s", 10: "10 s", 59: "59 s", 60: "1 min 0 s", 3599: "59 min 59 s",
+        3600: "1 h 0 min", 48 * 3600 - 1: "47 h 59 min", 49 * 3600: "2 d 1 h",
+    }  # fmt: skip
+    assert {seconds: duration(seconds) for seconds in times} == times
+    assert {seconds: duration(timedelta(seconds=seconds)) for seconds in times} == times
 
 
 def test_charts_say_in_words_what_they_show() -> None:

@@ -23,6 +23,7 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.alerts.recorded import open_alert
+from kfm_dagster_tests.console.test_api import in_pages
 from kfm_dagster_tests.integration.chain import Clock
 from kfm_dagster_tests.ledger.bench import make_bench
 from kfm_dagster_tests.transactions import own_tx
@@ -105,20 +106,14 @@ def test_a_message_of_any_size_is_shown_in_part(
     assert f"And {len(HOSTILE) - 6} characters more: <code>kfm wal rejected --message message-1 --body</code>" in page
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
 def test_pages_of_rejections_follow_each_other_though_a_batch_is_of_one_moment(
-    browser: TestClient, pipeline: Pipeline, limit: int
+    browser: TestClient, pipeline: Pipeline
 ) -> None:
-    seen = []
-    link = f"/api/v1/rejections?limit={limit}"
-    while link:
-        page = browser.get(link).json()
-        assert len(page["rejections"]) <= limit
-        seen += page["rejections"]
-        link = page["next"]
     whole = [(row.message_id, row.record_index) for row in pipeline.deliveries.rejected()]
-    assert [(row["message_id"], row["record_index"]) for row in seen] == whole
     assert len(whole) == len(set(whole)) == MESSAGES + 1
+    for limit in (1, 2, 3):
+        seen = in_pages(browser, "rejections", limit=limit)
+        assert [(row["message_id"], row["record_index"]) for row in seen] == whole
 
 
 def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +160,7 @@ def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
 def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     for rule in AlertRule:
         open_alert(pipeline.database, rule, "x")
-    seen, link = [], "/api/v1/alerts?limit=3"
-    while link:
-        page = browser.get(link).json()
-        seen += [alert["rule"] for alert in page["alerts"]]
-        link = page["next"]
-    assert seen == [*AlertRule]
+    assert [alert["rule"] for alert in in_pages(browser, "alerts", limit=3)] == [*AlertRule]
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 5)
     first = browser.get("/alerts").text
     [following] = re.findall(r'href="([^"]*)" rel="next"', first)

@@ -97,19 +97,13 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
     ]
     assert "data:image/svg+xml" in shown["footprints"].md_str
     items = stage_metadata("stac_items", batch(units, checks=2, failed=0), day=DAY, settings=SETTINGS)
-    assert (items["run_passed"], items["run_failed"], items["run_failed_earlier"], items["items_created"]) == (
-        2,
-        0,
-        2,
-        2,
-    )
+    assert [items[name] for name in ("run_passed", "run_failed", "run_failed_earlier", "items_created")] == [2, 0, 2, 2]
     assert items["catalog"] == dg.MetadataValue.path("/home/catalog/catalog.json")
 
 
 @pytest.mark.clause("DAG-11")
-@pytest.mark.parametrize(
-    ("counts", "sentence"),
-    [
+def test_a_day_is_one_sentence_that_begins_with_what_needs_care() -> None:
+    days: list[tuple[dict[Status, int], str]] = [
         ({}, "empty: nothing of this day is known"),
         ({Status.SUCCEEDED: 2}, "2 of 2 succeeded"),
         ({Status.PENDING: 1}, "1 pending; 0 of 1 succeeded"),
@@ -117,15 +111,14 @@ def test_a_materialisation_shows_counts_failing_units_link_and_footprints() -> N
             {Status.IN_PROGRESS: 1, Status.FAILED: 2, Status.QUARANTINED: 3, Status.SUCCEEDED: 4},
             "3 quarantined, 2 failed, 1 in progress; 4 of 10 succeeded",
         ),
-    ],
-)
-def test_a_day_is_one_sentence_that_begins_with_what_needs_care(counts: dict[Status, int], sentence: str) -> None:
-    day = DayReport(counts={**dict.fromkeys(Status, 0), **counts}, failing={})
-    shown = stage_metadata("ledger", batch([], checks=0, failed=0), day=day, settings=SETTINGS)
-    # Whatever the run did.
-    assert list(shown.items())[1] == ("day", sentence)
-    assert {status: shown[f"day_{status}"] for status in Status} == day.counts
-    assert (shown["day_units"], shown["run_units"]) == (sum(counts.values()), 0)
+    ]
+    for counts, sentence in days:
+        day = DayReport(counts={**dict.fromkeys(Status, 0), **counts}, failing={})
+        shown = stage_metadata("ledger", batch([], checks=0, failed=0), day=day, settings=SETTINGS)
+        # Whatever the run did.
+        assert list(shown.items())[1] == ("day", sentence)
+        assert {status: shown[f"day_{status}"] for status in Status} == day.counts
+        assert (shown["day_units"], shown["run_units"]) == (sum(counts.values()), 0)
 
 
 @pytest.mark.clause("DAG-08")
@@ -190,18 +183,10 @@ def test_a_page_says_that_units_are_at_work_no_longer_than_it_holds() -> None:
     assert said("metadata", ended) == said("ledger", ended)
 
 
-def test_a_catalog_in_a_bucket_is_a_link() -> None:
-    shown = stage_metadata(
-        "stac_items",
-        batch([], checks=0, failed=0),
-        day=DAY,
-        settings=Settings(catalog_url="https://catalog.example/root/"),
-    )
+def test_an_empty_batch_shows_counts_and_no_picture_and_a_catalog_in_a_bucket_as_a_link() -> None:
+    public = Settings(catalog_url="https://catalog.example/root/")
+    shown = stage_metadata("stac_items", batch([], checks=0, failed=0), day=DAY, settings=public)
     assert shown["catalog"] == dg.MetadataValue.url("https://catalog.example/root/catalog.json")
-
-
-def test_an_empty_batch_shows_counts_and_no_picture() -> None:
-    shown = stage_metadata("metadata", batch([], checks=0, failed=0), day=DAY, settings=SETTINGS)
     assert shown["run_units"] == 0
     assert not {"footprints", "failing_units", "run_failed_earlier"} & set(shown)
 
@@ -245,16 +230,12 @@ def land_around(longitude: float, latitude: float) -> bool:
     return bool(corners) and shapely.Polygon(corners).covers(shapely.Point(WIDTH, float(picture.attrib["height"])))
 
 
-@pytest.mark.parametrize(
-    ("longitude", "latitude", "is_land"),
+def test_footprints_lie_over_land_and_sea_and_a_map_of_the_world_takes_few_bytes() -> None:
     # Kansas; Siberia east of the antimeridian, as each of its names; the South Pole; seas.
-    [(-98, 38.5, True), (-176, 67, True), (184, 67, True), (30, -88, True), (-150, 20, False), (-90, 26, False)],
-)
-def test_footprints_lie_over_land_and_sea(longitude: float, latitude: float, is_land: bool) -> None:
-    assert land_around(longitude, latitude) is is_land
-
-
-def test_a_map_of_the_world_takes_few_bytes() -> None:
+    for land in ((-98, 38.5), (-176, 67), (184, 67), (30, -88)):
+        assert land_around(*land), land
+    for sea in ((-150, 20), (-90, 26)):
+        assert not land_around(*sea), sea
     world = footprint_map([box(-180, -90, 180, 90)])
     assert world is not None
     assert len(world) < 25_000

@@ -29,10 +29,7 @@ def test_a_case_without_evidence_is_asked_for_once_in_a_while(tmp_path: Path) ->
     [asked] = evidence_runs(cases, at=clock())
     clock.forward(EVIDENCE_SECONDS - 1)
     own_tx(pipeline.ledger).quarantine([second], reason_code="looked_odd", decision=JANE)
-    assert (
-        asked.job_name,
-        evidence_runs(cases, at=clock()),
-    ) == (EVIDENCE_JOB, [asked])
+    assert (asked.job_name, evidence_runs(cases, at=clock())) == (EVIDENCE_JOB, [asked])
     clock.forward(1)
     [again] = evidence_runs(cases, at=clock())
     assert again.run_key != asked.run_key

@@ -40,13 +40,8 @@ def test_executor_and_workers_agree_and_the_executor_shows_no_password(monkeypat
 
 
 def test_a_worker_without_a_broker_is_one_line() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "kfm_dagster.defs.celery_worker"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-m", "kfm_dagster.defs.celery_worker"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.splitlines() == [
         f"there is no broker to take steps from; observed {BROKER} is not set; next: export {BROKER}=..."

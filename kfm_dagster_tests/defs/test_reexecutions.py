@@ -85,17 +85,13 @@ def test_runs_that_cannot_be_read_are_not_taken_for_none(home: Path) -> None:
             ask()
 
 
-@pytest.mark.parametrize(
-    "config", [None, "", "a: [", "storage: 7", "storage: {postgres: {postgres_url: {env: NOT_SET}}}"]
-)
-def test_without_a_storage_that_can_be_read_there_are_none_and_nothing_is_made(
-    config: str | None, tmp_path: Path
-) -> None:
-    if config is not None:
-        (tmp_path / "dagster.yaml").write_text(config)
-    before = sorted(tmp_path.rglob("*"))
-    assert list(InstanceReexecutions(tmp_path).of(ROOTS[0])) == []
-    assert sorted(tmp_path.rglob("*")) == before
+def test_without_a_storage_that_can_be_read_there_are_none_and_nothing_is_made(tmp_path: Path) -> None:
+    for config in (None, "", "a: [", "storage: 7", "storage: {postgres: {postgres_url: {env: NOT_SET}}}"):
+        if config is not None:
+            (tmp_path / "dagster.yaml").write_text(config)
+        before = sorted(tmp_path.rglob("*"))
+        assert list(InstanceReexecutions(tmp_path).of(ROOTS[0])) == []
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_storage_that_does_not_answer_takes_nothing_from_the_account(

@@ -62,26 +62,21 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_not_active(
     assert f"the run's process {child.pid} is gone" in [entry.message for entry in instance.all_logs(run.run_id)]
 
 
-@pytest.mark.parametrize(
-    "case", ["another machine", "no process yet", "a later process of the same run", "not started", "ended meanwhile"]
-)
-def test_other_runs_are_left_as_they_are(
-    instance: dg.DagsterInstance, child: subprocess.Popen[bytes], case: str
-) -> None:
+def test_other_runs_are_left_as_they_are(instance: dg.DagsterInstance, child: subprocess.Popen[bytes]) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    run = {
-        "another machine": lambda: begun(instance, dead.pid, host="code.example"),
-        "no process yet": lambda: begun(instance),
-        "a later process of the same run": lambda: begun(instance, child.pid, dead.pid),
-        "not started": lambda: begun(instance, dead.pid, status=dg.DagsterRunStatus.STARTING),
-        "ended meanwhile": lambda: begun(instance, dead.pid),
-    }[case]()
-    if case == "ended meanwhile":
-        instance.report_run_canceled(run)
-    before = status_of(instance, run)
-    assert fail_lost_runs(instance, [run]) is (case == "ended meanwhile")
-    assert status_of(instance, run) is before
+    runs = {
+        "another machine": begun(instance, dead.pid, host="code.example"),
+        "no process yet": begun(instance),
+        "a later process of the same run": begun(instance, child.pid, dead.pid),
+        "not started": begun(instance, dead.pid, status=dg.DagsterRunStatus.STARTING),
+        "ended meanwhile": begun(instance, dead.pid),
+    }
+    instance.report_run_canceled(runs["ended meanwhile"])
+    for case, run in runs.items():
+        before = status_of(instance, run)
+        assert fail_lost_runs(instance, [run]) is (case == "ended meanwhile"), case
+        assert status_of(instance, run) is before, case
 
 
 def test_a_dead_process_that_nobody_waited_for_does_not_run(child: subprocess.Popen[bytes]) -> None:

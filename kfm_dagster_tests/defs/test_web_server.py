@@ -190,13 +190,8 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
 def test_every_shipped_way_of_serving_starts_it() -> None:
     deploy = Path(__file__).resolve().parents[2] / "deploy"
     compose = yaml.safe_load((deploy / "compose" / "compose.yaml").read_text(encoding="utf-8"))["services"]["webserver"]
-    [ecs] = [
-        container
-        for container in yaml.safe_load((deploy / "ecs" / "task-definition.yaml").read_text(encoding="utf-8"))[
-            "containerDefinitions"
-        ]
-        if container["name"] == "webserver"
-    ]
+    task = yaml.safe_load((deploy / "ecs" / "task-definition.yaml").read_text(encoding="utf-8"))
+    [ecs] = [container for container in task["containerDefinitions"] if container["name"] == "webserver"]
     for service in (compose, ecs):
         assert service["command"][:3] == ["python", "-m", "kfm_dagster.defs.web_server"]
     # Dagster's chart starts `dagster-webserver`, which is this in our image.

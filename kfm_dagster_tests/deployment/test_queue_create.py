@@ -20,7 +20,8 @@ from kfm_dagster.deployment.provisioning import (
     filter_policy,
 )
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Settings, environment
+from kfm_dagster_tests import clouds
 from kfm_dagster_tests.commands import Call
 
 MODULE = Path(__file__).parents[2] / "deploy" / "terraform" / "queue" / "main.tf"
@@ -28,14 +29,13 @@ QUEUES = "GetQueueUrl GetQueueAttributes ReceiveMessage DeleteMessage ChangeMess
 
 
 @pytest.fixture
-def cloud(contracts: ContractRegistry, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedCloud]:
+def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry, home: Path) -> Iterator[EmbeddedCloud]:
     """A cloud with the providers' topics, and nothing of ours."""
-    with EmbeddedCloud() as servers:
-        for arn in contracts.topics:
-            account, name = arn.split(":")[4:6]
-            servers.client("sns", account=account).create_topic(Name=name)
-        for name, value in servers.environment().items():
-            monkeypatch.setenv(name, value)
+    servers = clouds.emptied(cloud_server)
+    for arn in contracts.topics:
+        account, name = arn.split(":")[4:6]
+        servers.client("sns", account=account).create_topic(Name=name)
+    with environment(servers.environment()):
         yield servers
 
 
@@ -213,16 +213,13 @@ def test_the_printed_policy_allows_what_the_deployment_does_and_no_more(
     }
 
 
-@pytest.mark.parametrize(
-    ("visibility", "lease", "timeout"), [(900, 960, 900), (1200, 960, 1200), (900, 1261, 1201), (1201, 1260, 1201)]
-)
-def test_messages_stay_hidden_for_as_long_as_the_contract_and_the_lease_ask(
-    visibility: int, lease: int, timeout: int, contracts: ContractRegistry
-) -> None:
+def test_messages_stay_hidden_for_as_long_as_the_contract_and_the_lease_ask(contracts: ContractRegistry) -> None:
     contract = contracts["gfs"]
-    queue = contract.queue.model_copy(update={"visibility_timeout": visibility})
-    planned = QueuePlan.of(contract.model_copy(update={"queue": queue}), contracts, Settings.load(lease_seconds=lease))
-    assert planned.visibility_timeout == timeout
+    for visibility, lease, timeout in ((900, 960, 900), (1200, 960, 1200), (900, 1261, 1201), (1201, 1260, 1201)):
+        queue = contract.queue.model_copy(update={"visibility_timeout": visibility})
+        changed = contract.model_copy(update={"queue": queue})
+        planned = QueuePlan.of(changed, contracts, Settings.load(lease_seconds=lease))
+        assert planned.visibility_timeout == timeout, (visibility, lease)
 
 
 def test_a_filter_has_as_many_prefixes_as_sns_takes_and_none_for_another_shape(contracts: ContractRegistry) -> None:

@@ -21,28 +21,19 @@ def room(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(f"kfm_dagster.{request.param}")
 
 
-def test_every_exported_name_has_a_docstring_of_its_own(room: ModuleType) -> None:
+def test_every_exported_name_has_a_docstring_of_its_own_which_the_reference_has(room: ModuleType) -> None:
     assert room.__doc__
     assert sorted(set(room.__all__)) == room.__all__
+    others = {name for name, value in vars(room).items() if not inspect.ismodule(value) and not name.startswith("_")}
+    assert others == set(room.__all__)
+    page = api.page(room.__name__.rpartition(".")[2])
     for name in room.__all__:
         exported = getattr(room, name)
         said = vars(exported).get("__doc__") if inspect.isclass(exported) else exported.__doc__
         # What a dataclass or a pydantic model without one gets begins with its signature.
         assert said and not said.startswith(f"{name}("), name  # noqa: PT018, one rule
         assert exported.__module__.startswith(f"{room.__name__}."), name
-
-
-def test_the_room_exports_nothing_that_it_does_not_list(room: ModuleType) -> None:
-    others = {name for name, value in vars(room).items() if not inspect.ismodule(value) and not name.startswith("_")}
-    assert others == set(room.__all__)
-
-
-def test_the_reference_has_each_exported_name_with_what_it_says_of_itself(room: ModuleType) -> None:
-    page = api.page(room.__name__.rpartition(".")[2])
-    for name in room.__all__:
-        said = inspect.getdoc(getattr(room, name))
-        assert said, name
-        assert prose(said) in page.split(f"\n## {name}\n")[1].split("\n## ")[0], name
+        assert prose(inspect.cleandoc(said)) in page.split(f"\n## {name}\n")[1].split("\n## ")[0], name
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,17 +44,15 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_word_says_where_it_is_at_home(row: list[str]) -> None:
-    _word, meaning, where = row
-    places = re.findall(r"`([\w/.]+)`", where)
-    assert places
-    for place in places:
-        assert (ROOT / "kfm_dagster" / place).exists() or (ROOT / place).exists(), place
-    assert len(meaning) > 20
+def test_a_word_says_where_it_is_at_home() -> None:
+    for word, meaning, where in ROWS:
+        places = re.findall(r"`([\w/.]+)`", where)
+        assert places, word
+        for place in places:
+            assert (ROOT / "kfm_dagster" / place).exists() or (ROOT / place).exists(), place
+        assert len(meaning) > 20, word
 
 
-ROOT = Path(__file__).resolve().parents[2]
 SUGGESTED = 'Author: "Guanglin Tu"; Work: "Energy Filament Theory"; Source: energyfilament.org; License: CC BY 4.0.'
 """As the pipeline card asks for it, at its end."""
 LICENSE = "https://creativecommons.org/licenses/by/4.0/"

@@ -43,9 +43,8 @@ class Plan(BaseModel):
     named: dict[str, Part] = {}
 
 
-@pytest.mark.parametrize(
-    ("document", "path", "observed", "expected", "more"),
-    [
+def test_what_is_wrong_first_is_named_with_its_place() -> None:
+    wrong: list[tuple[Any, list[int | str], str | None, str | None, int]] = [
         ({}, ["title"], "nothing", "a value: the key is required", 0),
         ({"title": 3}, ["title"], "3", "Input should be a valid string", 0),
         ({"title": ["x" * 200]}, ["title"], f"['{'x' * 118}", "Input should be a valid string", 0),
@@ -57,20 +56,16 @@ class Plan(BaseModel):
         ({"title": "a", "parts": [{"name": "b", "least": 10}]}, ["parts", 0], TOGETHER, "least <= most", 0),
         ({"title": float("nan")}, [], None, "what JSON can hold", 0),
         ({"title": "a", "day": {1}}, [], "set '{1}'", "what JSON can hold", 0),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_first_is_named_with_its_place(
-    document: Any, path: list[int | str], observed: str | None, expected: str | None, more: int
-) -> None:
-    with pytest.raises(DocumentError) as refused:
-        checked(document, Plan)
-    error = refused.value
-    assert (list(error.path), error.more) == (path, more)
-    assert observed is None or error.observed == observed
-    assert expected is None or error.expected == expected
-    assert error.what == (".".join(map(str, path)) or "the document") + " is wrong" + (
-        f" ({more} more)" if more else ""
-    )
+    ]
+    for document, path, observed, expected, more in wrong:
+        with pytest.raises(DocumentError) as refused:
+            checked(document, Plan)
+        error = refused.value
+        assert (list(error.path), error.more) == (path, more)
+        assert observed is None or error.observed == observed
+        assert expected is None or error.expected == expected
+        place = ".".join(map(str, path)) or "the document"
+        assert error.what == f"{place} is wrong" + (f" ({more} more)" if more else "")
 
 
 def test_a_day_is_taken_as_yaml_reads_it_and_nothing_becomes_what_it_is_not() -> None:
@@ -79,9 +74,8 @@ def test_a_day_is_taken_as_yaml_reads_it_and_nothing_becomes_what_it_is_not() ->
         checked({"title": "a", "parts": [{"name": "b", "least": "1"}]}, Plan)
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
+def test_the_line_is_that_of_the_last_part_that_is_there() -> None:
+    places: list[tuple[list[int | str], int]] = [
         ([], 2),
         (["title"], 2),
         (["parts"], 3),
@@ -91,10 +85,9 @@ def test_a_day_is_taken_as_yaml_reads_it_and_nothing_becomes_what_it_is_not() ->
         (["parts", 1, "least"], 6),
         (["parts", 2], 3),
         (["gone", "title"], 2),
-    ],
-)
-def test_the_line_is_that_of_the_last_part_that_is_there(path: list[int | str], line: int) -> None:
-    assert line_of(compose_yaml(TEXT), path) == line
+    ]
+    for path, line in places:
+        assert line_of(compose_yaml(TEXT), path) == line, path
 
 
 def test_an_empty_document_begins_at_its_first_line() -> None:

@@ -46,12 +46,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, signer: BundleSigner) -> Path:
+    """A bundle of the sample, which no test changes."""
+    folder = tmp_path_factory.mktemp("written") / "PTN_EXPORT"
+    write_release(bundle_sample.release(), folder, signer)
+    return folder
+
+
 @pytest.mark.clause("PCS-19")
-def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: Path, signer: BundleSigner) -> None:
+def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(written: Path, signer: BundleSigner) -> None:
+    import matplotlib as mpl
+
     given = bundle_sample.release()
-    folder = tmp_path / "PTN_EXPORT"
-    write_release(given, folder, signer)
-    found = contents(folder)
+    found = contents(written)
     assert set(found) == set(LAYOUT) == {
         "configs/state_machine.yaml", "configs/replay_plan.yaml", "reports/check_dim_report.json",
         "reports/validate_report.json", "audit.jsonl", "figs/state_transitions.svg", "figs/retry_replay_timeline.pdf",
@@ -64,24 +72,11 @@ def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(tmp_path: 
     assert found["audit.jsonl"] == b"".join(given.audit_lines)
     assert found["figs/state_transitions.svg"].startswith(b"<?xml")
     assert found["figs/retry_replay_timeline.pdf"].startswith(b"%PDF-")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
-    assert verify_release(folder, [signer.certificate]).signed.fingerprint == signer.fingerprint
-
-
-@pytest.mark.clause("PCS-19")
-def test_the_manifest_sums_every_other_file_and_says_what_was_recorded_by_which_code(
-    tmp_path: Path, signer: BundleSigner
-) -> None:
-    import matplotlib as mpl
-
-    given = bundle_sample.release()
-    folder = tmp_path / "PTN_EXPORT"
-    write_release(given, folder, signer)
-    manifest = yaml.safe_load((folder / MANIFEST).read_bytes())
+    assert sorted(path.name for path in written.parent.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
+    assert verify_release(written, [signer.certificate]).signed.fingerprint == signer.fingerprint
+    manifest = yaml.safe_load(found[MANIFEST])
     assert [(file["path"], file["size"], file["sha256"]) for file in manifest.pop("files")] == [
-        (path, len(content), hashlib.sha256(content).hexdigest())
-        for path in SUMMED
-        if (content := (folder / path).read_bytes())
+        (path, len(found[path]), hashlib.sha256(found[path]).hexdigest()) for path in SUMMED
     ]
     assert manifest == {
         "version": 1,

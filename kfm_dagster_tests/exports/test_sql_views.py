@@ -58,37 +58,28 @@ def test_a_run_is_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> N
     pipeline.close()
 
 
-@pytest.mark.parametrize(
-    ("attempts", "expected"),
-    [
+def test_a_run_stands_as_the_last_attempt_of_its_stages(database: Database) -> None:
+    attempted: list[tuple[list[str], tuple[str, str | None, str | None]]] = [
         (["running"], ("running", None, None)),
         (["failed"], ("failed", "nexrad-l2.settle", "E_INTERNAL")),
         (["rolled_back"], ("rolled_back", "nexrad-l2.settle", "E_INTERNAL")),
         (["failed", "succeeded"], ("succeeded", None, None)),
         (["failed", "running"], ("running", None, None)),
-    ],
-)
-def test_a_run_stands_as_the_last_attempt_of_its_stages(
-    database: Database, attempts: list[str], expected: tuple[str, str | None, str | None]
-) -> None:
-    with database.engine.begin() as connection, unguarded(connection, "stage_state"):
-        for number, state in enumerate(attempts, start=1):
-            failed = state in {"failed", "rolled_back"}
-            connection.execute(
-                sa.text(
-                    "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, "
-                    "started_at, ended_at, error_class, compensation) "
-                    "VALUES ('run', 'nexrad-l2.settle', :number, :state, :key, '[]', :at, :at, :ended, :error, '{}')"
-                ),
-                {
-                    "number": number,
-                    "state": state,
-                    "key": "0" * 64,
-                    "at": AT,
-                    "ended": None if state == "running" else AT,
-                    "error": "E_INTERNAL" if failed else None,
-                },
-            )
-        found = connection.execute(sa.text("SELECT state, failed_stage, error_class, ended_at FROM kfm_runs")).one()
-    assert tuple(found[:3]) == expected
-    assert (found.ended_at is None) == (expected[0] == "running")
+    ]
+    typed = sa.text(
+        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, "
+        "started_at, ended_at, error_class, compensation) "
+        "VALUES (:run, 'nexrad-l2.settle', :number, :state, :key, '[]', :at, :at, :ended, :error, '{}')"
+    )
+    shown = sa.text("SELECT state, failed_stage, error_class, ended_at FROM kfm_runs WHERE run_id = :run")
+    for attempts, expected in attempted:
+        run = "+".join(attempts)
+        with database.engine.begin() as connection, unguarded(connection, "stage_state"):
+            for number, state in enumerate(attempts, start=1):
+                row = {"run": run, "number": number, "state": state, "key": "0" * 64, "at": AT}
+                row["ended"] = None if state == "running" else AT
+                row["error"] = "E_INTERNAL" if state in {"failed", "rolled_back"} else None
+                connection.execute(typed, row)
+            found = connection.execute(shown, {"run": run}).one()
+        assert tuple(found[:3]) == expected, run
+        assert (found.ended_at is None) == (expected[0] == "running")

@@ -81,15 +81,13 @@ def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Dat
 
 
 @pytest.mark.clause("DAG-12")
-@pytest.mark.parametrize(
-    "typed", ["UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"]
-)
-def test_the_window_is_never_raised_by_hand(database: Database, typed: str) -> None:
+def test_the_window_is_never_raised_by_hand(database: Database) -> None:
     made = window(database, first_day=FIRST)
     made.make()
-    with pytest.raises(DBAPIError, match="deployment_is_kept"), database.engine.begin() as connection:
-        connection.execute(sa.text(typed))
-    assert made.first_day() == FIRST
+    for typed in ("UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"):
+        with pytest.raises(DBAPIError, match="deployment_is_kept"), database.engine.begin() as connection:
+            connection.execute(sa.text(typed))
+        assert made.first_day() == FIRST
 
 
 @pytest.mark.clause("DAG-12", "BEY-03")
@@ -108,9 +106,9 @@ def test_units_that_are_there_stay_within_the_window_that_is_made(
 
 
 @pytest.mark.clause("DAG-12")
-@pytest.mark.parametrize(
-    ("day", "sent_at", "held"),
-    [
+def test_the_window_holds_its_first_day_to_two_days_ahead() -> None:
+    window = DayWindow(first=FIRST, today=NOW.date())
+    for day, sent_at, held in (
         (FIRST, NOW, True),
         (FIRST - timedelta(days=1), NOW, False),
         (NOW.date() + timedelta(days=2), NOW, True),
@@ -123,10 +121,8 @@ def test_units_that_are_there_stay_within_the_window_that_is_made(
         (date(2027, 5, 4), datetime(2027, 5, 1, tzinfo=UTC), False),
         (date.min, datetime.min.replace(tzinfo=UTC), False),
         (date.max, datetime.max.replace(tzinfo=UTC), True),
-    ],
-)
-def test_the_window_holds_its_first_day_to_two_days_ahead(day: date, sent_at: datetime | None, held: bool) -> None:
-    assert DayWindow(first=FIRST, today=NOW.date()).holds(day, sent_at=sent_at) is held
+    ):
+        assert window.holds(day, sent_at=sent_at) is held, (day, sent_at)
 
 
 @pytest.mark.clause("DAG-12")
@@ -141,26 +137,18 @@ def test_what_dagster_does_not_know_is_counted_by_day_and_not_planned() -> None:
 
 
 @pytest.mark.clause("DAG-12")
-@pytest.mark.parametrize(
-    ("unknown", "said"),
-    [
+def test_what_waits_for_its_day_says_what_helps() -> None:
+    waiting: list[tuple[dict[str, int], str]] = [
         ({}, ""),
         ({"1990-12-31": 5}, "5 units of 1990-12-31 wait: the code location was loaded before"),
         ({"1990-12-31": 5, "1991-01-02": 1}, "6 units of 2 days from 1990-12-31 to 1991-01-02 wait: the code location"),
         ({"2025-12-04": 2}, "2 units of 2025-12-04 wait for their day to begin"),
         ({"1990-12-31": 1, "2025-12-04": 2}, "reload it; 2 units of 2025-12-04 wait for their day to begin"),
-    ],
-)
-def test_what_waits_for_its_day_says_what_helps(unknown: dict[str, int], said: str) -> None:
-    found = why_unknown(unknown, today="2025-12-03")
-    assert said in found
-    assert bool(found) == bool(said)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+    ]
+    for unknown, said in waiting:
+        shown = why_unknown(unknown, today="2025-12-03")
+        assert said in shown
+        assert bool(shown) == bool(said)
 
 
 @pytest.mark.clause("DAG-12")

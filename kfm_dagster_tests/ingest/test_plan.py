@@ -64,9 +64,8 @@ def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.clause("DAG-03")
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
+def test_runs_follow_from_what_is_pending() -> None:
+    cases: list[tuple[dict[str, Any], list[Any]]] = [
         ({"pending": {}}, []),
         ({"pending": {("a", DAY): 1}}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 10}}, [(DAY, ("a",))]),
@@ -90,10 +89,9 @@ def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
         ({"pending": {}, "bulk": {("a", DAY): 2499}, "active_bulk": {DAY: 1}, "most": 5000}, []),
         ({"pending": {}, "bulk": {("a", DAY): 2500}, "active_bulk": {DAY: 1}, "most": 5000}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",))] * 2),
-    ],
-)
-def test_runs_follow_from_what_is_pending(case: dict[str, Any], expected: list[Any]) -> None:
-    assert shape(plan(**case)) == expected
+    ]
+    for case, expected in cases:
+        assert shape(plan(**case)) == expected, case
 
 
 def test_a_run_key_is_the_same_in_every_release() -> None:
@@ -103,9 +101,8 @@ def test_a_run_key_is_the_same_in_every_release() -> None:
 
 
 @pytest.mark.clause("BEY-14")
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
+def test_a_lane_gets_its_share_of_runs_and_no_more() -> None:
+    cases: list[tuple[dict[str, Any], list[Any]]] = [
         # A run takes units of one lane, live ones are asked for first.
         ({"pending": {("a", DAY): 1}, "bulk": {("a", DAY): 1}}, [("live", DAY), ("bulk", DAY)]),
         ({"pending": {("a", DAY): 1}, "bulk": {("a", "1999-01-01"): 1}}, [("live", DAY), ("bulk", "1999-01-01")]),
@@ -125,16 +122,14 @@ def test_a_run_key_is_the_same_in_every_release() -> None:
             [("live", DAY), ("live", DAY), ("bulk", DAY)],
         ),
         ({"pending": {("a", DAY): 60}, "active": {"2025-04-01": 2}, "limits": {Lane.LIVE: 2}}, []),
-    ],
-)
-def test_a_lane_gets_its_share_of_runs_and_no_more(case: dict[str, Any], expected: list[Any]) -> None:
-    assert lanes(plan(**case)) == expected
+    ]
+    for case, expected in cases:
+        assert lanes(plan(**case)) == expected, case
 
 
 @pytest.mark.clause("BEY-14")
-@pytest.mark.parametrize(
-    ("share", "slots", "waits", "expected"),
-    [
+def test_the_live_share_sets_the_limits() -> None:
+    for share, slots, waits, expected in (
         (0.5, 3, True, {Lane.LIVE: 2, Lane.BULK: 1}),
         (0.5, 3, False, {Lane.LIVE: None, Lane.BULK: 1}),
         (0.5, 10, True, {Lane.LIVE: 9, Lane.BULK: 2}),  # 20,000 units in flight, 5,000 a run: half of four runs
@@ -144,10 +139,9 @@ def test_a_lane_gets_its_share_of_runs_and_no_more(case: dict[str, Any], expecte
         (1.0, 3, True, {Lane.LIVE: None, Lane.BULK: 0}),
         (0.5, 1, True, {Lane.LIVE: 1, Lane.BULK: 1}),
         (0.5, None, True, {Lane.LIVE: None, Lane.BULK: 2}),
-    ],
-)
-def test_the_live_share_sets_the_limits(share: float, slots: int | None, waits: bool, expected: Any) -> None:
-    assert lane_limits(Settings(live_share=share), run_slots=slots, bulk_waits=waits) == expected
+    ):
+        limits = lane_limits(Settings(live_share=share), run_slots=slots, bulk_waits=waits)
+        assert limits == expected, (share, slots, waits)
 
 
 _DATASETS = st.sampled_from(["a", "b", "c"])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from kfm_dagster.notifications.authenticity import (
 )
 from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.settings import Environment, Settings, SnsVerify
+from kfm_dagster.settings import Environment, Settings, SnsVerify, environment
 from kfm_dagster_tests.notifications import signing
 from kfm_dagster_tests.notifications.signing import (
     AT,
@@ -60,35 +61,26 @@ def verdict(folder: Path, body: Any, fetch: CertificateServer | None = None, **s
 
 
 @CLAUSE
-@pytest.mark.parametrize("version", ["1", "2"])
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_what_a_topic_signed_is_verified(tmp_path: Path) -> None:
+    bare = {name: value for name, value in notification().items() if name != "Subject"}
+    confirmation = bare | {"Token": "2336", "SubscribeURL": "https://sns.us-east-1.amazonaws.com/?x"}
+    messages = [
         notification(),
-        {name: value for name, value in notification().items() if name != "Subject"},
+        bare,
         notification(Subject="Prüfung ☂", Message="Subject\nx\nMessageId\ny\n"),
-        notification(
-            Type="SubscriptionConfirmation", Token="2336", SubscribeURL="https://sns.us-east-1.amazonaws.com/?x"
-        ),
-        notification(
-            Type="UnsubscribeConfirmation", Token="2336", SubscribeURL="https://sns.us-east-1.amazonaws.com/?x"
-        ),
-    ],
-    ids=["notification", "no subject", "text", "subscription", "unsubscription"],
-)
-def test_what_a_topic_signed_is_verified(tmp_path: Path, message: dict[str, Any], version: str) -> None:
-    if message["Type"] != "Notification":
-        message = {name: value for name, value in message.items() if name != "Subject"}
-    body = sign(message, signing.signer(), version=version)
-    assert verdict(tmp_path, body).authenticity is Authenticity.VERIFIED
-    # What nobody signs may be anything.
-    assert verdict(tmp_path, body | {"UnsubscribeURL": "https://evil.example/"}).authenticity is Authenticity.VERIFIED
+        *(confirmation | {"Type": kind} for kind in ("SubscriptionConfirmation", "UnsubscribeConfirmation")),
+    ]
+    for message, version in product(messages, ("1", "2")):
+        body = sign(message, signing.signer(), version=version)
+        # What nobody signs may be anything.
+        for sent in (body, body | {"UnsubscribeURL": "https://evil.example/"}):
+            assert verdict(tmp_path, sent).authenticity is Authenticity.VERIFIED, (message, version)
 
 
 @CLAUSE
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_forged_field_is_refused(tmp_path: Path) -> None:
+    signed = sign(notification(), signing.signer())
+    changes: list[dict[str, Any]] = [
         {"Message": '{"Records": [1]}'},
         {"MessageId": "another"},
         {"Subject": "another"},
@@ -111,22 +103,18 @@ def test_what_a_topic_signed_is_verified(tmp_path: Path, message: dict[str, Any]
         {"TopicArn": "arn:aws:sns:us-east-1.evil.example/:123901341784:NewGOES19Object"},
         # The signed text stays as it is; it is only cut into other fields.
         {"MessageId": notification()["MessageId"] + "\nSubject\nAmazon S3 Notification", "Subject": None},
-    ],
-    ids=str,
-)
-def test_a_forged_field_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    body = {
-        name: value for name, value in (sign(notification(), signing.signer()) | change).items() if value is not None
-    }
-    found = verdict(tmp_path, body)
-    assert found.authenticity is Authenticity.INVALID
-    assert 0 < len(found.detail) < 500
+    ]
+    for change in changes:
+        body = {name: value for name, value in (signed | change).items() if value is not None}
+        found = verdict(tmp_path, body)
+        assert found.authenticity is Authenticity.INVALID, change
+        assert 0 < len(found.detail) < 500
 
 
 @CLAUSE
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path) -> None:
+    forger = signing.signer()
+    urls: list[Any] = [
         URL.replace("https", "http"),
         URL.replace("us-east-1", "eu-west-1"),  # AWS, and not this topic's region
         URL.replace("sns.us-east-1", "sns.evil"),
@@ -152,20 +140,16 @@ def test_a_forged_field_is_refused(tmp_path: Path, change: dict[str, Any]) -> No
         "file:///etc/ssl/SimpleNotificationService-0.pem",
         "",
         7,
-    ],
-)
-def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path, url: Any) -> None:
-    forger = signing.signer()
-    fetch = CertificateServer(files={str(url): forger.pem, URL: forger.pem, ISSUER_URL: signing.intermediate().der})
-    body = sign(notification(), forger, url=url)
-    assert verdict(tmp_path, body, fetch).authenticity is Authenticity.INVALID
-    assert fetch.asked == []
+    ]
+    for url in urls:
+        fetch = CertificateServer(files={str(url): forger.pem, URL: forger.pem, ISSUER_URL: signing.intermediate().der})
+        body = sign(notification(), forger, url=url)
+        assert (verdict(tmp_path, body, fetch).authenticity, fetch.asked) == (Authenticity.INVALID, []), url
 
 
 @CLAUSE
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
+def test_a_certificate_that_is_not_snss_at_that_time_is_refused(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"end": AT - timedelta(seconds=1)}, "valid"),
         ({"start": AT + timedelta(seconds=1)}, "valid"),
         ({"names": ["sns.evil.com"]}, "sns.evil.com"),
@@ -176,49 +160,42 @@ def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path, ur
         ({"by": None}, "no authority"),
         ({"by": signing.issue("other", authority=True)}, "no authority"),
         ({"by": signing.issue("leaf", by=signing.root(), names=["sns.amazonaws.com"])}, "no authority"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_certificate_that_is_not_snss_at_that_time_is_refused(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
-    own = signing.signer(**changes)
-    issuer = changes.get("by") or signing.intermediate()
-    fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: issuer.der})
-    found = verdict(tmp_path, sign(notification(), own), fetch)
-    assert found.authenticity is Authenticity.INVALID
-    assert why in found.detail
-    assert not (tmp_path / "certificates").exists(), "only what is good is kept"
+    ]
+    for changes, why in wrong:
+        own = signing.signer(**changes)
+        issuer = changes.get("by") or signing.intermediate()
+        fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: issuer.der})
+        found = verdict(tmp_path, sign(notification(), own), fetch)
+        assert found.authenticity is Authenticity.INVALID, changes
+        assert why in found.detail
+        assert not (tmp_path / "certificates").exists(), "only what is good is kept"
 
 
 @CLAUSE
-@pytest.mark.parametrize(("second", "expected"), [(0, Authenticity.VERIFIED), (1, Authenticity.INVALID)])
-def test_dates_are_held_against_the_messages_own_time(tmp_path: Path, second: int, expected: Authenticity) -> None:
+def test_dates_are_held_against_the_messages_own_time(tmp_path: Path) -> None:
     # A year and a half before this release: on the day of the message, and not today, it has to be valid.
     own = signing.signer(start=AT - timedelta(days=1), end=AT)
-    at = (AT + timedelta(seconds=second)).isoformat()
     fetch = CertificateServer(files={URL: own.pem, ISSUER_URL: signing.intermediate().der})
-    assert verdict(tmp_path, sign(notification(Timestamp=at), own), fetch).authenticity is expected
+    for second, expected in ((0, Authenticity.VERIFIED), (1, Authenticity.INVALID)):
+        at = (AT + timedelta(seconds=second)).isoformat()
+        assert verdict(tmp_path, sign(notification(Timestamp=at), own), fetch).authenticity is expected
 
 
 @CLAUSE
-@pytest.mark.parametrize(
-    ("region", "partition", "name"),
-    [
+def test_every_regions_own_name_is_known(tmp_path: Path) -> None:
+    for region, partition, name in (
         ("eu-west-1", "aws", "sns.amazonaws.com"),
         ("us-east-1", "aws", "sns.us-east-1.amazonaws.com"),
         ("af-south-1", "aws", "sns-signing.af-south-1.amazonaws.com"),
         ("cn-north-1", "aws-cn", "sns-cn-north-1.amazonaws.com.cn"),
         ("us-gov-east-1", "aws-us-gov", "sns-us-gov-west-1.amazonaws.com"),
-    ],
-)
-def test_every_regions_own_name_is_known(tmp_path: Path, region: str, partition: str, name: str) -> None:
-    suffix = ".cn" if partition == "aws-cn" else ""
-    url = f"https://sns.{region}.amazonaws.com{suffix}" + URL.partition(".com")[2]
-    own = signing.signer(names=[name])
-    fetch = CertificateServer(files={url: own.pem, ISSUER_URL: signing.intermediate().der})
-    body = sign(notification(TopicArn=f"arn:{partition}:sns:{region}:123456789012:topic"), own, url=url)
-    assert verdict(tmp_path, body, fetch).authenticity is Authenticity.VERIFIED
+    ):
+        suffix = ".cn" if partition == "aws-cn" else ""
+        url = f"https://sns.{region}.amazonaws.com{suffix}" + URL.partition(".com")[2]
+        own = signing.signer(names=[name])
+        fetch = CertificateServer(files={url: own.pem, ISSUER_URL: signing.intermediate().der})
+        body = sign(notification(TopicArn=f"arn:{partition}:sns:{region}:123456789012:topic"), own, url=url)
+        assert verdict(tmp_path, body, fetch).authenticity is Authenticity.VERIFIED, region
 
 
 @CLAUSE
@@ -335,30 +312,26 @@ def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_
 
 
 @CLAUSE
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
+def test_what_nobody_signed_gives_no_unit(tmp_path: Path, contracts: ContractRegistry) -> None:
+    for body, code in (
         ('{"Records": []}', ParseIssue.SIGNATURE_INVALID),
         (json.dumps(notification()), ParseIssue.SIGNATURE_INVALID),
         ("{", ParseIssue.MALFORMED_JSON),
         ('{"Type": "Other"}', ParseIssue.UNSUPPORTED_SCHEMA_VERSION),
         ('{"Type": ["Notification"]}', ParseIssue.MISSING_REQUIRED_FIELD),
-    ],
-)
-def test_what_nobody_signed_gives_no_unit(
-    tmp_path: Path, contracts: ContractRegistry, body: str, code: ParseIssue
-) -> None:
-    message = delivered(body)
-    found = verdict(tmp_path, body)
-    parsed = parse_message(message, registry=contracts, queue="q", verdict=found)
-    assert [entry.code for entry in parsed.rejections] == [code]
-    assert (parsed.envelopes, parsed.ignored) == ((), ())
+    ):
+        parsed = parse_message(delivered(body), registry=contracts, queue="q", verdict=verdict(tmp_path, body))
+        assert [entry.code for entry in parsed.rejections] == [code]
+        assert (parsed.envelopes, parsed.ignored) == ((), ())
 
 
 @CLAUSE
-@pytest.mark.parametrize(
-    ("env", "endpoint", "expected"),
-    [
+def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("KFM_SNS_VERIFY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        monkeypatch.delenv(name, raising=False)
+    for env, endpoint, expected in (
         (Environment.DEV, None, True),
         (Environment.PROD, None, True),
         (Environment.DEV, LOOPBACK, False),
@@ -366,20 +339,13 @@ def test_what_nobody_signed_gives_no_unit(
         (Environment.PROD, LOOPBACK, True),
         (Environment.DEV, "https://vpce-1.sqs.us-east-1.vpce.amazonaws.com", True),
         (Environment.DEV, "https://sqs.us-east-1.amazonaws.com.evil.com", False),
-    ],
-)
-def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, env: Environment, endpoint: str | None, expected: bool
-) -> None:
-    for name in ("KFM_SNS_VERIFY", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
-        monkeypatch.delenv(name, raising=False)
-    if endpoint:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    assert Settings(home=tmp_path, env=env).verifies_signatures is expected
-    assert Settings(home=tmp_path, env=env, sns_verify=SnsVerify.REQUIRE).verifies_signatures
-    assert not Settings(home=tmp_path, env=env, sns_verify=SnsVerify.OFF).verifies_signatures
-    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    assert Settings(home=tmp_path, env=env).verifies_signatures
+    ):
+        with environment({"AWS_ENDPOINT_URL": endpoint} if endpoint else {}):
+            assert Settings(home=tmp_path, env=env).verifies_signatures is expected, (env, endpoint)
+            assert Settings(home=tmp_path, env=env, sns_verify=SnsVerify.REQUIRE).verifies_signatures
+            assert not Settings(home=tmp_path, env=env, sns_verify=SnsVerify.OFF).verifies_signatures
+            with environment({"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}):
+                assert Settings(home=tmp_path, env=env).verifies_signatures
 
 
 @CLAUSE

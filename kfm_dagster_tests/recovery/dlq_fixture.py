@@ -61,6 +61,17 @@ class DlqFixture:
     queues: ProvisionedQueues
     bodies: set[str] = field(default_factory=set)
 
+    def environment(self) -> dict[str, str]:
+        """The variables by which a command finds ledger, cloud and queues; the messages are made by hand."""
+        settings = self.pipeline.settings
+        return self.cloud.environment() | {
+            "KFM_SNS_VERIFY": "off",
+            "KFM_HOME": str(settings.home),
+            "KFM_WAL_DSN": settings.database_url,
+            "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
+            "KFM_SQS_DLQ_QUEUE": settings.sqs_dlq_queue,
+        }
+
     def body(self, *numbers: int) -> str:
         """One message that announces the volumes of these numbers."""
         return announce([event(number) for number in numbers], registry=self.pipeline.registry).body

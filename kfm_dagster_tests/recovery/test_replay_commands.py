@@ -26,7 +26,6 @@ from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.commands import Call, caller, state_of
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import failed, finished
-from kfm_dagster_tests.no_settings import unset_settings
 from kfm_dagster_tests.recovery.dlq_fixture import DlqFixture
 from kfm_dagster_tests.recovery.replays import (
     NOBODY_ASKED,
@@ -49,13 +48,9 @@ START = ["--reason", "reader fixed", "--confirm"]
 
 
 @pytest.fixture
-def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    unset_settings(monkeypatch)
+def stand(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    found = open_stand(tmp_path / "home", "")
+    found = open_stand(home, "")
     # The commands use the real clock, and so do their workers.
     found.clock.now = datetime.now(UTC) - timedelta(hours=1)
     yield found
@@ -78,16 +73,7 @@ def test_looking_changes_no_table_no_queue_and_no_file(
     dlq_fixture.bring_to("failed", [0, 1, 2], code="size_mismatch")
     dlq_fixture.bring_to("succeeded", [3])
     dlq_fixture.pipeline.queue.send([dlq_fixture.body(9)])
-    settings = dlq_fixture.pipeline.settings
-    variables = {
-        **dlq_fixture.cloud.environment(),
-        "KFM_SNS_VERIFY": "off",  # the messages are made by hand
-        "KFM_HOME": str(settings.home),
-        "KFM_WAL_DSN": settings.database_url,
-        "KFM_SQS_PRIMARY_QUEUE": settings.sqs_primary_queue,
-        "KFM_SQS_DLQ_QUEUE": settings.sqs_dlq_queue,
-    }
-    for name, value in variables.items():
+    for name, value in dlq_fixture.environment().items():
         monkeypatch.setenv(name, value)
     engine = ReplayEngine(pipeline=dlq_fixture.pipeline)
     wanted = document(filters={"event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}})

@@ -179,9 +179,8 @@ def test_a_sampled_attempt_is_whole_and_another_one_is_not_there(attempts: list[
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected", "said"),
-    [
+def test_the_environment_decides_in_opentelemetry_s_own_names(caplog: pytest.LogCaptureFixture) -> None:
+    decisions: list[tuple[dict[str, str], bool, str]] = [
         ({}, False, ""),
         (ENDPOINT, True, ""),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}, True, ""),
@@ -191,14 +190,12 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
         (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, True, ""),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, True, ""),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False, "OTLP over grpc is asked for"),
-    ],
-)
-def test_the_environment_decides_in_opentelemetry_s_own_names(
-    environment: dict[str, str], expected: bool, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert exports("traces", environment) is expected
-    assert said in caplog.text
-    assert bool(caplog.text) == bool(said)
+    ]
+    for environment, expected, said in decisions:
+        caplog.clear()
+        assert exports("traces", environment) is expected, environment
+        assert said in caplog.text
+        assert bool(caplog.text) == bool(said), environment
 
 
 def test_an_exporter_that_is_not_installed_is_one_line_and_no_error(

@@ -1,0 +1,28 @@
+"""An application of the console behind a real socket, served as `kfm console` serves it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from kfm_dagster.console.bounds import BoundedConnection
+
+
+@contextmanager
+def served(application: ASGIApp) -> Iterator[int]:
+    """Serve an application on a free port of this machine, which is yielded."""
+    config = uvicorn.Config(application, port=0, log_level="critical", lifespan="off", http=BoundedConnection)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
