@@ -20,23 +20,12 @@ from kfm_dagster.notifications.messages import QueueDepth, QueueRules, SendOutco
 from kfm_dagster.notifications.sqs import MAX_SEND_BYTES, Queue, connect, connect_dead_letters
 from kfm_dagster.settings import Settings
 
-
-@pytest.fixture(scope="module")
-def moto_endpoint(cloud: EmbeddedCloud) -> str:
-    return cloud.endpoint_url
-
-
-def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+pytestmark = pytest.mark.usefixtures("aws")
 
 
 @pytest.fixture
-def queue(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Queue:
+def queue(aws: EmbeddedCloud) -> Queue:
     """A fresh queue of the test's own."""
-    use_endpoint(monkeypatch, moto_endpoint)
     name = f"q-{uuid.uuid4()}"
     client().create_queue(QueueName=name)
     return connect(Settings(receive_threads=4), name=name)
@@ -107,8 +96,7 @@ def test_visibility_decides_when_a_message_comes_again(queue: Queue) -> None:
     assert queue.change_visibility([("no receipt", 5)]) == [("no receipt", 5)]
 
 
-def test_missing_queue_says_what_to_do(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_endpoint(monkeypatch, moto_endpoint)
+def test_missing_queue_says_what_to_do() -> None:
     queue = connect(Settings(sqs_primary_queue="not-there"))
     uses = (queue.depth, queue.rules, lambda: queue.receive(1, budget_seconds=1), lambda: queue.delete(["r"]))
     for use in (*uses, lambda: queue.send(["body"])):
@@ -119,14 +107,14 @@ def test_missing_queue_says_what_to_do(moto_endpoint: str, monkeypatch: pytest.M
 
 
 def test_silent_endpoint_is_unavailable_and_shows_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_endpoint(monkeypatch, "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(QueueUnavailableError, match="does not answer") as caught:
         connect(Settings()).depth()
     assert "testing" not in str(caught.value)
 
 
 def test_connecting_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_endpoint(monkeypatch, "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     assert connect(Settings()).name == "kfm-nodd-primary"
     assert connect_dead_letters(Settings()).name == "kfm-nodd-dlq"
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-import boto3
 import pytest
 
 from kfm_dagster.demo.cloud import EmbeddedCloud
@@ -23,21 +20,11 @@ pytestmark = [pytest.mark.clause("BEY-10"), pytest.mark.one_database]
 BUCKET = "kfm-retention"
 
 
-@pytest.fixture
-def s3(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of a bucket."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint_url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    client = boto3.client("s3", region_name="us-east-1")
-    client.create_bucket(Bucket=BUCKET)
-    yield client
-    client.close()
-
-
 def test_old_objects_of_a_bucket_go_and_others_stay(
-    s3: Any, database: Database, monkeypatch: pytest.MonkeyPatch
+    aws: EmbeddedCloud, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket=BUCKET)
     store = open_store(f"s3://{BUCKET}/storage")
     messages = [SqsMessage(message_id=str(number), body="{}") for number in range(6)]
     landed = [Landing(store).land([message]) for message in messages]
