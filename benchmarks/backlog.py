@@ -37,9 +37,9 @@ from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.exports.validation import figure
+from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.settings import Settings, environment
 
 DAY_OF_RUN = DAY + timedelta(days=1)

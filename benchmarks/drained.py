@@ -20,8 +20,8 @@ from benchmarks.processes import CODE_SERVER, MemoryWatch, cpu_seconds_by_proces
 from benchmarks.surroundings import Surroundings
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.settings import Settings, environment

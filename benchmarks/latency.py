@@ -45,9 +45,9 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.exports.validation import figure
 from kfm_dagster.followers.virtual.day import LIST
 from kfm_dagster.followers.virtual.follower import VirtualZarr
+from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from functools import cache
 
+import dagster as dg
+
 from fault_injection.injector import Injector, activate
-from kfm_dagster.definitions import code_location
+from kfm_dagster.definitions import build_definitions
 from kfm_dagster.settings import Settings
 
 
@@ -19,4 +21,9 @@ def in_force(settings: Settings) -> Injector:
     return activate(settings)
 
 
-defs = code_location(in_force)
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Return the definitions of the environment, once its plan is in force."""
+    settings = Settings.load()
+    in_force(settings)
+    return build_definitions(settings)

@@ -136,18 +136,6 @@ def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: s
     return _refusal(text, wrong, source=source, error=CardError)
 
 
-def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
-    """Return a file's JSON Schema (2020-12), for editors and CI.
-
-    Published as docs/spec/NAME.schema.json. It has the form of each part; reading also checks the rules between parts.
-    """
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:{urn}",
-        **model.model_json_schema(),
-    }
-
-
 def own_folder() -> Path:
     """Return the folder `configs/`: in the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import dagster as dg
 
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
@@ -51,17 +49,7 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     )
 
 
-def code_location(prepare: Callable[[Settings], object] = lambda _: None) -> Callable[..., dg.Definitions]:
-    """Return a function that loads the definitions of the environment, after calling `prepare`."""
-
-    @dg.definitions
-    def location() -> dg.Definitions:
-        """Return the definitions."""
-        settings = Settings.load()
-        prepare(settings)
-        return build_definitions(settings)
-
-    return location
-
-
-defs = code_location()
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Return the definitions of the environment."""
+    return build_definitions(Settings.load())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kfm_dagster.ingest.progress import Progress as QueueProgress
+from kfm_dagster.ingest.acknowledgement import Progress as QueueProgress
 
 
 def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bool = False) -> Progress:

@@ -27,9 +27,8 @@ from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, SHOWN_IN_PLACE, faili
 from kfm_dagster.defs.pictures import arrival_plot, footprint_map
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount
-from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, StacRegister
-from kfm_dagster.ingest.path_arrivals import product_of
+from kfm_dagster.ingest.path_arrivals import product_of, read_table
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.ledger.state_machine import Status

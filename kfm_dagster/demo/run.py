@@ -16,10 +16,10 @@ from kfm_dagster.deployment.drain import DrainResult, account, drain, flush_line
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import hold_roots
-from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord

@@ -14,10 +14,10 @@ from typing import Any
 from kfm_dagster.addresses import shown
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.ingest.acknowledgement import Progress, progress
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence
 from kfm_dagster.ingest.path_arrivals import days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.progress import Progress, progress
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status

@@ -1,7 +1,7 @@
-"""Acknowledgement: delete messages of terminal units, hide messages of retrying units.
+"""Acknowledgement: delete messages of terminal units, hide messages of retrying units, count the rest.
 
-Belongs here: work on both the ledger's deliveries and the queues. Does not belong here: which messages are due
-(`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
+Belongs here: work on both the ledger and the queues, and their remaining work until a queue is drained. Does not belong
+here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TypeVar
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.ledger.deliveries import Deliveries, DueBackoff, DueMessage
+from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.notifications.sqs import Queue
 
 Due = TypeVar("Due", bound=DueMessage)
@@ -65,3 +67,37 @@ class Acknowledger:
             except QueueUnavailableError:
                 return  # only the messages of this queue stay due
             yield queue, drained
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """A snapshot of queue and ledger. `waiting` counts failed units that will be retried."""
+
+    queued: int
+    units: int
+    terminal: int
+    in_flight: int
+    waiting: int
+
+    @property
+    def drained(self) -> bool:
+        """Tell whether nothing is left to do."""
+        return self.queued == 0 and self.in_flight == 0 and self.waiting == 0
+
+
+def progress(queue: Queue, ledger: Ledger) -> Progress:
+    """Return the present progress. Raises QueueUnavailableError or DatabaseUnavailableError."""
+    depth = queue.depth()
+    totals = dict.fromkeys(Status, 0)
+    with ledger.database.snapshot() as tx:
+        counts = ledger.counts(tx=tx)
+    for by_status in counts.values():
+        for status, units in by_status.items():
+            totals[status] += units
+    return Progress(
+        queued=depth.visible + depth.in_flight + depth.delayed,
+        units=sum(totals.values()),
+        terminal=totals[Status.SUCCEEDED] + totals[Status.QUARANTINED],
+        in_flight=totals[Status.PENDING] + totals[Status.IN_PROGRESS],
+        waiting=totals[Status.FAILED],
+    )

@@ -71,14 +71,9 @@ class IntakeReport:
 
     def joined(self, other: IntakeReport) -> IntakeReport:
         """Return the report of both parts of one tick."""
-        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        names = [field.name for field in dataclasses.fields(self) if type(getattr(self, field.name)) is int]
+        counts = {name: getattr(self, name) + getattr(other, name) for name in names}
         return dataclasses.replace(self, **counts, work=self.work | other.work)
-
-
-_COUNTS = (
-    "received", "created", "completions", "closings", "requeued", "known", "ignored", "rejected", "deleted",
-    "postponed", "unverified",
-)  # fmt: skip
 
 
 def take_in(

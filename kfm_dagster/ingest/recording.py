@@ -88,7 +88,7 @@ def record_messages(
     _, refused = write_all_but_refused(tx, entries, write)
     if refused:
         # Without text from the sender; the landing zone has the message.
-        write([(_bare(delivery), [_refusal(delivery, reason)]) for (delivery, _), reason in refused])
+        write([_refused(delivery, reason) for (delivery, _), reason in refused])
     _count(parsed, database_refused=len(refused)).write(tx)
     rejected = [delivery for delivery, rejections in entries if rejections]
     return {delivery.message_id for delivery in (*rejected, *(delivery for (delivery, _), _ in refused))}
@@ -147,17 +147,10 @@ def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landi
     )
 
 
-def _bare(delivery: Delivery) -> Delivery:
-    return dataclasses.replace(delivery, sns_message_id=None, topic_arn=None, ignored=(), state=DeliveryState.IN_FLIGHT)
-
-
-def _refusal(delivery: Delivery, reason: str) -> Rejection:
-    return Rejection(
-        message_id=delivery.message_id,
-        record_index=0,
-        reason_code=ParseIssue.DATABASE_REFUSED,
-        detail=reason,
-    )
+def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]]:
+    bare = dataclasses.replace(delivery, sns_message_id=None, topic_arn=None, ignored=(), state=DeliveryState.IN_FLIGHT)
+    code = ParseIssue.DATABASE_REFUSED
+    return bare, [Rejection(message_id=delivery.message_id, record_index=0, reason_code=code, detail=reason)]
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:

@@ -91,10 +91,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
         with node.pipeline.database.transaction() as tx:
             claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
             failed = _still_failed(node, tx)
-            compensated = {}
-            for stage in _with_effects(node, states):
-                undone = stage.compensate(tx=tx)
-                compensated[stage.kind] = dict(undone or {})
+            compensated = {stage.kind: stage.compensate(tx=tx) or {} for stage in _with_effects(node, states)}
             _take_back_run_state(node, states, tx)
             rollback = Rollback(compensated=compensated, claims=claims)
             _audit(node, failed, rollback, tx)

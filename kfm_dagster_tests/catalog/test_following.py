@@ -16,7 +16,7 @@ from kfm_dagster.catalog.following import LEASE, FollowerRunner
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.outbox.store import FIRST_PAUSE, LONGEST_PAUSE
+from kfm_dagster.outbox import FIRST_PAUSE, LONGEST_PAUSE
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.catalog.test_undo import unit

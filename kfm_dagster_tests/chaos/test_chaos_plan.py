@@ -13,9 +13,9 @@ import yaml
 from fault_injection.injector import PLAN_VARIABLE, activate
 from fault_injection.plan import Kill, Plan, load_plan, parse_plan
 from kfm_dagster import failpoints
-from kfm_dagster.configs import json_schema
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.settings import Environment, Settings
+from kfm_dagster_tests.schemas import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA_FILE = ROOT / "docs" / "spec" / "chaos-plan.schema.json"

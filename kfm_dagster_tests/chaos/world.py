@@ -22,11 +22,11 @@ from openlineage.client.transport.transport import Transport
 
 from fault_injection.injector import injecting
 from fault_injection.plan import parse_plan
+from kfm_dagster.ingest.acknowledgement import progress
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
-from kfm_dagster.ingest.progress import progress
 from kfm_dagster.lineage.backend import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.sqs import connect

@@ -14,13 +14,13 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from kfm_dagster.configs import json_schema
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.contracts.model import CANONICAL_FIELDS, DatasetContract
 from kfm_dagster.errors import ContractError
 from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
 from kfm_dagster.readers.registry import refuse_orphans
+from kfm_dagster_tests.schemas import json_schema
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"
 SCHEMA = json_schema(DatasetContract, urn="kfm.nodd.dataset:v1")

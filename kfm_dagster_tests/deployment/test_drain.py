@@ -17,9 +17,9 @@ from kfm_dagster.deployment.drain import drain, say_what_is_held
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import Backfill, find_backfill, listed_backfills

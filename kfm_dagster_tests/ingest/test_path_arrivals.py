@@ -15,9 +15,8 @@ import pytest
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET, ELEVATIONS, FREQUENCY_MHZ, make_nexrad_level2
 from kfm_dagster.exports.validation import dimensional_closure
 from kfm_dagster.ingest import path_arrivals
-from kfm_dagster.ingest.arrival_table import read_table
 from kfm_dagster.ingest.nodes import MetadataExtract
-from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of
+from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of, read_table
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.refractivity import PathError
 from kfm_dagster.path.volume import VolumeFacts

@@ -29,9 +29,9 @@ from kfm_dagster.deployment.doctor.instance import check_broker
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.failpoints import Failpoint
+from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.progress import Progress
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds

@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 
+from kfm_dagster import outbox
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.jobs import PATH_JOB
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
@@ -21,7 +22,6 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.path_arrivals import LOOKS_BACK, PAUSE
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.outbox import store
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
@@ -97,7 +97,7 @@ def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
     web_server: WebServer, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A clock that runs is not waited for.
-    monkeypatch.setattr(store, "FIRST_PAUSE", timedelta(0))
+    monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(0))
     assert face.tick("nodd_due").skip_message.endswith("; no alert fires")
     record = Record(face.pipeline.database, at=face.pipeline.clock())
     record.gate("G7", run="r1")

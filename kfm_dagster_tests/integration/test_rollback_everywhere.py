@@ -22,7 +22,7 @@ from kfm_dagster.ingest.nodes import Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.outbox.store import LONGEST_PAUSE
+from kfm_dagster.outbox import LONGEST_PAUSE
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.followers.announcements.changes import subscribed

@@ -11,7 +11,6 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from kfm_dagster.configs import json_schema
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ConfigurationError, ContractError
 from kfm_dagster.ledger.state_machine import Status
@@ -19,6 +18,7 @@ from kfm_dagster.recovery.replay.selection import Selection, load_selection, par
 from kfm_dagster.recovery.replay.units import select
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.recovery.replays import Stand, document, repair, selection
+from kfm_dagster_tests.schemas import json_schema
 from kfm_dagster_tests.transactions import own_tx
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "spec" / "replay-selection.schema.json"

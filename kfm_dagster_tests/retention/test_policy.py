@@ -10,11 +10,12 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from kfm_dagster.configs import CardError, json_schema, own_folder
+from kfm_dagster.configs import CardError, own_folder
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.retention.policy import RETENTION, RetentionKind, RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster_tests.schemas import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = 'version: "1.0.0"\nkeep:\n'

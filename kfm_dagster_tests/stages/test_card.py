@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.cli.main import kfm
-from kfm_dagster.configs import CardError, json_schema, own_folder, parse
+from kfm_dagster.configs import CardError, own_folder, parse
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
@@ -34,6 +34,7 @@ from kfm_dagster.stages.card import (
 )
 from kfm_dagster.stages.conditions import Condition
 from kfm_dagster.stages.gates.verdict import Gate, Stop
+from kfm_dagster_tests.schemas import json_schema
 
 UNDECLARED = "delivery: at_least_once\n"
 DECLARED = """delivery: exactly_once

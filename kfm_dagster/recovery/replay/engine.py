@@ -8,7 +8,7 @@ not belong here: rules (`plan.py`, `limits.py`, `units.py`), rows (`runs.py`).
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +34,7 @@ from kfm_dagster.recovery.replay.limits import (
 from kfm_dagster.recovery.replay.plan import PlannedReplay, kill_switch, look, refused_as_asked
 from kfm_dagster.recovery.replay.runs import (
     ENDED,
+    NEXT_STATES,
     Account,
     Differing,
     ReplayRun,
@@ -190,19 +191,15 @@ class ReplayEngine:
 
     def pause(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """Admit no unit until the replay is resumed; admitted units continue. Raises RefusedError."""
-        return self._change(
-            replay_run_id, {ReplayState.RUNNING}, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED
-        )
+        return self._change(replay_run_id, ReplayState.PAUSED, decision, GovernanceAction.REPLAY_PAUSED)
 
     def stop(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """End a replay; admitted units continue. Raises RefusedError."""
-        running = {ReplayState.RUNNING, ReplayState.PAUSED}
-        return self._change(replay_run_id, running, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
+        return self._change(replay_run_id, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
     def resume(self, replay_run_id: str, decision: Decision) -> ReplayRun:
         """Resume a replay; differing results so far count as seen. Raises RefusedError."""
-        halted = {ReplayState.PAUSED, ReplayState.STOPPED}
-        return self._change(replay_run_id, halted, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
+        return self._change(replay_run_id, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
     def report(self, replay_run_id: str) -> Report:
         """Return the report of a replay. Raises UnknownNameError."""
@@ -296,14 +293,11 @@ class ReplayEngine:
         )
 
     def _change(
-        self,
-        replay_run_id: str,
-        allowed: Collection[ReplayState],
-        to_state: ReplayState,
-        decision: Decision,
-        action: GovernanceAction,
+        self, replay_run_id: str, to_state: ReplayState, decision: Decision, action: GovernanceAction
     ) -> ReplayRun:
         """Change a replay's state by a person's decision, and log it. Raises RefusedError."""
+        # A planned replay is started by the engine alone.
+        allowed = {state for state, following in NEXT_STATES.items() if to_state in following} - {ReplayState.PLANNED}
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
             run = runs.get(tx, replay_run_id)

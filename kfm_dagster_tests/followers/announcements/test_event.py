@@ -12,7 +12,6 @@ import pytest
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.validation import _validators
-from kfm_dagster.configs import json_schema
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.announcements.event import ROOM_BYTES, EventWriter, ItemReference
@@ -21,6 +20,7 @@ from kfm_dagster.followers.announcements.wis2 import LARGEST_BYTES
 from kfm_dagster_tests.catalog.envelopes import box, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.followers.announcements.changes import TEXT, item_of
 from kfm_dagster_tests.followers.changes import change
+from kfm_dagster_tests.schemas import json_schema
 
 HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[3]
 SOURCE = "urn:kfm:nodd:catalog"

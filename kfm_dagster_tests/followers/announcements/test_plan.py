@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from kfm_dagster.configs import CardError, json_schema, own_folder
+from kfm_dagster.configs import CardError, own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
@@ -20,6 +20,7 @@ from kfm_dagster.followers.announcements.source import AnnouncementSource
 from kfm_dagster.followers.announcements.webhook import tokens_of
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.schemas import json_schema
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = 'version: "1.0.0"\nsubscriptions:\n'

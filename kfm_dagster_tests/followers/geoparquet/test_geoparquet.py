@@ -31,7 +31,7 @@ from kfm_dagster.followers.geoparquet import days, parts
 from kfm_dagster.followers.geoparquet.days import files_of, read_days
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
 from kfm_dagster.followers.geoparquet.rows import to_items
-from kfm_dagster.outbox.store import LONGEST_PAUSE
+from kfm_dagster.outbox import LONGEST_PAUSE
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests import databases

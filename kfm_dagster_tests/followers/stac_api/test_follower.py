@@ -21,7 +21,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
-from kfm_dagster.outbox.store import LONGEST_PAUSE
+from kfm_dagster.outbox import LONGEST_PAUSE
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.test_following import operations
 from kfm_dagster_tests.catalog.test_undo import unit
