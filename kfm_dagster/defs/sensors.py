@@ -97,7 +97,7 @@ def ingest_sensors(
         state.ensure_ready(opened.settings, opened.database)
         say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
         dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
-        look_after(opened, state, ledger, dead=dead, warn=warn)
+        look_after(opened, state, dead=dead, warn=warn)
         dead.forget_ended()
         ReplayEngine(pipeline=opened).advance_all(say=say)
         IntentRecovery(pipeline=opened).advance(state.intents, say=say)

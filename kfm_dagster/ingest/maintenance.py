@@ -14,13 +14,10 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.errors import DatabaseUnavailableError, KfmError
-from kfm_dagster.idempotent_node.wal import Intents
 from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
-from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.redaction import error_text, redacted_error
-from kfm_dagster.stages.lifecycle import StageLifecycle
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +27,6 @@ Result = TypeVar("Result")
 def look_after(
     pipeline: Pipeline,
     state: ProcessState,
-    ledger: Ledger,
     *,
     dead: Callable[[Iterable[str]], Collection[str]],
     warn: Callable[[str], None],
@@ -44,8 +40,8 @@ def look_after(
 
     def retry() -> None:
         limit = pipeline.settings.max_in_flight_units
-        with ledger.database.transaction() as tx:
-            due.update(ledger.retry_due(now=pipeline.clock(), limit=limit, tx=tx))
+        with pipeline.database.transaction() as tx:
+            due.update(pipeline.ledger.retry_due(now=pipeline.clock(), limit=limit, tx=tx))
 
     def watch() -> None:
         state.feeds_due = FeedWatch(pipeline).watch(state.feeds_due)
@@ -56,9 +52,7 @@ def look_after(
             warn(failure)
 
     steps: dict[str, Callable[[], object]] = {
-        "giving back what dead runs held": lambda: give_back(
-            ledger, intents=pipeline.nodes.intents, lifecycle=pipeline.stages.lifecycle, dead=dead, warn=warn
-        ),
+        "giving back what dead runs held": lambda: give_back(pipeline, dead=dead, warn=warn),
         "letting due retries in": retry,
         "deleting finished messages": pipeline.acknowledger.acknowledge,
         "watching feeds": watch,
@@ -83,18 +77,14 @@ def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) 
 
 
 def give_back(
-    ledger: Ledger,
-    *,
-    intents: Intents,
-    lifecycle: StageLifecycle,
-    dead: Callable[[Iterable[str]], Collection[str]],
-    warn: Callable[[str], None],
+    pipeline: Pipeline, *, dead: Callable[[Iterable[str]], Collection[str]], warn: Callable[[str], None]
 ) -> None:
     """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
 
     `dead` selects the dead ones of root run ids. Their pending intents fail, and are given up once a later run has done
     the same node's work.
     """
+    ledger, intents, lifecycle = pipeline.ledger, pipeline.nodes.intents, pipeline.stages.lifecycle
     claim_runs: Collection[str] = ()
     intent_runs: Collection[str] = ()
     stage_runs: Collection[str] = ()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
+from enum import Enum
 from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import urlencode
 
@@ -133,6 +134,8 @@ def json_row(row: Any) -> dict[str, Any]:
 def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return rfc3339(value)
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, Mapping | BaseModel) or is_dataclass(value):
         return json_row(value)
     return [_json_value(part) for part in value] if isinstance(value, list | tuple) else value

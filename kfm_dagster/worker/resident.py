@@ -226,9 +226,8 @@ class Worker:
     def _look(self) -> set[DayKey]:
         """Maintain the ledger; return the days with due retries or overdue pending units."""
         dead = {*self.locks.dead(), *self._ended}
-        ledger = self.pipeline.ledger
         due = look_after(
-            self.pipeline, self.state, ledger, dead=lambda runs: [run for run in runs if run in dead], warn=self.warn
+            self.pipeline, self.state, dead=lambda runs: [run for run in runs if run in dead], warn=self.warn
         )
         self.locks.forget(dead)
         self._ended -= dead

@@ -201,7 +201,7 @@ def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
     assert {status[item.uri] for item in objects[:SOUND]} == {Status.SUCCEEDED}
     work_until_done(pipeline)
     warnings: list[str] = []
-    look_after(pipeline, ProcessState(), pipeline.ledger, dead=lambda _: (), warn=warnings.append)
+    look_after(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
     EvidenceCollector(pipeline).collect()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     assert (warnings, cases.due(limit=1)) == ([], [])

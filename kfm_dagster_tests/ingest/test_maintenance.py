@@ -40,11 +40,11 @@ def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, mon
     for place, name in zip(places, STEPS, strict=True):
         monkeypatch.setattr(place, name, step(name))
     warnings: list[str] = []
-    due = look_after(pipeline, ProcessState(), pipeline.ledger, dead=lambda _: (), warn=warnings.append)
+    due = look_after(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
     assert done == list(STEPS)
     assert list(due) == ([] if failing == "retry_due" else [("hrrr", "2025-04-02")])
     assert ["OverflowError" in line and "secret" not in line for line in warnings] == [True]
     # Without the database no step goes.
     for error in (OperationalError("SELECT", {}, Exception("away")), DatabaseUnavailableError()):
         with pytest.raises((type(error), DatabaseUnavailableError)):
-            look_after(pipeline, ProcessState(), pipeline.ledger, dead=lambda _: (), warn=warnings.append)
+            look_after(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)

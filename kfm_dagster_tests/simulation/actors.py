@@ -63,8 +63,7 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
         actor.named_dead |= frozenset(found)
         return found
 
-    intents, lifecycle = pipeline.nodes.intents, pipeline.stages.lifecycle
-    give_back(pipeline.ledger, intents=intents, lifecycle=lifecycle, dead=dead, warn=lambda _: None)
+    give_back(pipeline, dead=dead, warn=lambda _: None)
     for run_id in sorted(actor.named_dead):
         world.retry_run(run_id)
     actor.named_dead = frozenset()

@@ -171,17 +171,6 @@ class Request:
         return self.selection.spec.limits.batch_size or self.limits.default_batch_size
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestFacts:
-    """The ledger's facts about a request. `more` tells that records beyond the limit match."""
-
-    records: int
-    more: bool
-    switched_off: frozenset[str]
-    newer_results: int
-    code_version: str
-
-
 RATES = ("records_per_second", "batches_per_minute")
 """Limits that a replay's own options may lower."""
 REMEMBERED = timedelta(hours=1)

@@ -18,7 +18,7 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.review import Units
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.replay.limits import Guard, GuardError, Refusal, Request, RequestFacts
+from kfm_dagster.recovery.replay.limits import Guard, GuardError, Refusal, Request
 from kfm_dagster.recovery.replay.selection import Mode, Selection
 from kfm_dagster.recovery.replay.units import (
     Admission,
@@ -188,39 +188,29 @@ def refused_as_asked(request: Request) -> tuple[Refusal, ...]:
     return refused_to_look(request) + _given(*amounts(request), approval(request), change_reference(request))
 
 
-def refused_by_facts(request: Request, found: RequestFacts) -> tuple[Refusal, ...]:
-    """Return the refusals that follow from the ledger's facts."""
-    return _given(
-        selected_records(request, found),
-        needed_batches(request, found),
-        kill_switch(request, found.switched_off),
-        downgrade(request, found),
-    )
-
-
 def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
     return tuple(refusal for refusal in refusals if refusal is not None)
 
 
-def selected_records(request: Request, found: RequestFacts) -> Refusal | None:
+def selected_records(request: Request, records: int, *, more: bool) -> Refusal | None:
     """Refuse more records than one replay may have, unless the selection has a limit itself."""
-    if not found.more or request.selection.spec.limits.max_records is not None:
+    if not more or request.selection.spec.limits.max_records is not None:
         return None
     return Refusal(
         guard=Guard.MAX_SELECTION_RECORDS,
         what="too many records match",
-        observed=f"more than {found.records}",
+        observed=f"more than {records}",
         expected=f"at most {request.max_records} in {request.env}",
         next_step="narrow the selection, or take the first ones (--limit)",
     )
 
 
-def needed_batches(request: Request, found: RequestFacts) -> Refusal | None:
+def needed_batches(request: Request, records: int) -> Refusal | None:
     """Refuse a selection that needs more batches than it, or the environment, allows."""
     return _too_many(
         Guard.MAX_BATCHES,
         "the selection needs too many batches",
-        -(-found.records // request.batch_size),
+        -(-records // request.batch_size),
         min(request.selection.spec.limits.max_batches or request.max_batches, request.max_batches),
         "narrow the selection, or make the batches larger",
     )
@@ -239,14 +229,14 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | Non
     )
 
 
-def downgrade(request: Request, found: RequestFacts) -> Refusal | None:
+def downgrade(request: Request, newer_results: int, *, code_version: str) -> Refusal | None:
     """Refuse to replace results of a newer release (RPL-07)."""
-    if not found.newer_results or request.selection.spec.options.allow_downgrade:
+    if not newer_results or request.selection.spec.options.allow_downgrade:
         return None
     return Refusal(
         guard=Guard.DOWNGRADE,
         what="results of a newer release would be replaced",
-        observed=f"{found.newer_results} results newer than {found.code_version}",
+        observed=f"{newer_results} results newer than {code_version}",
         expected="results of this release or an older one",
         next_step="run it with that release, or approve it with --allow-downgrade",
     )
@@ -356,12 +346,12 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         limit = min(selection.spec.limits.max_records or request.max_records, request.max_records)
         units, more = select(selection, registry=registry, limit=limit, tx=tx)
     skip_reasons = [rules.skip_reason(unit) for unit in units]
-    facts = RequestFacts(
-        records=len(units),
-        more=more,
-        switched_off=rules.switched_off & ({unit.dataset for unit in units} or set(datasets)),
-        newer_results=sum(rules.is_newer(unit.made_by) for unit in units),
-        code_version=rules.code_version,
+    newer_results = sum(rules.is_newer(unit.made_by) for unit in units)
+    refusals = _given(
+        selected_records(request, len(units), more=more),
+        needed_batches(request, len(units)),
+        kill_switch(request, rules.switched_off & ({unit.dataset for unit in units} or set(datasets))),
+        downgrade(request, newer_results, code_version=rules.code_version),
     )
     return PlannedReplay(
         selection=selection,
@@ -370,7 +360,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         batch_size=request.batch_size,
         skipped=Counter(reason for reason in skip_reasons if reason is not None),
         seconds=_least_seconds(request, len(units)),
-        refusals=refused_as_asked(request) + refused_by_facts(request, facts),
+        refusals=refused_as_asked(request) + refusals,
         listings=listings,
         others={} if units or listings else count_by_status(selection, registry=registry, tx=tx),
     )

@@ -14,13 +14,13 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.views.view import json_row
 
 
 @unique
@@ -71,22 +71,10 @@ class ReplayRun:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
-        return {
-            "replay_run_id": self.replay_run_id,
-            "name": self.name,
-            "mode": self.selection.spec.mode.value,
-            "env": self.env.value,
-            "state": self.state.value,
-            "state_reason": self.state_reason,
-            "spec_sha256": self.spec_sha256,
-            "batches": self.batches,
-            "actor": self.decision.actor,
-            "reason": self.decision.reason,
-            "change_ref": self.decision.change_ref,
-            "created_at": rfc3339(self.created_at),
-            "updated_at": rfc3339(self.updated_at),
-            "finished_at": None if self.finished_at is None else rfc3339(self.finished_at),
-        }
+        own = ("replay_run_id", "name", "env", "state", "state_reason", "spec_sha256", "batches")
+        run = {name: getattr(self, name) for name in (*own, "created_at", "updated_at", "finished_at")}
+        decision = {name: getattr(self.decision, name) for name in ("actor", "reason", "change_ref")}
+        return json_row({**run, "mode": self.selection.spec.mode, **decision})
 
 
 @unique

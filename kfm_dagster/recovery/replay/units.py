@@ -16,7 +16,6 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.governance.switches import EVERY_DATASET
@@ -26,6 +25,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.recovery.replay.selection import Selection
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.views.view import json_row
 
 
 @unique
@@ -66,15 +66,8 @@ class SelectedUnit:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form."""
-        return {
-            "wal_id": self.wal_id,
-            "dataset": self.dataset,
-            "status": self.status.value,
-            "event_time": rfc3339(self.event_time),
-            "attempts": self.attempts,
-            "last_error_code": self.error_code,
-            "object_uri": self.object_uri,
-        }
+        names = ("wal_id", "dataset", "status", "event_time", "attempts", "object_uri")
+        return json_row({name: getattr(self, name) for name in names} | {"last_error_code": self.error_code})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
