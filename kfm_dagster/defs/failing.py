@@ -10,8 +10,8 @@ import dagster as dg
 
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.errors import DependencyUnavailableError, ForeignRootError, KfmError
+from kfm_dagster.ingest.chain import retry_in, roll_back_or_leave
 from kfm_dagster.ingest.node import ChainNode
-from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.node import StageNode
 

@@ -1,24 +1,40 @@
-"""A dataset's chain in one process: a run as by Dagster's ops and IO manager.
+"""A dataset's chain in one process, and the rollback of a run after a stage failed for good (PCS-03).
 
-Belongs here: running the nodes without Dagster. Does not belong here: the nodes (`nodes.py`), or the run contract
-around each (`stages/run_contract.py`).
+A rollback undoes the run's other stages, too: those before the failed one, and those after it of an earlier process of
+the run, because a re-execution may fail sooner. One transaction, in reverse topological order: first it releases the
+claims, so that no effect is undone that another run may rely on; then it withdraws lineage, restores Items byte for
+byte, and revokes each stage's output in run-state, after the commit if run-state is outside the database.
+
+Belongs here: running the nodes without Dagster, and taking a run back. Does not belong here: the nodes (`nodes.py`),
+the run contract around each (`stages/run_contract.py`), what the failed stage undoes itself (`stages/lifecycle.py`), or
+runs whose process died: they are not rolled back, because the next attempt of their units converges.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.errors import ExitCode, KfmError
+from kfm_dagster.idempotent_node.checkpoint import lock_node
 from kfm_dagster.ingest.configuration import Configuration
-from kfm_dagster.ingest.node import ChainNode
+from kfm_dagster.ingest.node import ChainNode, EffectNode
 from kfm_dagster.ingest.nodes import MessageParse, chain, operators
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
-from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
+from kfm_dagster.ledger.reports import RecoverReport
+from kfm_dagster.redaction import error_text, redacted_error
+from kfm_dagster.run_state.record import Outcome, RunState
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import StageState
+from kfm_dagster.stages.failure import at_fault, classify, may_be_of_a_unit
+from kfm_dagster.stages.store import StageAttempt
+from kfm_dagster.storage.database import Transaction
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,3 +87,214 @@ def read_configuration(settings: Settings) -> Configuration:
     configuration = Configuration.load(settings)
     configuration.card.refuse_unknown_stages((*operators(), PATH_ARRIVAL))
     return configuration
+
+
+_ROLLED_BACK = "run rolled back"
+
+
+class ClaimsLostError(KfmError):
+    """A run cannot be rolled back, because others may rely on what it did."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class _TakenOverError(Exception):
+    """Another process of the run works on the stage that failed, or has ended it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollback:
+    """The undone effects of a run in a dataset by stage, last first, and the released claims."""
+
+    compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    claims: RecoverReport = field(default_factory=RecoverReport)
+
+    def __str__(self) -> str:
+        done = "; ".join(f"{stage}: {_counts(undone)}" for stage, undone in self.compensated.items())
+        units = {
+            "pending again": len(self.claims.requeued),
+            "quarantined": len(self.claims.quarantined),
+            "failed": len(self.claims.failed),
+        }
+        return f"{done}; units: {_counts(units)}" if done else f"units: {_counts(units)}"
+
+
+def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | None:
+    """Return the seconds until the retry of a failed stage; None if its run must be rolled back.
+
+    `tries` is the number of the caller's tries.
+    """
+    return node.pipeline.stages.lifecycle.retry_in(node.run_id, node.kind, classify(error), tries=tries)
+
+
+def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
+    """Undo a run's effects in a dataset after stage `node` failed for good; None: nothing to do.
+
+    `because` becomes the last error of every unit of the run, which names stage and gate for units in quarantine.
+
+    Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
+    earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
+    and the units' next attempt finds and completes the effects. If only the work after the commit fails, revokes the
+    outputs in a run-state outside the database once more.
+    """
+    states = list(_standing(node))
+    with node.pipeline.database.snapshot() as tx:
+        has_failed = _failed(node, tx) is not None
+    if not has_failed or not states or states[-1].outcome is Outcome.SKIPPED:
+        return None
+    claimed = node.pipeline.stages.port.load_output(states[-1].dataset_id, node.run_id)
+    rollback: Rollback | None = None
+    failed: StageAttempt | None = None
+    try:
+        with node.pipeline.database.transaction() as tx:
+            claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
+            failed = _still_failed(node, tx)
+            compensated = {stage.kind: stage.compensate(tx=tx) or {} for stage in _with_effects(node, states)}
+            _take_back_run_state(node, states, tx)
+            rollback = Rollback(compensated=compensated, claims=claims)
+            _audit(node, failed, rollback, tx)
+    except _TakenOverError:
+        return None
+    except Exception as error:
+        if rollback is None or failed is None or not _is_audited(node, failed):
+            raise
+        _LOG.warning("run %s: run-state was not told: %s", node.run_id, error_text(error))
+        _tell_run_state_again(node)
+    return rollback
+
+
+def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
+    """Roll back; after an error, log and audit it: the units' next attempt finds the effects."""
+    try:
+        return roll_back(node, because)
+    except Exception as error:
+        _LOG.exception(
+            "run %s could not be rolled back in %s", node.run_id, node.dataset, exc_info=redacted_error(error)
+        )
+        _audit_failure(node, "run not rolled back", error)
+        return None
+
+
+def _tell_run_state_again(node: ChainNode) -> None:
+    """Revoke the outputs that run-state still has after a rollback; log and audit a failure.
+
+    A re-execution of the run would reuse these outputs as current ones.
+    """
+    try:
+        states = list(_standing(node))
+        with node.pipeline.database.transaction() as tx:
+            _take_back_run_state(node, states, tx)
+    except Exception as error:
+        _LOG.exception(
+            "run %s is rolled back in %s, run-state not taken back",
+            node.run_id,
+            node.dataset,
+            exc_info=redacted_error(error),
+        )
+        _audit_failure(node, "run-state not taken back", error)
+
+
+def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
+    """Lock the stage, return its failed attempt. Raises _TakenOverError if it was restarted.
+
+    Called after the claims are locked, which is the order of locks of a committing stage.
+    """
+    lock_node(node.name, tx=tx)
+    failed = _failed(node, tx)
+    if failed is None:
+        raise _TakenOverError
+    return failed
+
+
+def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
+    """Return the attempt that failed for good: it is rolled back, or may not start."""
+    card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
+    newest = store.newest(node.run_id, node.kind, tx=tx)
+    if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:
+        return None
+    return newest if newest.state in {StageState.ROLLED_BACK, StageState.PENDING} else None
+
+
+def _others(node: ChainNode) -> Iterator[type[ChainNode]]:
+    """Yield the chain's other nodes, the last one first."""
+    return (other for other in reversed(chain()) if other is not type(node))
+
+
+def _standing(node: ChainNode) -> Iterator[RunState]:
+    """Yield the records of the run's other stages with a current output, the last one first."""
+    for other in _others(node):
+        state = node.pipeline.stages.run_states.get(f"{node.dataset}.{other.operator}", node.run_id)
+        if state is not None and state.artifact_uri is not None:
+            yield state
+
+
+def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[EffectNode]:
+    current = {state.dataset_id for state in states}
+    for other in _others(node):
+        if issubclass(other, EffectNode) and f"{node.dataset}.{other.operator}" in current:
+            yield other(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
+
+
+def _take_back_claims(
+    node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
+) -> RecoverReport:
+    """Release the run's claims; after a not compensable error, quarantine the units at fault.
+
+    Raises ClaimsLostError if the run has lost a claim.
+    """
+    why = str(because) if isinstance(because, KfmError) else f"{node.kind}: {error_text(because)}"
+    units = {unit.wal_id for unit in claimed}
+    is_compensable = classify(because) not in node.pipeline.card.machine.human_review
+    report = node.pipeline.ledger.release_rolled_back(
+        run_id=node.run_id,
+        dataset=node.dataset,
+        because=why,
+        not_compensable=() if is_compensable else at_fault(because, units),
+        bisect=may_be_of_a_unit(because),
+        tx=tx,
+    )
+    released = {*report.requeued, *report.quarantined, *report.failed}
+    lost = units - released
+    if lost:
+        raise ClaimsLostError(
+            observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",
+            expected="every unit still claimed by the run",
+            next_step="none: the run that holds them finds what is there and completes it",
+        )
+    return report
+
+
+def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
+    """Revoke each stage's output in run-state; outside the database only after the commit."""
+    for state in states:
+        node.pipeline.stages.port.revoke(state, by=node.kind, tx=tx)
+
+
+def _audit(node: ChainNode, failed: StageAttempt, rollback: Rollback, tx: Transaction) -> None:
+    store = node.pipeline.stages.lifecycle.store
+    lines = []
+    for stage, undone in rollback.compensated.items():
+        attempt = store.newest(node.run_id, stage, tx=tx)
+        if attempt is not None:
+            lines.append(attempt.event(AuditKind.COMPENSATION, "done", {**undone, "because": failed.stage}))
+    claims = {name: len(getattr(rollback.claims, name)) for name in ("requeued", "quarantined", "failed")}
+    lines.append(failed.event(AuditKind.COMPENSATION, _ROLLED_BACK, claims))
+    store.audit.append(lines, tx=tx)
+
+
+def _is_audited(node: ChainNode, failed: StageAttempt) -> bool:
+    """Return whether the database has the audit line of a committed rollback."""
+    lines = node.pipeline.stages.lifecycle.store.audit.of_stage(failed.run_id, failed.stage)
+    return any((line["attempt"], line["event"]) == (failed.attempt, _ROLLED_BACK) for line in lines)
+
+
+def _audit_failure(node: ChainNode, event: str, error: Exception) -> None:
+    store = node.pipeline.stages.lifecycle.store
+    with node.pipeline.database.transaction() as tx:
+        if (failed := store.newest(node.run_id, node.kind, tx=tx)) is not None:
+            line = failed.event(AuditKind.COMPENSATION, event, {"error": type(error).__name__})
+            store.audit.append([line], tx=tx)
+
+
+def _counts(counts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing"

@@ -4,7 +4,7 @@ The collector first takes back Items of units that were quarantined before their
 unit's next attempt would find and complete such an Item; if none succeeds, nothing else takes it back. A case without
 evidence is still to do. The collector stores a bundle under its hash before the case names it: a crash in between
 leaves an unused file, and the next collection takes the case. Belongs here: collecting and reading evidence. Does not
-belong here: the content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs (`rollback.py`),
+belong here: the content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs (`chain.py`),
 which take back their Items themselves.
 """
 

@@ -1,7 +1,7 @@
 """Maintenance: the ledger's housekeeping by the sensor `nodd_ledger` and by workers.
 
 The claims and intents of dead runs are released first, before new runs are planned (WSM-11). Belongs here: the order.
-Does not belong here: detecting dead runs (`defs/run_storage.py`, `worker/resident.py`), failed runs (`rollback.py`),
+Does not belong here: detecting dead runs (`defs/run_storage.py`, `worker/resident.py`), failed runs (`chain.py`),
 or planning (`plan.py`, `worker/resident.py`).
 """
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -295,14 +296,12 @@ class Heartbeat:
 
     def tick(self) -> None:
         """Renew once. Failures are only logged: they must not end work whose claims are still held."""
-        for name, renew in (("leases", self._renew_leases), ("messages", self._prolong_messages)):
+        leases = partial(self._pipeline.ledger.leases.renew, self._run_id, self._attempts)
+        for name, renew in (("leases", leases), ("messages", self._prolong_messages)):
             try:
                 renew()
             except Exception as error:
                 _LOG.warning("run %s could not renew its %s: %s", self._run_id, name, error_text(error))
-
-    def _renew_leases(self) -> None:
-        self._pipeline.ledger.leases.renew(self._run_id, self._attempts)
 
     def _prolong_messages(self) -> None:
         now = self._pipeline.clock()

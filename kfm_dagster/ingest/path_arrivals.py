@@ -338,11 +338,6 @@ def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactRe
     return ArtifactReference(**summary[table])
 
 
-def quantities_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a validation summary's dimensional report; earlier releases had none."""
-    return list(summary.get("quantities", ()))
-
-
 def _quantities(found: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str, Any]]]:
     return {wal_id: [as_array_quantities(volume.arrivals)] for wal_id, volume in found.items()}
 

@@ -82,7 +82,7 @@ def record_messages(
         deliveries.reject([entry for _, rejections in part for entry in rejections], tx=tx)
 
     entries = [
-        (delivery_of(message, result, queue=queue, landing_sha256=landing_sha256), rejections_of(message, result))
+        (_delivery(message, result, queue=queue, landing_sha256=landing_sha256), _rejections(message, result))
         for message, result in zip(messages, parsed, strict=True)
     ]
     _, refused = write_all_but_refused(tx, entries, write)
@@ -107,8 +107,7 @@ def _count(parsed: Iterable[ParsedMessage], *, database_refused: int) -> Totals:
     return totals
 
 
-def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
-    """Return the ledger's rows for a message's rejected records."""
+def _rejections(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
     return [
         Rejection(
             message_id=message.message_id,
@@ -121,8 +120,7 @@ def rejections_of(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]
     ]
 
 
-def delivery_of(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
-    """Return the ledger's row for one receive of a message from `queue`."""
+def _delivery(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
     raw = parsed.envelopes[0].raw if parsed.envelopes else None
     return Delivery(
         message_id=message.message_id,

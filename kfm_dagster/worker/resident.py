@@ -165,8 +165,9 @@ class Worker:
     state: ProcessState = field(default_factory=ProcessState, init=False)
     batches: int = field(default=0, init=False)
     """Number of batches with claimed units."""
+    stopping: bool = field(default=False, init=False)
+    """Whether it ends after the batch in work."""
     _last_batch: int | None = field(default=None, init=False)
-    _stopping: bool = field(default=False, init=False)
     _next_look: float = field(default=0.0, init=False)
     _next_evidence: float = field(default=0.0, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
@@ -175,15 +176,10 @@ class Worker:
     """By day, the time of the first look since which units have been pending."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
-    @property
-    def stopping(self) -> bool:
-        """Whether it ends after the batch in work."""
-        return self._stopping
-
     def stop(self) -> None:
         """End after the current batch. Signal handlers may call this."""
         # Not a threading.Event: a handler that interrupts its wait would wait for its lock for ever.
-        self._stopping = True
+        self.stopping = True
 
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:
         """Ingest until stopped, until no work is left (`until_empty`), or for `max_batches`."""
@@ -212,7 +208,8 @@ class Worker:
         wait = 0 if overdue else LONG_POLL_SECONDS
         report = take_in(self.pipeline, self.state, wait_seconds=wait, budget_seconds=GATHER_SECONDS, most=self._most)
         # Units of tomorrow wait until their day begins.
-        for key in sorted(key for key in report.work | overdue if key[1] <= self._today):
+        today = self.pipeline.clock().date().isoformat()
+        for key in sorted(key for key in report.work | overdue if key[1] <= today):
             self._work_off(key)
         idle = not overdue and report.received == 0 and not report.full
         if idle or time.monotonic() >= self._next_evidence:
@@ -249,17 +246,13 @@ class Worker:
 
     @property
     def _done(self) -> bool:
-        return self._stopping or (self._last_batch is not None and self.batches >= self._last_batch)
+        return self.stopping or (self._last_batch is not None and self.batches >= self._last_batch)
 
     @property
     def _most(self) -> int:
         """Units of a batch."""
         settings = self.pipeline.settings
         return min(UNITS_PER_READ * settings.read_concurrency, settings.max_units_per_run)
-
-    @property
-    def _today(self) -> str:
-        return self.pipeline.clock().date().isoformat()
 
     def _work_off(self, key: DayKey) -> None:
         """Run the chain over a day's pending units until a run claims fewer than its limit."""
@@ -304,7 +297,7 @@ class Worker:
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._stopping and (remaining := until - time.monotonic()) > 0:
+        while not self.stopping and (remaining := until - time.monotonic()) > 0:
             time.sleep(min(remaining, REST_STEP_SECONDS))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.exports.graph import export_graph
+from kfm_dagster.ingest.chain import roll_back
 from kfm_dagster.ingest.nodes import Settle, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster_tests.exports.conftest import AWKWARD, DAY, WORKED
 from kfm_dagster_tests.exports.graph_engine import QUESTION, Engine, engine
 from kfm_dagster_tests.integration import chain

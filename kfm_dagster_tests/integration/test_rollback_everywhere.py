@@ -18,9 +18,9 @@ from kfm_dagster.errors import KfmError
 from kfm_dagster.followers.announcements import announcer
 from kfm_dagster.followers.announcements.webhook import Webhook
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
+from kfm_dagster.ingest.chain import roll_back
 from kfm_dagster.ingest.nodes import Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.outbox import LONGEST_PAUSE
 from kfm_dagster.stages.failure import StageFailedError

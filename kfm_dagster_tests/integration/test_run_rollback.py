@@ -20,6 +20,7 @@ from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.errors import DependencyUnavailableError, KfmError
 from kfm_dagster.failpoints import Failpoint, Labels, install
 from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.ingest.chain import ClaimsLostError, roll_back, roll_back_or_leave
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import (
     IntegrityCheck,
@@ -33,7 +34,6 @@ from kfm_dagster.ingest.nodes import (
     operators,
 )
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.rollback import ClaimsLostError, roll_back, roll_back_or_leave
 from kfm_dagster.ingest.run_replay import ReplayedParse, compare_run
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.state_machine import Status

@@ -17,11 +17,10 @@ from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
-from kfm_dagster.ingest.chain import read_configuration, run_chain
+from kfm_dagster.ingest.chain import read_configuration, roll_back, run_chain
 from kfm_dagster.ingest.node import EffectNode, Results
 from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ingest.rollback import roll_back
 from kfm_dagster.ingest.run_replay import compare_run
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import STATE_MACHINE

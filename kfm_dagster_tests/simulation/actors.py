@@ -16,13 +16,13 @@ from kfm_dagster.contracts.envelope import Lane, RawReference, WalId
 from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import intake
+from kfm_dagster.ingest.chain import retry_in, roll_back_or_leave
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.maintenance import give_back
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, chain
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
-from kfm_dagster.ingest.rollback import retry_in, roll_back_or_leave
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.treatments import drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds

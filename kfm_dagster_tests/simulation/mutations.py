@@ -17,7 +17,7 @@ from sqlalchemy import Executable, text
 
 from kfm_dagster.catalog import item, outcomes, store
 from kfm_dagster.contracts.issues import FenceIssue
-from kfm_dagster.ingest import evidence, rollback
+from kfm_dagster.ingest import chain, evidence
 from kfm_dagster.ledger import verdicts
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.leases import Leases
@@ -254,7 +254,7 @@ MUTATIONS = (
     Mutation(
         name="a rollback leaves the claims",
         invariant="rollbacks_leave_nothing",
-        breakages=[_call(rollback, "_take_back_claims", lambda *_: RecoverReport())],
+        breakages=[_call(chain, "_take_back_claims", lambda *_: RecoverReport())],
         under={Fault.STORE_REFUSES: 0.03},
     ),
     Mutation(
