@@ -18,7 +18,7 @@ from kfm_dagster.defs.sensors import ticking_every
 from kfm_dagster.ingest.maintenance import attempt
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import RequestedRuns
-from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, begin_due_listings
+from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 
 INTERVALS = 3
@@ -69,7 +69,7 @@ def _listings(
     context: dg.SensorEvaluationContext, pipeline: Pipeline, requested: RequestedRuns, days: dg.PartitionsDefinition
 ) -> Due:
     backfills = Backfills(pipeline)
-    for backfill_id in begin_due_listings(backfills, pipeline.settings):
+    for backfill_id in backfills.begin_due():
         context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
     with requested.lock:
         report = AdvanceReport()

@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import islice
@@ -34,6 +34,7 @@ from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.path.arrival import Arrival
 from kfm_dagster.path.beam import BeamPath
 from kfm_dagster.path.quantities import as_array_quantities
 from kfm_dagster.path.refractivity import Floats, PathError
@@ -92,6 +93,7 @@ ARRIVALS = pa.schema(
         pa.field("t_arr_covariance_s2", pa.list_(_NUMBER), nullable=False),
     ]
 )
+_OF_ARRIVAL = [column.name for column in fields(Arrival) if column.name in ARRIVALS.names]
 PATHS = pa.schema(
     [
         pa.field("path_id", _TEXT, nullable=False),
@@ -157,28 +159,16 @@ def _rows(unit: Envelope, found: PathArrival, ids: Mapping[BeamPath, str]) -> It
             "object_uri": unit.object_uri,
             "site": facts.site,
             "ts_start": unit.time_range_start,
-            "time_offset_s": arrival.time_offset_s,
-            "f_s_hz": arrival.f_s_hz,
-            "elevation_deg": arrival.elevation_deg,
             "path_id": ids[beam],
-            "geometry": arrival.geometry.value,
-            "delta_form": arrival.delta_form.value,
             "antenna_height_m": facts.antenna_height_m,
-            "extent_m": arrival.extent_m,
             "end_height_m": float(beam.height_m[-1]),
             "end_distance_m": float(beam.distance_m[-1]),
-            "c_ref_m_s": arrival.c_ref_m_s,
-            "lambda_ref_m": arrival.lambda_ref_m,
             "frequency_stated": facts.frequency_mhz is not None,
-            "reference_window_m": list(arrival.reference_window_m),
-            "optical_path_m": arrival.optical_path_m,
-            "t_arr_s": arrival.t_arr_s,
             "t_arr_sigma_s": math.sqrt(covariance[0, 0]),
-            "phi_rad": arrival.phi_rad,
             "phi_sigma_rad": math.sqrt(covariance[1, 1]),
-            "phi_aligned_rad": arrival.phi_aligned_rad,
             "t_phi_covariance_s_rad": float(covariance[0, 1]),
             "t_arr_covariance_s2": found.t_covariance[index].tolist(),
+            **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
         }
 
 

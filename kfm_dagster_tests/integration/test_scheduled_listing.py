@@ -15,7 +15,7 @@ from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.backfill.days import ACTOR, Backfills, begin_due_listings
+from kfm_dagster.recovery.backfill.days import ACTOR, Backfills
 from kfm_dagster.recovery.backfill.progress import BackfillError, DayState, day_progress, find_backfill
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
@@ -39,7 +39,7 @@ def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
 
 def begin_due(pipeline: Pipeline) -> tuple[str, ...]:
     """Begin the listings that are due now."""
-    return begin_due_listings(Backfills(pipeline), pipeline.settings)
+    return Backfills(pipeline).begin_due()
 
 
 def listed(pipeline: Pipeline, backfill_id: str) -> None:

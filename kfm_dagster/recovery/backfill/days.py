@@ -29,9 +29,10 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
-from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 
+ACTOR = "kfm_dagster"
+"""Decides on scheduled listings."""
 PAUSE_SECONDS = 10.0
 """First wait for a run before a listing is requested again; doubled each time."""
 MAX_PAUSE_SECONDS = 600.0
@@ -82,20 +83,37 @@ class Backfills:
             self._create(backfill_id, selection, days, decision, tx)
         return find_backfill(self.pipeline.ledger.database, backfill_id)
 
-    def start_listing(self, backfill_id: str, *, dataset: str, day: date, decision: Decision) -> bool:
-        """Record a backfill of one day under a unique id; return False where the id exists."""
-        with self.pipeline.ledger.database.transaction() as tx:
-            tx.run("replay.lock")
-            is_new = tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None
-            if is_new:
-                self._create(
-                    backfill_id,
-                    selection_of_days(self.pipeline.settings.env, [dataset], day, day),
-                    {dataset: [day]},
-                    decision,
-                    tx,
-                )
-        return is_new
+    def begin_due(self) -> tuple[str, ...]:
+        """Begin the scheduled listings that are due; return the ids of their backfills.
+
+        A listing is due once per interval, unless its dataset is off or a running backfill has it.
+        """
+        ledger, settings = self.pipeline.ledger, self.pipeline.settings
+        scheduled = _scheduled(ledger.registry, now=self.pipeline.clock()) if settings.scheduled_listings else ()
+        listings = dict(scheduled)
+        rows = [
+            {"backfill_id": backfill_id, "dataset": dataset, "day": day.isoformat()}
+            for backfill_id, (dataset, day) in listings.items()
+        ]
+        if not rows:
+            return ()
+        with ledger.database.snapshot() as view:
+            due = view.run("backfill.due_listings", listings=rows).scalars().all()
+            off = ledger.switches.off([listings[backfill_id][0] for backfill_id in due], tx=view)
+        started = []
+        for backfill_id in sorted(due):
+            dataset, day = listings[backfill_id]
+            if dataset in off:
+                continue
+            selection = selection_of_days(settings.env, [dataset], day, day)
+            decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {dataset}")
+            with ledger.database.transaction() as tx:
+                tx.run("replay.lock")
+                # Another process may have begun it.
+                if tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None:
+                    self._create(backfill_id, selection, {dataset: [day]}, decision, tx)
+                    started.append(backfill_id)
+        return tuple(started)
 
     def days(self, datasets: Iterable[str], first_day: date, last_day: date) -> dict[str, list[date]]:
         """Return each dataset's days to list, from its first day (storage.first_day) on.
@@ -257,38 +275,6 @@ def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:
     pause = min(PAUSE_SECONDS * 2.0 ** (latest.requests - 1), MAX_PAUSE_SECONDS)
     waited: timedelta = now - latest.requested_at
     return waited >= timedelta(seconds=pause)
-
-
-ACTOR = "kfm_dagster"
-
-
-def begin_due_listings(backfills: Backfills, settings: Settings) -> tuple[str, ...]:
-    """Begin the listings that are due; return the ids of their backfills.
-
-    A listing is due once per interval, unless its dataset is off or a running backfill has it.
-    """
-    ledger, now = backfills.pipeline.ledger, backfills.pipeline.clock()
-    listings = dict(_scheduled(ledger.registry, now=now)) if settings.scheduled_listings else {}
-    if not listings:
-        return ()
-    rows = [
-        {"backfill_id": backfill_id, "dataset": dataset, "day": day.isoformat()}
-        for backfill_id, (dataset, day) in listings.items()
-    ]
-    with ledger.database.snapshot() as view:
-        due = view.run("backfill.due_listings", listings=rows).scalars().all()
-    if not due:
-        return ()
-    off = KillSwitchPolicy.now(ledger.switches)
-    started = []
-    for backfill_id in sorted(due):
-        dataset, day = listings[backfill_id]
-        decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {dataset}")
-        if off.of(dataset) is None and backfills.start_listing(
-            backfill_id, dataset=dataset, day=day, decision=decision
-        ):
-            started.append(backfill_id)
-    return tuple(started)
 
 
 def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[str, tuple[str, date]]]:
