@@ -15,7 +15,6 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from kfm_dagster.contracts.envelope import Lane, WalId
 from kfm_dagster.errors import StoreAccessError
@@ -24,7 +23,6 @@ from kfm_dagster.ingest.kill_switch_policy import ALL_ON, KillSwitchPolicy, unit
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ingest.recording import close, complete, created_of, ensure_units, record_messages
-from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
@@ -32,9 +30,6 @@ from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, in_parts
 from kfm_dagster.notifications.sqs import FIRST_WAIT_SECONDS, Queue
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.telemetry.traces import is_tracing, record_receive
-
-if TYPE_CHECKING:
-    from kfm_dagster.notifications.authenticity import Signatures
 
 CERTIFICATE_WAIT_SECONDS = 60.0
 """First wait of a message for its certificate (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
@@ -133,7 +128,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPo
     """
     report = IntakeReport(policy=off)
     for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
-        verdicts = verdicts_on(part, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
+        verdicts = verdicts_on(pipeline, part)
         first_wait = pipeline.settings.retry_backoff_seconds
         known = _of_known_senders(zip(part, verdicts, strict=True), queue=pipeline.queue, first_wait=first_wait)
         report = report.joined(IntakeReport(unverified=len(part) - len(known)))
@@ -217,12 +212,10 @@ def _visibility(
     return changes
 
 
-def verdicts_on(
-    messages: Sequence[SqsMessage], *, deliveries: Deliveries, signatures: Signatures
-) -> list[SenderVerdict]:
+def verdicts_on(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[SenderVerdict]:
     """Return a verdict on each message, in order; verified messages are not verified again."""
-    verified = deliveries.verified(message.message_id for message in messages)
-    return signatures.verdicts(messages, verified=verified)
+    verified = pipeline.deliveries.verified(message.message_id for message in messages)
+    return pipeline.signatures.verdicts(messages, verified=verified)
 
 
 def _of_known_senders(

@@ -65,9 +65,12 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
     contract = registry[dataset]
     bucket, key = _address(contract, sample)
     match = _understood(contract, bucket, key)
-    left_out = _is_left_out(contract, key, match)
+    storage = contract.storage
+    left_out = bool(storage.listing_sets) and not key.startswith(tuple(storage.day_prefixes(match.start.date())))
     if left_out:
-        contract = _listing_only(contract, key)
+        # The listing of the one object only.
+        storage = storage.model_copy(update={"listing": ["{key}"], "listing_sets": {"key": [key]}})
+        contract = contract.model_copy(update={"storage": storage})
         registry = ContractRegistry.of([each for each in registry if each.id != dataset] + [contract])
     with TemporaryDirectory(prefix="kfm-rehearsal-") as folder:
         root = Path(folder)
@@ -88,17 +91,6 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
             return replace(rehearsal, suspect=(*rehearsal.suspect, LEFT_OUT)) if left_out else rehearsal
         finally:
             pipeline.close()
-
-
-def _is_left_out(contract: DatasetContract, key: str, match: KeyMatch) -> bool:
-    storage = contract.storage
-    return bool(storage.listing_sets) and not key.startswith(tuple(storage.day_prefixes(match.start.date())))
-
-
-def _listing_only(contract: DatasetContract, key: str) -> DatasetContract:
-    """Return the contract with a listing of the one object only."""
-    storage = contract.storage.model_copy(update={"listing": ["{key}"], "listing_sets": {"key": [key]}})
-    return contract.model_copy(update={"storage": storage})
 
 
 def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: KeyMatch) -> Rehearsal:

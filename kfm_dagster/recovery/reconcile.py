@@ -95,11 +95,6 @@ class ComparedDay:
             Difference.SUCCESS_WITHOUT_LINEAGE: self.missing_lineage,
         }
 
-    @property
-    def agrees(self) -> bool:
-        """Whether nothing differs."""
-        return not any(self.counts().values())
-
 
 def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = False) -> ComparedDay:
     """Compare bucket, ledger, catalog and lineage for a day of a dataset.

@@ -6,7 +6,6 @@ Looking changes only the receive counts on the queue. Does not belong here: trea
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum, unique
@@ -138,7 +137,7 @@ def workable(queue: Queue, *, primary: str) -> Queue:
 
 def classify(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[DeadLetter]:
     """Parse messages as intake does and class them by the statuses of their units."""
-    verdicts = verdicts_on(messages, deliveries=pipeline.deliveries, signatures=pipeline.signatures)
+    verdicts = verdicts_on(pipeline, messages)
     options: dict[str, Any] = {
         "registry": pipeline.ledger.registry,
         "queue": pipeline.settings.sqs_primary_queue,
@@ -210,12 +209,6 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
     return DeadLetter(
         message=message, parsed=parsed, kind=kind, dataset=dataset, error_code=code, detail=detail, units=units
     )
-
-
-def recurrences(units: Iterable[KnownUnit]) -> Counter[str]:
-    """Count the recurred units by error code, each unit once."""
-    codes = {unit.wal_id: unit.error_code for unit in units if unit.recurred}
-    return Counter(code for code in codes.values() if code is not None)
 
 
 def status(pipeline: Pipeline) -> dict[str, Any]:

@@ -11,7 +11,7 @@ the units (the ledger's sensor requests that).
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +30,6 @@ from kfm_dagster.recovery.dead_letters.letters import (
     DeadLetterClass,
     LetterSelection,
     known_units,
-    recurrences,
 )
 from kfm_dagster.recovery.dead_letters.work import MAX_BATCH_SIZE, Bounds, DeadLetterWork, End, LetterOutcome, Report
 from kfm_dagster.storage.database import Transaction
@@ -157,8 +156,9 @@ def _reason_to_stop(
     differing = [mismatch for mismatch in pipeline.ledger.mismatches() if mismatch.replay_run_id == work.run_id]
     if not all(mismatch.permitted for mismatch in differing):
         return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
-    recurred = recurrences([*earlier.values(), *(unit for letter in letters for unit in letter.units)])
-    for code, units in recurred.most_common(1):
+    known = [*earlier.values(), *(unit for letter in letters for unit in letter.units)]
+    codes = {unit.wal_id: unit.error_code for unit in known if unit.recurred}
+    for code, units in Counter(codes.values()).most_common(1):
         if stop_after is not None and units >= stop_after:
             return End.RECURRENCE, f"{units} drained units came back with {code}, the error that they had before"
     if pipeline.ledger.in_flight(today=pipeline.clock().date()) >= pipeline.settings.max_in_flight_units:
