@@ -19,7 +19,6 @@ from kfm_dagster.ingest.maintenance import attempt
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
-from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 
 INTERVALS = 3
 """Ticks of the other sensors per tick: a listed day takes longer, alerts have windows of minutes, little is due."""
@@ -71,9 +70,11 @@ def _listings(
     backfills = Backfills(pipeline)
     for backfill_id in backfills.begin_due():
         context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
+    with pipeline.database.snapshot() as view:
+        running = view.run("backfill.running").scalar_one()
     with requested.lock:
         report = AdvanceReport()
-        if not no_backfill_runs(pipeline.database):
+        if running:
             limit = pipeline.settings.bulk_runs(run_slots(context.instance))
             listing = listing_days(context.instance)
             report = backfills.advance(listing=listing, limit=limit, known=days.has_partition_key)

@@ -37,13 +37,10 @@ class Calibration:
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         """Return the decision on the clock now; measure first if no fresh reading is decisive."""
         now = self.clock()
-        if not self._known(now):
+        if not any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH)):
             self._log.record(measure(self.rule, clock=self.clock, endpoint=_server(objects, contract)))
         since = now - self.rule.tau_calib
         return decide(self._log.recent(since=since), self.rule, ts_start=self.clock())
-
-    def _known(self, now: datetime) -> bool:
-        return any(decides(reading, self.rule) for reading in self._log.recent(since=now - FRESH))
 
 
 def time_server(settings: Settings, registry: ContractRegistry) -> str | None:

@@ -57,7 +57,7 @@ class EvidenceCollector:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
-        self._bundles = evidence_bundles(pipeline.store)
+        self._bundles = Artifacts(lambda: pipeline.store, folder=FOLDER)
 
     def collect(self, *, limit: int = LIMIT) -> int:
         """Collect missing evidence of quarantined units, oldest first; return how many.
@@ -161,14 +161,9 @@ class EvidenceCollector:
         )
 
 
-def evidence_bundles(store: Store) -> Artifacts:
-    """Return the store of a deployment's bundles."""
-    return Artifacts(lambda: store, folder=FOLDER)
-
-
 def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
     """Read a bundle. Raises ArtifactError if it is missing or differs from its hash."""
-    content: dict[str, Any] = orjson.loads(evidence_bundles(store).get(reference))
+    content: dict[str, Any] = orjson.loads(Artifacts(lambda: store, folder=FOLDER).get(reference))
     return content
 
 

@@ -131,12 +131,6 @@ def newest_backfills(database: Database, *, limit: int = 20) -> list[Backfill]:
         return [_backfill(run, view) for run in runs.newest(view, limit=limit, backfills=True)]
 
 
-def no_backfill_runs(database: Database) -> bool:
-    """Tell whether no backfill is running."""
-    with database.snapshot() as view:
-        return not view.run("backfill.running").scalar_one()
-
-
 def unlisted_days(database: Database) -> list[UnlistedDays]:
     """Return the days that running backfills have still to list."""
     with database.snapshot() as view:
