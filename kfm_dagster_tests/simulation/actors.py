@@ -1,7 +1,7 @@
 """The actors: the two sensors, the runs, and the people, each as the deployment has them.
 
 What they call is the product: `ingest.intake`, `ingest.maintenance`, the chain of `ingest.nodes` under the run
-contract, `ingest.rollback`, `governance`, `Pipeline.acknowledge`, `recovery`. Simulated is only what Dagster does
+contract, `ingest.chain`, `governance`, `Pipeline.acknowledge`, `recovery`. Simulated is only what Dagster does
 between them: starting runs, handing a batch on from step to step, trying a step again. Does not belong here: faults
 (`faults.py`, `scheduling.py`).
 """
