@@ -35,7 +35,6 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
 from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.gates.verdict import Gate
@@ -136,7 +135,7 @@ class MetadataExtract(ChainNode):
                 contract=self.contract,
                 grammar=grammar,
                 source=handle,
-                readers=READERS,
+                readers=self.pipeline.readers,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
             extracted = unit.evolve(metadata=metadata)

@@ -7,7 +7,7 @@ reads the database needs neither the stages nor their libraries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.calibration import Calibration
     from kfm_dagster.lineage.store import Lineage
     from kfm_dagster.notifications.authenticity import Signatures
+    from kfm_dagster.readers.registry import LazyReader
     from kfm_dagster.stages.run_contract import StageRunner
     from kfm_dagster.telemetry.energy import CodecarbonMeter
 
@@ -190,6 +191,13 @@ class Pipeline:
     def objects(self) -> ObjectStores:
         """The providers' object stores, read-only."""
         return ObjectStores(object_root=self.settings.object_root, anonymous=self.settings.anonymous)
+
+    @cached_property
+    def readers(self) -> Mapping[str, LazyReader]:
+        """The readers of object headers, by the name in contracts; the simulation replaces them."""
+        from kfm_dagster.readers.registry import READERS  # noqa: PLC0415
+
+        return READERS
 
     @cached_property
     def catalog(self) -> Catalog:

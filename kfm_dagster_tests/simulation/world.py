@@ -108,7 +108,7 @@ class SimulatedPipeline(Pipeline):
 
     def __post_init__(self) -> None:
         world = self.world
-        vars(self).update(
+        replaced = dict(
             store=world.store,
             objects=SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
             readers={contract.metadata_extract.reader: DocumentReader() for contract in self.registry},
@@ -119,6 +119,8 @@ class SimulatedPipeline(Pipeline):
             code=CODE,
             threads=SimulatedThreads(most=1, world=world, actor=self.actor),
         )
+        assert replaced.keys() <= vars(Pipeline).keys(), "the pipeline does not have a part that is replaced"
+        vars(self).update(replaced)
         locked(self)
 
 

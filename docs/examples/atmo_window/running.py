@@ -131,8 +131,8 @@ def open_workspace(
     try:
         store = open_store(str(home))
         tools = Tools(
-            landing=Artifacts(store, folder="landing"),
-            outputs=Artifacts(store, folder="windows"),
+            landing=Artifacts(lambda: store, folder="landing"),
+            outputs=Artifacts(lambda: store, folder="windows"),
             run_states=RelationalRunState(database),
             log=GovernanceLog(database, clock=clock),
             clock=clock,
