@@ -79,7 +79,7 @@ class IntegrityCheck(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         objects, heads = self.pipeline.objects, ReadAhead()
-        reader = READERS[self.contract.metadata_extract.reader]
+        reader = self.pipeline.readers[self.contract.metadata_extract.reader]
         # Reads from a local folder are fast, so first bytes are not kept.
         first_bytes = reader.first_bytes if objects.remote else 0
         self.read_ahead[self.dataset] = heads

@@ -108,17 +108,17 @@ class SimulatedPipeline(Pipeline):
 
     def __post_init__(self) -> None:
         world = self.world
-        replaced = dict(
-            store=world.store,
-            objects=SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
-            readers={contract.metadata_extract.reader: DocumentReader() for contract in self.registry},
-            catalog=Catalog(self.database, world.publisher, self.registry),
-            following=FollowerRunner(self.database, self.registry, world.publisher, clock=self.clock),
-            followers=(world.mirror,),
-            lineage=Lineage(self.database, world.lineage_files, clock=self.clock),
-            code=CODE,
-            threads=SimulatedThreads(most=1, world=world, actor=self.actor),
-        )
+        replaced = {
+            "store": world.store,
+            "objects": SimulatedObjects(world.buckets, silent=lambda: world.scheduler.happens(Fault.OBJECT_SILENT)),
+            "readers": {contract.metadata_extract.reader: DocumentReader() for contract in self.registry},
+            "catalog": Catalog(self.database, world.publisher, self.registry),
+            "following": FollowerRunner(self.database, self.registry, world.publisher, clock=self.clock),
+            "followers": (world.mirror,),
+            "lineage": Lineage(self.database, world.lineage_files, clock=self.clock),
+            "code": CODE,
+            "threads": SimulatedThreads(most=1, world=world, actor=self.actor),
+        }
         assert replaced.keys() <= vars(Pipeline).keys(), "the pipeline does not have a part that is replaced"
         vars(self).update(replaced)
         locked(self)
