@@ -15,9 +15,8 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode, KfmError, StoreAccessError
 from kfm_dagster.redaction import error_text
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
-from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.card import ErrorClass
-from kfm_dagster.stages.machine import GateDecision
+from kfm_dagster.stages.machine import GateDecision, gate_events
 from kfm_dagster.stages.store import StageAttempt, StageMoveError
 from kfm_dagster.storage.refusal import refusal_of
 

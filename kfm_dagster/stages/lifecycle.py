@@ -25,12 +25,19 @@ from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
-from kfm_dagster.stages.audit_events import gate_events
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.failure import StageRefusedError, StageStoppedError, UnlockedClockError, classify
 from kfm_dagster.stages.gates.verdict import of_every_gate
-from kfm_dagster.stages.machine import GateDecision, decide, ending, idempotency_key, may_roll_back, may_start
+from kfm_dagster.stages.machine import (
+    GateDecision,
+    decide,
+    ending,
+    gate_events,
+    idempotency_key,
+    may_roll_back,
+    may_start,
+)
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.storage.database import Database, Transaction

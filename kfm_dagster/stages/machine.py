@@ -1,7 +1,7 @@
-"""The card's decisions on verdicts: a stage's start and end, leaving units, restrictions.
+"""The card's decisions on verdicts: a stage's start and end, leaving units, restrictions, audit lines.
 
 Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong here: where states are stored
-(`store.py`), or the rules of the gates (`gates/`).
+(`store.py`), the audit's chain (`audit.py`), or the rules of the gates (`gates/`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import GateIssue
+from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.card import ErrorClass, StageState, StateMachine
 from kfm_dagster.stages.gates.verdict import STOPS, Gate, OnFailure, Stop, Verdict
+from kfm_dagster.stages.store import StageAttempt
 
 _CLASSES: Mapping[Gate, ErrorClass] = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
 """The class of a gate's failure; any other gate has E_GATE."""
@@ -117,3 +120,35 @@ def idempotency_key(card: StateMachine, parts: Mapping[str, str]) -> str:
     """Return the SHA-256, in hex, of the card's parts in its order, one per line."""
     text = "\n".join(f"{name}={parts[name]}" for name in card.key_parts)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+UNITS_NAMED = 100
+"""Units at fault that an audit line names; it counts them all."""
+
+
+def gate_events(attempt: StageAttempt, decision: GateDecision) -> Iterable[AuditEvent]:
+    """Yield the audit lines of verdicts: one per applicable gate, one per stop of the stage."""
+    for verdict in decision.verdicts:
+        if verdict.applies:
+            yield attempt.event(AuditKind.GATE, verdict.gate.value, _details(verdict, decision))
+    for verdict in decision.verdicts:
+        stop = STOPS.get(verdict.gate)
+        if stop in decision.stops and verdict.gate not in decision.passed:
+            yield attempt.event(AuditKind.STOP, stop.value, {"gate": verdict.gate.value, "units": len(verdict.units)})
+
+
+def _details(verdict: Verdict, decision: GateDecision) -> dict[str, Any]:
+    outcome = "passed"
+    if verdict.gate in decision.restricted:
+        outcome = OnFailure.RESTRICT.value
+    elif not verdict.passed:
+        outcome = OnFailure.FAIL_UNITS.value if verdict.gate in decision.passed else OnFailure.STOP.value
+    return {
+        "rule": verdict.rule,
+        "observed": verdict.observed,
+        "expected": verdict.expected,
+        "outcome": outcome,
+        "units_at_fault": len(verdict.units),
+        "units": sorted(verdict.units)[:UNITS_NAMED],
+        **({"figures": dict(verdict.figures)} if verdict.figures else {}),
+    }

@@ -26,18 +26,18 @@ from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Citation, Quantity
 from kfm_dagster.readers.base import HeaderMetadata
-from kfm_dagster.stages.gates.citations import uncited
 from kfm_dagster.stages.gates.dimensions import STANDARDS, closure_of, dim_report
-from kfm_dagster.stages.gates.evaluate import evaluate
-from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
+from kfm_dagster.stages.gates.evaluate import evaluate, uncited, uniqueness
 from kfm_dagster.stages.gates.subject import (
     CatalogOwner,
     PartitionFacts,
     Subject,
     leaves,
 )
-from kfm_dagster.stages.gates.uniqueness import uniqueness
 from kfm_dagster.stages.gates.units import (
+    DIMENSION,
+    DIMENSION_OF,
+    SAME,
     UnitError,
     ask_dimension,
     ask_dimension_of,

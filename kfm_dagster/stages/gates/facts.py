@@ -1,7 +1,7 @@
 """Facts of ledger and catalog for the gates; one statement each, whatever the batch's size.
 
 Belongs here: queries inside the caller's transaction. Does not belong here: the rules over their results
-(`coverage.py`, `uniqueness.py`).
+(`evaluate.py`).
 """
 
 from __future__ import annotations

@@ -1,22 +1,51 @@
 """Units: the meaning of a declared unit, by pint over the definitions of `units.txt`.
 
-pint's results for the units in use are stored (`known_units.py`); for others its registry is built, once per process.
-Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC defines).
+pint's results for the units in use are stored, because importing it costs as much as all gates over a batch of a
+thousand units; a test compares each with pint, and checks that none is missing. For other units its registry is built,
+once per process. Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC
+defines).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from kfm_dagster.errors import KfmError
 from kfm_dagster.redaction import redact
-from kfm_dagster.stages.gates.known_units import DIMENSION, DIMENSION_OF, SAME
 
 if TYPE_CHECKING:
     import pint
+
+
+DIMENSION_OF: Mapping[str, str] = {
+    "1": "1",
+    "MHz": "1 / [time]",
+    "byte": "[information]",
+    "degree": "[angle]",
+    "hour": "[time]",
+    "m": "[length]",
+    "metre": "[length]",
+    "percent": "1",
+    "s": "[time]",
+    "um": "[length]",
+}
+"""Unit > its dimension."""
+
+DIMENSION: Mapping[str, str] = {
+    "1": "1",
+    "[angle]": "[angle]",
+    "[length]": "[length]",
+    "[time]": "[time]",
+    "[time] ** -1": "1 / [time]",
+}
+"""Dimension in a contract's notation > in pint's."""
+
+SAME = frozenset({("metre", "m")})
+"""Pairs of names of the same unit."""
 
 
 class UnitError(KfmError):
