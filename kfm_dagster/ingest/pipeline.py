@@ -234,7 +234,7 @@ class Pipeline:
     @cached_property
     def lineage(self) -> Lineage:
         """OpenLineage and PROV-O."""
-        from kfm_dagster.lineage.backend import ClientBackend  # noqa: PLC0415
+        from kfm_dagster.lineage.delivery import ClientBackend  # noqa: PLC0415
         from kfm_dagster.lineage.store import Lineage  # noqa: PLC0415
 
         return Lineage(

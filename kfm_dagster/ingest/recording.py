@@ -19,9 +19,8 @@ from kfm_dagster.contracts.envelope import CLOSED, COMPLETED_BY, Envelope, Lane,
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.ledger.rejections import Rejection
+from kfm_dagster.ledger.rejections import IgnoredRecord, Rejection
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger

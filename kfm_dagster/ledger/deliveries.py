@@ -15,13 +15,14 @@ from enum import StrEnum, unique
 from typing import Any
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.ledger.ignored import IgnoredRecord, ignored_rows
 from kfm_dagster.ledger.rejections import (
     ANY_REJECTION,
+    IgnoredRecord,
     KeptRejection,
     Rejection,
     RejectionFilter,
     RejectionPlace,
+    ignored_rows,
     place_after,
     rejection_rows,
 )

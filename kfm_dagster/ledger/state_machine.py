@@ -1,14 +1,20 @@
 """The state machine of a ledger record: states, legal transitions and their conditions.
 
 Belongs here: the NODD WAL state machine document as values. The database has the same in CHECK constraints and triggers
-(`sql/schema/0001_first_schema.sql`); a test makes the two agree. Does not belong here: anything that touches a row.
+(`sql/schema/0001_first_schema.sql`); a test makes the two agree. Their refusals are explained here: a trigger's text is
+"rule: wal_id: from > to", which SQLite wraps and to which PostgreSQL adds its context. Does not belong here: anything
+that touches a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum, unique
+
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import CheckStatus, ProvenanceStatus, StacStatus
 from kfm_dagster.errors import IllegalTransitionError
@@ -146,3 +152,38 @@ def check_transition(wal_id: str, from_status: Status | None, to_status: Status)
             expected=allowed_instead(from_status, to_status),
             why="no such transition",
         )
+
+
+_REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > (?P<to>[a-z_]+)")
+_APPROVAL = "an approval by a second person (kfm governance approve) of this unit, at this version"
+Allowed = Callable[[str | None, str], str]
+"""Maps a refused transition to the legal ones."""
+
+
+def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> IllegalTransitionError | None:
+    """Return the refused transition, or None for any other database error."""
+    match = _REFUSAL.search(str(error.orig))
+    if match is None:
+        return None
+    from_status = None if match["from"] == "null" else match["from"]
+    return IllegalTransitionError(
+        wal_id=match["wal_id"],
+        from_status=from_status,
+        to_status=match["to"],
+        expected=_APPROVAL if match["rule"] == "override_is_reviewed" else allowed(from_status, match["to"]),
+        why=match["rule"],
+    )
+
+
+@contextmanager
+def explained(*, allowed: Allowed = allowed_instead) -> Iterator[None]:
+    """Raise IllegalTransitionError instead of the driver's error when a trigger refuses.
+
+    `allowed` names the legal transitions of the state machine; by default that of the ledger's records.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if (refused := refusal(error, allowed=allowed)) is not None:
+            raise refused from error
+        raise

@@ -16,16 +16,14 @@ from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope, Lane, WalId
 from kfm_dagster.governance.log import Decision, GovernanceAction
-from kfm_dagster.ledger.attempt_totals import settled_totals
 from kfm_dagster.ledger.changes import LedgerChanges
 from kfm_dagster.ledger.events import LedgerEvent, announce
 from kfm_dagster.ledger.policy import LedgerCode, ReplayReason
-from kfm_dagster.ledger.refusals import explained
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport, SettleReport
 from kfm_dagster.ledger.rows import claim_order, claimed_envelopes, unit_row, wal_ids_of
 from kfm_dagster.ledger.size_peers import SizePeers
-from kfm_dagster.ledger.state_machine import Status, check_transition
-from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, yields_to
+from kfm_dagster.ledger.state_machine import Status, check_transition, explained
+from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, settled_totals, yields_to
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
 

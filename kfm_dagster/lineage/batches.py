@@ -1,25 +1,121 @@
 """Lineage batches: recorded with their bytes, and published at the lineage root later.
 
 A batch is in the outbox from the transaction that records it until the root and the backend have it; no batch waits
-behind another. The file's bytes come from the row; the root may get them twice, under the same name.
+behind another. A file is published whole under its final name, in a folder or a bucket; its bytes come from the row, so
+the root may get them twice.
 
 Belongs here: recording a batch, publishing, and the backlog. Does not belong here: a batch's content (`store.py`,
-`noted.py`, `invalidation.py`), one file (`files.py`), the backend's half (`delivery.py`), retries (`outbox/`).
+`noted.py`, `revisions.py`), the backend's half (`delivery.py`), retries (`outbox/`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from kfm_dagster.lineage.files import STORE_ERRORS, LineageFiles
+from obstore.exceptions import BaseError
+
+from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.private import private_folder
+
+STAGING = ".staging"
+"""Folder of unfinished files, outside readers' patterns (`openlineage/**`, `prov/**`)."""
+
+LEFTOVER_SECONDS = 24 * 3600.0
+"""Age of an unfinished file of a dead process; writing one takes well under a second."""
+
+STORE_ERRORS = (OSError, BaseError)
+"""Errors of a folder or a bucket that cannot write or read a file."""
+
+
+class FolderFiles:
+    """Lineage in a folder. Files are synced, because the database that names them is synced."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def publish(self, href: str, content: bytes) -> None:
+        """Write a partial file, sync, rename: no reader or other writer ever sees half a file."""
+        partial = self._staging() / f"{secrets.token_hex(16)}.partial"
+        try:
+            hit(Failpoint.LINEAGE_STAGE_BEFORE)
+            with partial.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            hit(Failpoint.LINEAGE_STAGE_AFTER)
+            final = self._root / href
+            private_folder(final.parent)
+            hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
+            partial.replace(final)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        self._sync(PurePosixPath(href).parent)
+        hit(Failpoint.LINEAGE_PUBLISH_AFTER)
+
+    def read(self, href: str) -> bytes:
+        """Return a published file."""
+        return (self._root / href).read_bytes()
+
+    def _staging(self) -> Path:
+        """Return the folder of unfinished files, after removing the files of dead processes."""
+        folder = self._root / STAGING
+        private_folder(folder)
+        for leftover in folder.glob("*.partial"):
+            with suppress(FileNotFoundError):  # another process finished or removed it
+                if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:
+                    leftover.unlink()
+        return folder
+
+    def _sync(self, folder: PurePosixPath) -> None:
+        for path in (folder, *folder.parents):
+            descriptor = os.open(self._root / path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+class BucketFiles:
+    """Lineage in a bucket, where a PUT is atomic and durable by itself."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def publish(self, href: str, content: bytes) -> None:
+        """PUT the file."""
+        hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
+        self._store.put(href, content)
+        hit(Failpoint.LINEAGE_PUBLISH_AFTER)
+
+    def read(self, href: str) -> bytes:
+        """Return a published file."""
+        return bytes(self._store.get(href).bytes())
+
+
+LineageFiles = FolderFiles | BucketFiles
+"""The lineage root; hrefs are relative to it. Raises STORE_ERRORS. The same bytes may be published again."""
+
+
+def open_files(location: str) -> LineageFiles:
+    """Open a folder (created on first write) or `s3://bucket/prefix`. Raises ConfigurationError."""
+    return BucketFiles(open_store(location)) if "://" in location else FolderFiles(Path(location).absolute())
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +126,6 @@ LEASE = timedelta(seconds=120)
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
-
 
 BATCH_ID_DIGITS = 32
 """Hexadecimal digits of a batch's id: 128 bits of a SHA-256."""

@@ -2,7 +2,7 @@
 
 Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid by construction, since every value
 comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes cost
-many times as much, so they are used only to send an event to a backend (`backend.py`).
+many times as much, so they are used only to send an event to a backend (`delivery.py`).
 
 Times are the batch's: START when the run began, COMPLETE when the batch's lineage was recorded, because a unit has no
 other observed times. The object's announcement is not a start: a backfilled volume of 1991 would be a run of decades.

@@ -6,8 +6,8 @@ delivers later. The primary key (wal_id, path, revision) decides between workers
 wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
-documents (`openlineage.py`, `prov.py`), the choice of a unit's revision (`revisions.py`), withdrawing
-(`invalidation.py`), or delivery of a recorded batch (`batches.py`, `delivery.py`).
+documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery
+of a recorded batch (`batches.py`, `delivery.py`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,22 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InternalError
 from kfm_dagster.contracts.envelope import ProvenanceResult, ProvenanceStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Severity
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
-from kfm_dagster.lineage.batches import BACKEND, BATCH_ID_DIGITS, FILES, Failing, LineageBatches, Undelivered, backlog
-from kfm_dagster.lineage.delivery import BackendDelivery
-from kfm_dagster.lineage.files import LineageFiles, open_files
-from kfm_dagster.lineage.invalidation import invalidate
+from kfm_dagster.lineage.batches import (
+    BACKEND,
+    BATCH_ID_DIGITS,
+    FILES,
+    Failing,
+    LineageBatches,
+    LineageFiles,
+    Undelivered,
+    backlog,
+    open_files,
+)
+from kfm_dagster.lineage.delivery import BackendDelivery, BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.noted import publish_noted
 from kfm_dagster.lineage.openlineage import event_lines, openlineage_events
 from kfm_dagster.lineage.prov import OPERATOR, SERVICE, producer_ids, prov_document, prov_line
-from kfm_dagster.lineage.revisions import History, Revision, in_revision
+from kfm_dagster.lineage.revisions import History, Revision, in_revision, invalidate
 from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction, is_conflict

@@ -1,6 +1,6 @@
 """Feeds: the datasets ingested here, their gaps, and messages without units. Only reads.
 
-Does not belong here: storing rejections and ignored records (`ledger/rejections.py`, `ledger/ignored.py`).
+Does not belong here: storing rejections and ignored records (`ledger/rejections.py`, `ledger/rejections.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from kfm_dagster.errors import UnknownNameError
 from kfm_dagster.governance.switches import EVERY_DATASET, KillSwitches
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.gaps import Gap, Gaps
-from kfm_dagster.ledger.ignored import IgnoredCount, KeptIgnoredRecord
-from kfm_dagster.ledger.rejections import MESSAGE_ID, KeptRejection, RejectionFilter, RejectionPlace
+from kfm_dagster.ledger.rejections import (
+    MESSAGE_ID,
+    IgnoredCount,
+    KeptIgnoredRecord,
+    KeptRejection,
+    RejectionFilter,
+    RejectionPlace,
+)
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.operators.message_parse import IgnoreReason
 from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract

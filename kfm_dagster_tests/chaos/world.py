@@ -27,7 +27,7 @@ from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
-from kfm_dagster.lineage.backend import ClientBackend
+from kfm_dagster.lineage.delivery import ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.storage.fence import open_fence

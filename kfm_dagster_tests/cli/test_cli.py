@@ -26,9 +26,8 @@ from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredRecord
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.ledger.rejections import Rejection
+from kfm_dagster.ledger.rejections import IgnoredRecord, Rejection
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.sqs import Queue

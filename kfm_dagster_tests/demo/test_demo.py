@@ -21,7 +21,7 @@ from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
-from kfm_dagster.ledger.ignored import IgnoredRecord
+from kfm_dagster.ledger.rejections import IgnoredRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import shell

@@ -28,7 +28,7 @@ from kfm_dagster.ledger.gaps import FeedWindow
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.lineage.batches import FolderFiles
 from kfm_dagster.lineage.openlineage import Event
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.lineage.batches import FolderFiles
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

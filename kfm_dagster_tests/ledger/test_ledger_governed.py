@@ -14,8 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownReplayReasonError
 from kfm_dagster.governance.log import Decision, GovernanceAction, UnattributedDecisionError
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
-from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.ledger.state_machine import OVERRIDES, Status
+from kfm_dagster.ledger.state_machine import OVERRIDES, Status, explained
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import JANE, Bench

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
-from kfm_dagster.ledger.ignored import NAMED_PER_MESSAGE, IgnoredRecord, ignored_rows
+from kfm_dagster.ledger.rejections import NAMED_PER_MESSAGE, IgnoredRecord, ignored_rows
 from kfm_dagster.views.feeds import IGNORED, IGNORED_COUNTS, IgnoredFilter
 from kfm_dagster.views.view import View
 from kfm_dagster_tests.ledger.bench import Bench

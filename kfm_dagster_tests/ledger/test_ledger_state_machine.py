@@ -18,8 +18,14 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Priority, Prov
 from kfm_dagster.errors import IllegalTransitionError
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.ledger.refusals import explained
-from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status, check_transition, why_not_succeeded
+from kfm_dagster.ledger.state_machine import (
+    OVERRIDES,
+    TRANSITIONS,
+    Status,
+    check_transition,
+    explained,
+    why_not_succeeded,
+)
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import Bench, make_bench

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.lineage.backend import ClientBackend
+from kfm_dagster.lineage.delivery import ClientBackend
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 TAKEN = 201

@@ -13,10 +13,8 @@ import pytest
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint
-from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
-from kfm_dagster.lineage.batches import LEASE
-from kfm_dagster.lineage.delivery import MAX_REFUSALS
-from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.lineage.batches import LEASE, FolderFiles
+from kfm_dagster.lineage.delivery import MAX_REFUSALS, BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineageUnit
 from kfm_dagster.storage.database import Database

@@ -9,7 +9,14 @@ import pytest
 from obstore.store import MemoryStore
 
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.lineage.files import LEFTOVER_SECONDS, STORE_ERRORS, BucketFiles, FolderFiles, LineageFiles, open_files
+from kfm_dagster.lineage.batches import (
+    LEFTOVER_SECONDS,
+    STORE_ERRORS,
+    BucketFiles,
+    FolderFiles,
+    LineageFiles,
+    open_files,
+)
 
 HREF = "prov/goes-abi/2025-12-03/a.jsonld"
 

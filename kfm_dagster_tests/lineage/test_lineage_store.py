@@ -22,7 +22,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.lineage.files import FolderFiles
+from kfm_dagster.lineage.batches import FolderFiles
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit
 from kfm_dagster.storage.database import Database, Transaction

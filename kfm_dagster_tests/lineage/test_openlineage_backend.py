@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.lineage.backend import BackendUnavailableError, ClientBackend
+from kfm_dagster.lineage.delivery import BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.openlineage import openlineage_events
 from kfm_dagster_tests.lineage.receiver import Receiver, backend_at, opened_backend, receiving
 from kfm_dagster_tests.lineage.units import ingest_run, units

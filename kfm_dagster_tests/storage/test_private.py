@@ -11,7 +11,7 @@ import pytest
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.lineage.files import open_files
+from kfm_dagster.lineage.batches import open_files
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings

@@ -16,7 +16,7 @@ from typing import Any
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
-from kfm_dagster.ledger.refusals import explained
+from kfm_dagster.ledger.state_machine import explained
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
