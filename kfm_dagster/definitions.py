@@ -7,14 +7,20 @@ import dagster as dg
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.chain import daily_partitions
 from kfm_dagster.defs.checks import FEED_CHECK, feed_check, gap_schedule, unit_checks
-from kfm_dagster.defs.due_sensor import due_sensor
 from kfm_dagster.defs.executors import step_executor
 from kfm_dagster.defs.io_manager import StageIOManager
-from kfm_dagster.defs.jobs import evidence_job, gap_job, ingest_jobs, listing_schedules, path_jobs
+from kfm_dagster.defs.jobs import (
+    evidence_job,
+    gap_job,
+    ingest_jobs,
+    listing_schedules,
+    path_jobs,
+    retention_job,
+    retention_schedule,
+)
 from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
-from kfm_dagster.defs.retention_job import retention_job, retention_schedule
-from kfm_dagster.defs.sensors import ingest_sensors
+from kfm_dagster.defs.sensors import due_sensor, ingest_sensors
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import installed_code, utc_now
 from kfm_dagster.ingest.window import stored_first_day

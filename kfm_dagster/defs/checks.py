@@ -14,9 +14,8 @@ import dagster as dg
 from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import QUEUE_KEY, asset_key
-from kfm_dagster.defs.display import day_counts, day_sentence
+from kfm_dagster.defs.display import MAX_TABLE_ROWS, day_counts, day_sentence, failing_of_day
 from kfm_dagster.defs.failing import one_line, redacted
-from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, failing_of_day
 from kfm_dagster.defs.gate_checks import by_day
 from kfm_dagster.defs.jobs import GAP_JOB
 from kfm_dagster.defs.resources import PipelineResource, WalResource

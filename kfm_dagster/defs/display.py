@@ -8,8 +8,11 @@ An unknown day is materialised all the same, as empty: without a materialisation
 dagster-io/dagster#34219) counts the day of an asset backfill as failed, and the backfill with it. Emptiness is
 therefore shown first in the metadata, as a warning of the day's check, and in the run's tags.
 
-Belongs here: the facts and their order, which is that of a reader's questions. Does not belong here: the drawing
-(`pictures.py`).
+The event log stores a picture with each materialisation, so that it has at most some twenty kilobytes.
+
+Belongs here: the facts and their order, which is that of a reader's questions, and the sizes and captions of pictures.
+Does not belong here: the map (`drawing/footprints.py`), selecting failing units (`ledger/reports.py`), or the rows of
+arrivals (`ingest/path_arrivals.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +26,95 @@ import dagster as dg
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.chain import node_of
-from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, SHOWN_IN_PLACE, failing_in_run
-from kfm_dagster.defs.pictures import arrival_plot, footprint_map
+from kfm_dagster.drawing.footprints import draw
+from kfm_dagster.drawing.map_ground import Size
+from kfm_dagster.drawing.svg import Scale, data_url, line
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, StacRegister
 from kfm_dagster.ingest.path_arrivals import product_of, read_table
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.reports import DayReport
+from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.staged import StagedNode
 from kfm_dagster.storage.artifacts import Artifacts
+
+MAX_TABLE_ROWS = 50
+"""Rows of a table in the UI; the artifact has all."""
+SHOWN_IN_PLACE = 1_000
+"""Characters from which on the UI hides Markdown behind a click."""
+
+
+def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
+    """Return a run's failing units as metadata: a table, and links if `console` is set."""
+    rows = [
+        {
+            # A member of an enum that Dagster does not know, in the process that set it.
+            "code": str(unit.failure.code),
+            "message": unit.failure.message,
+            "object_uri": unit.object_uri,
+            "attempt": unit.attempt,
+            "wal_id": unit.wal_id,
+        }
+        for unit in failing[:MAX_TABLE_ROWS]
+        if unit.failure is not None
+    ]
+    return _shown(rows, console, every=f"runs/{run_id}")
+
+
+def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str) -> dict[str, Any]:
+    """Return a day's failing units as metadata: a table, and links if `console` is set."""
+    rows = [
+        {
+            "code": unit.code,
+            "message": unit.message,
+            "object_uri": unit.object_uri,
+            "attempt": unit.attempts,
+            "wal_id": unit.wal_id,
+        }
+        for unit in failing
+    ]
+    return _shown(rows, console, every=f"failures?dataset={dataset}")
+
+
+def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
+    """Return links to units, each (text, wal_id), up to SHOWN_IN_PLACE: table cells take none."""
+    lines: list[str] = []
+    for text, wal_id in named if console else ():
+        # No bracket may end the link's text.
+        line = f"- [{text.replace('[', '(').replace(']', ')')}]({console.rstrip('/')}/units/{wal_id})"
+        if len("\n".join([*lines, line])) >= SHOWN_IN_PLACE:
+            break
+        lines.append(line)
+    return {"in_console": dg.MetadataValue.md("\n".join(lines))} if lines else {}
+
+
+def _shown(rows: Sequence[Mapping[str, Any]], console: str, *, every: str) -> dict[str, Any]:
+    """Return table and links; `every` is the console's page of all these units."""
+    named = ((f"{row['code']}: {row['object_uri'].rpartition('/')[2]}", str(row["wal_id"])) for row in rows)
+    shown: dict[str, Any] = {"failing_units": _table(rows), **console_links(named, console)}
+    if console and rows:
+        shown["all_in_console"] = dg.MetadataValue.url(f"{console.rstrip('/')}/{every}")
+    return shown
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
+    """Return a table with the reason first: a page cuts off the other columns."""
+    return dg.MetadataValue.table(
+        [dg.TableRecord(row) for row in rows],
+        schema=dg.TableSchema(
+            columns=[
+                dg.TableColumn("code", "string"),
+                dg.TableColumn("message", "string"),
+                dg.TableColumn("object_uri", "string"),
+                dg.TableColumn("attempt", "int"),
+                dg.TableColumn("wal_id", "string"),
+            ]
+        ),
+    )
+
 
 _NO_COUNTS = {
     "checks",
@@ -194,3 +273,64 @@ def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as Markdown, with bars in cells escaped."""
     lines = [names, ["---"] * len(names), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+WIDTH, HEIGHT = 720, 300
+"""Pixels; a map uses the width only."""
+_SIZE = Size(width=WIDTH, min_height=240, max_height=480, lines=10)
+
+
+def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a map of the geometries' outer rings and points as Markdown; None without any."""
+    picture = draw(geometries, _SIZE)
+    if picture is None:
+        return None
+    svg, distinct, drawn = picture
+    caption = f"Footprints: {len(geometries)}; distinct outlines: {distinct}; drawn: {drawn}."
+    return f"![footprints]({data_url(svg)})\n\n{caption}"
+
+
+LEFT, BOTTOM, TOP = 60, 40, 16
+"""Room for the axes' labels, in pixels."""
+MAX_SITES = 200
+"""Curves drawn, one for each site; a network has about 160."""
+STEPS = 4
+"""Lines of the grid in each direction."""
+
+
+def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a plot of delay over elevation as Markdown, a curve by site; None without rows.
+
+    rows: those of the table of arrivals. Each site's first volume is drawn: its others differ in their pattern only.
+    """
+    first: dict[str, str] = {}
+    for row in rows:
+        first.setdefault(row["site"], row["wal_id"])
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if first[row["site"]] == row["wal_id"]:
+            delay = (row["t_arr_s"] - row["extent_m"] / row["c_ref_m_s"]) * 1e9
+            curves.setdefault(row["site"], []).append((row["elevation_deg"], delay))
+    if not curves:
+        return None
+    elevations, delays = zip(*(point for curve in curves.values() for point in curve), strict=True)
+    x = Scale(min(0.0, *elevations), max(1.0, *elevations), LEFT, WIDTH - TOP)
+    y = Scale(0.0, max(1.0, *delays) * 1.05, HEIGHT - BOTTOM, TOP)
+    drawn = list(curves.values())[:MAX_SITES]
+    lines = "".join(
+        f'<path d="{line((x(elevation), y(delay)) for elevation, delay in sorted(curve))}"/>' for curve in drawn
+    )
+    grid = "".join(f"M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" for _, at in x.steps(STEPS))
+    grid += "".join(f"M{LEFT} {at:.1f}H{WIDTH - TOP}" for _, at in y.steps(STEPS))
+    labels = "".join(
+        f'<text x="{at - 10:.1f}" y="{HEIGHT - BOTTOM + 16}">{elevation:.1f}</text>' for elevation, at in x.steps(STEPS)
+    )
+    labels += "".join(f'<text x="8" y="{at + 4:.1f}">{delay:.0f}</text>' for delay, at in y.steps(STEPS))
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#f7f9fc"/><path d="{grid}" stroke="#d5dbe6"/>'
+        f'<g font-family="sans-serif" font-size="11">{labels}</g>'
+        f'<g fill="none" stroke="#2a6fdb" stroke-opacity="0.5">{lines}</g></svg>'
+    )
+    caption = f"Delay against a vacuum (ns) over elevation (degrees). Sites: {len(curves)}; drawn: {len(drawn)}."
+    return f"![arrivals]({data_url(svg)})\n\n{caption}"

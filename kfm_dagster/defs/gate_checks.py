@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import dagster as dg
 
 from kfm_dagster.contracts.issues import GateIssue
-from kfm_dagster.defs.failing_units import console_links
+from kfm_dagster.defs.display import console_links
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
 from kfm_dagster.stages.machine import GateDecision

@@ -1,6 +1,6 @@
 """Feeds: the datasets ingested here, their gaps, and messages without units. Only reads.
 
-Does not belong here: storing rejections and ignored records (`ledger/rejections.py`, `ledger/rejections.py`).
+Does not belong here: storing rejections and ignored records (`ledger/rejections.py`).
 """
 
 from __future__ import annotations

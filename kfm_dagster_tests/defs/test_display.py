@@ -19,9 +19,15 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
-from kfm_dagster.defs.display import stage_metadata
-from kfm_dagster.defs.failing_units import MAX_TABLE_ROWS, SHOWN_IN_PLACE, failing_of_day
-from kfm_dagster.defs.pictures import MAX_OUTLINES, WIDTH, footprint_map
+from kfm_dagster.defs.display import (
+    MAX_TABLE_ROWS,
+    SHOWN_IN_PLACE,
+    WIDTH,
+    failing_of_day,
+    footprint_map,
+    stage_metadata,
+)
+from kfm_dagster.drawing.footprints import MAX_OUTLINES
 from kfm_dagster.exports.explanations.run_report import NodeAccount, StepResult
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.ledger.state_machine import Status

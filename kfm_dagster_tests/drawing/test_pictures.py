@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 
-from kfm_dagster.defs.pictures import arrival_plot
+from kfm_dagster.defs.display import arrival_plot
 from kfm_dagster.drawing.svg import Arrow, Scale, StateGraph, data_url, line
 
 GRAPH = StateGraph(places={"a": (0, 0), "b": (1, 1)}, column=200)

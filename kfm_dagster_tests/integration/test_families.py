@@ -14,7 +14,7 @@ import pytest
 
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.pictures import footprint_map
+from kfm_dagster.defs.display import footprint_map
 from kfm_dagster.demo.families import FAMILIES, write_families
 from kfm_dagster.demo.feed import StoredAs
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects
