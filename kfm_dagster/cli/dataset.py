@@ -14,8 +14,7 @@ from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.configs import read_text
-from kfm_dagster.contracts.draft import draft
-from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
+from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
 from kfm_dagster.errors import ContractError, ExitCode
 from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster.settings import Settings

@@ -26,7 +26,7 @@ from kfm_dagster.console.overview import SVG_HEADERS
 from kfm_dagster.console.pages import Pages, list_route, query_of
 from kfm_dagster.console.requests import whole_number
 from kfm_dagster.contracts.cadence import floor_hour
-from kfm_dagster.contracts.repairs import REPAIRS
+from kfm_dagster.contracts.issues import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.unit_history import unit_history

@@ -20,8 +20,7 @@ from kfm_dagster.configs import Regex, Strict
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
-from kfm_dagster.contracts.key_values import KeyValues
-from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, Peers, Quantity
+from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, KeyValues, Peers, Quantity
 from kfm_dagster.contracts.stewardship import Governance
 from kfm_dagster.contracts.virtual import VirtualStore
 

@@ -3,7 +3,7 @@
     KFM_SENSITIVE_AREAS=areas.geojson      {"type": "FeatureCollection", "features": [{"properties": {"name": ...
 
 Edges are straight in longitude and latitude (RFC 7946, 3.1.1). Belongs here: the file, and which area a footprint
-meets. Does not belong here: the ruling on a unit (`rules.py`), how a location is generalised (`generalise.py`).
+meets. Does not belong here: the ruling on a unit (`rules.py`), how a location is generalised (`masking.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure, over a contract's governance section, a unit's metadata and the run's reference time: no rule reads a clock.
 Belongs here: the rules, their order, and what a ruling does to an envelope. Does not belong here: how a location is
-generalised (`generalise.py`), quarantine (`ledger/`).
+generalised (`masking.py`), quarantine (`ledger/`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Embargo, Governance
 from kfm_dagster.governance.areas import SensitiveArea, SensitiveAreas
-from kfm_dagster.governance.generalise import generalised
+from kfm_dagster.governance.masking import generalised
 from kfm_dagster.governance.masking_decision import MASKING, MASKING_DECISION, MaskingDecision
 
 

@@ -1,7 +1,7 @@
 """The content hash: one digest over a node's inputs, parameters and code.
 
 Belongs here: the published algorithm (idempotent-node pattern, "Deterministic Content Hashing") and the fingerprint of
-the code. Does not belong here: the hash that run-state compares within a run (`run_state/inputs_hash.py`).
+the code. Does not belong here: the hash that run-state compares within a run (`run_state/record.py`).
 """
 
 from __future__ import annotations

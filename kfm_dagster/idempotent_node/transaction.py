@@ -24,7 +24,7 @@ from kfm_dagster.idempotent_node.steps import StepEnd, StepMeter
 from kfm_dagster.idempotent_node.wal import Intent, Intents, IntentStatus
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.row_values import value_of
+from kfm_dagster.storage.statements import value_of
 from kfm_dagster.telemetry.measures import StepVolume
 
 _LOG = logging.getLogger(__name__)

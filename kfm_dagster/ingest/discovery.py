@@ -30,8 +30,7 @@ from kfm_dagster.ingest.node import ChainNode, in_chunks
 from kfm_dagster.ingest.recording import enter_listed
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import IgnoreReason, parse_listed
-from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.run_state.record import InputReference, Outcome
 from kfm_dagster.stages.audit import AuditEvent, AuditKind
 from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts

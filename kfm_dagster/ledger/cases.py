@@ -20,7 +20,7 @@ from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.ledger.record import HistoryEntry
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.row_values import value_of
+from kfm_dagster.storage.statements import value_of
 
 
 @unique

@@ -46,7 +46,7 @@ from kfm_dagster.lineage.unit import IngestRun, LineagePath, LineageUnit
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
-from kfm_dagster.storage.row_values import value_of
+from kfm_dagster.storage.statements import value_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
-from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.quality import contradictions
 from kfm_dagster.operators.integrity_check import apply_severities
 from kfm_dagster.readers.base import (
     ByteSource,

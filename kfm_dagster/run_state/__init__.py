@@ -4,8 +4,14 @@
 """
 
 from kfm_dagster.run_state.choice import open_run_states
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
-from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, ValidationSummary
+from kfm_dagster.run_state.record import (
+    InputReference,
+    Outcome,
+    RunState,
+    RunStateError,
+    ValidationSummary,
+    inputs_hash,
+)
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
 
 __all__ = [

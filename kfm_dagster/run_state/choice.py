@@ -13,9 +13,8 @@ from pathlib import Path
 from kfm_dagster.addresses import LAKEFS
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.run_state.delta_store import DeltaRunState
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
 from kfm_dagster.run_state.object_store import ObjectRunState
-from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
+from kfm_dagster.run_state.record import InputReference, Outcome, RunState, ValidationSummary, inputs_hash
 from kfm_dagster.run_state.store import RelationalRunState, RunStateStore
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database

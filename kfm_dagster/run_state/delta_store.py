@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.redaction import error_text
-from kfm_dagster.run_state.record import ROLLED_BACK_BY, Outcome, RunState, RunStateError
+from kfm_dagster.run_state.record import ROLLED_BACK_BY, Outcome, RunState, RunStateError, count_write
 from kfm_dagster.run_state.store import by_outcome
-from kfm_dagster.run_state.writes import count_write
 from kfm_dagster.storage.answering import refusal, unavailable
 from kfm_dagster.storage.database import Transaction
 

@@ -17,9 +17,8 @@ from urllib.parse import quote
 
 from obstore.exceptions import AlreadyExistsError, NotFoundError
 
-from kfm_dagster.run_state.record import Outcome, RunState, RunStateError
+from kfm_dagster.run_state.record import Outcome, RunState, RunStateError, count_write
 from kfm_dagster.run_state.store import by_outcome, is_kept
-from kfm_dagster.run_state.writes import count_write
 from kfm_dagster.storage.answering import answering
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.s3 import Store

@@ -1,9 +1,14 @@
-"""The run-state record, one per (dataset_id, run_id); each write checks its JSON Schema."""
+"""The run-state record, one per (dataset_id, run_id), and the hash of a node's inputs.
+
+Each write checks the record's JSON Schema, and is counted (OpenTelemetry API, free until an SDK is configured): the
+number of records comes from the store (`RunStateStore.counts`) and survives every process, the counter shows the rate.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum, unique
@@ -12,9 +17,54 @@ from importlib import resources
 from typing import Any
 
 import jsonschema_rs
+from opentelemetry import metrics
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import KfmError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputReference:
+    """One input: its URI and the version of its content. External calls add query and window."""
+
+    uri: str
+    checksum: str | None = None
+    etag: str | None = None
+    last_modified: str | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    window: tuple[str, str] | None = None
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the members that are set, ready for JSON."""
+        members = {
+            "uri": self.uri,
+            "checksum": self.checksum,
+            "etag": self.etag,
+            "last_modified": self.last_modified,
+            "query": dict(self.query) or None,
+            "window": list(self.window) if self.window else None,
+        }
+        return {key: value for key, value in members.items() if value is not None}
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode with sorted keys and no spaces. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any]) -> str:
+    """Return `sha256:<64 hex>` over inputs and parameters (JSON values only; run-state pattern, section 4).
+
+        inputs_hash = "sha256:" + SHA-256(canonical JSON of {"inputs": [...], "parameters": {...}})
+
+    Inputs are sorted by URI, keys lexicographically, text is UTF-8, numbers as JSON has them. Equal inputs in any order
+    give equal hashes; any change of a member changes it.
+    """
+    encoded = sorted(
+        (reference.canonical() for reference in inputs), key=lambda item: (item["uri"], canonical_json(item))
+    )
+    return "sha256:" + hashlib.sha256(canonical_json({"inputs": encoded, "parameters": parameters})).hexdigest()
+
 
 ROLLED_BACK_BY = "rolled_back_by"
 """Summary member of a node whose output was withdrawn."""
@@ -135,3 +185,19 @@ def _check(document: Mapping[str, Any]) -> None:
 @cache
 def _validator() -> Any:
     return jsonschema_rs.validator_for(run_state_schema())
+
+
+COUNTER = "kfm.run_state.writes"
+
+
+def count_write(outcome: Outcome) -> None:
+    """Count one written record."""
+    _counter().add(1, {"outcome": outcome.value})
+
+
+@cache
+def _counter() -> metrics.Counter:
+    # One instrument: created before an SDK is configured, it passes to that SDK.
+    return metrics.get_meter("kfm_dagster").create_counter(
+        COUNTER, unit="{record}", description="Run-state records written, by outcome."
+    )

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kfm_dagster.run_state.record import Outcome, RunState
-from kfm_dagster.run_state.writes import count_write
+from kfm_dagster.run_state.record import Outcome, RunState, count_write
 from kfm_dagster.storage.database import Database, Transaction
 
 

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import overload
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.run_state.record import RunState
+from kfm_dagster.run_state.record import InputReference, RunState
 from kfm_dagster.stages.envelope_table import Column
 from kfm_dagster.stages.machine import GateDecision
 

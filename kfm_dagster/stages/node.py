@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
-from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.run_state.record import InputReference, ValidationSummary
 from kfm_dagster.stages.audit import AuditEvent
 from kfm_dagster.stages.gates.verdict import Verdict
 from kfm_dagster.stages.store import StageAttempt

@@ -16,8 +16,7 @@ from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
 from kfm_dagster.idempotent_node.node import transformed
 from kfm_dagster.idempotent_node.transaction import Content, Effect
 from kfm_dagster.idempotent_node.wal import Intent
-from kfm_dagster.run_state.inputs_hash import inputs_hash
-from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.run_state.record import ValidationSummary, inputs_hash
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.lifecycle import StageLifecycle

@@ -21,8 +21,7 @@ from kfm_dagster.addresses import shown, without_secrets
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.storage.private import private_file, private_folder
-from kfm_dagster.storage.row_values import T, value_of
-from kfm_dagster.storage.statements import Migration, migrations, typed_statement
+from kfm_dagster.storage.statements import Migration, T, migrations, typed_statement, value_of
 from kfm_dagster.storage.text import json_value, parameter
 
 BUSY_TIMEOUT_SECONDS = 60

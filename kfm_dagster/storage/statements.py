@@ -6,20 +6,24 @@ text is for both databases (`macros.py`); where two forms remain, each has its d
 `sql/schema` the migrations. Nothing here talks to a database.
 
 Result columns are decoded by name: a column keeps its name if it is a `@time` or `@json` of a table or view that the
-statement names, and any other time is named `..._at`.
+statement names, and any other time is named `..._at`. `value_of` builds a dataclass from a row whose columns have the
+names of its fields.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from enum import Enum
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sqlalchemy import JSON, DateTime, Dialect, Executable, TextClause, TypeDecorator, text
 from sqlalchemy.types import TypeEngine
@@ -158,3 +162,53 @@ def _blocks(folder: str, room: str) -> dict[str, dict[str | None, str]]:
     for identifier, block in zip(parts[1::2], parts[2::2], strict=True):
         forms.setdefault(identifier, {})[macros.only_for(block)] = block.strip().rstrip(";")
     return forms
+
+
+T = TypeVar("T")
+_READ: Mapping[Any, Callable[[Any], Any]] = {
+    # SQLite has no boolean; PostgreSQL gives a sum of integers as numeric, a UUID as an object and bytes as a view.
+    bool: bool,
+    bytes: bytes,
+    int: int,
+    str: str,
+    date: date.fromisoformat,
+    # For times in columns that the schema does not name: results of aggregates.
+    datetime: lambda value: datetime.fromisoformat(value) if isinstance(value, str) else value,
+    tuple: tuple,
+    Sequence: tuple,
+    frozenset: frozenset,
+}
+
+
+def value_of(kind: type[T], row: Mapping[Any, Any]) -> T:
+    """Build a value of a dataclass from a row; columns without a field are ignored.
+
+    Raises TypeError where a field without a default has no column.
+    """
+    reading = _reading(cast("Any", kind))
+    return kind(
+        **{
+            name: value if value is None or (read := reading[name]) is None else read(value)
+            for name, value in row.items()
+            if name in reading
+        }
+    )
+
+
+@cache
+def _reading(kind: Any) -> dict[str, Callable[[Any], Any] | None]:
+    """Return the decoder of each field's column, None where the value needs none."""
+    hints = get_type_hints(kind)
+    return {field.name: _reader(hints[field.name]) for field in fields(kind)}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
+    [hint, *others] = [part for part in get_args(hint) if part is not NoneType] if _is_optional(hint) else [hint]
+    hint = getattr(hint, "__supertype__", hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    return None if others else _READ.get(get_origin(hint) or hint)
+
+
+def _is_optional(hint: Any) -> bool:
+    return NoneType in get_args(hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kfm_dagster.contracts.repairs import REPAIRS, Repair
+from kfm_dagster.contracts.issues import REPAIRS, Repair
 
 RUNBOOK = Path(__file__).resolve().parents[2] / "docs" / "runbooks" / "validation-errors.md"
 LINK = re.compile(r" \(\[[^\]]*\]\([^)]*\)\)")

@@ -19,8 +19,8 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.areas import load_areas
-from kfm_dagster.governance.generalise import generalised, outline
 from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.masking import generalised, outline
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.nodes import Source, masking_params
 from kfm_dagster.ingest.pipeline import Pipeline

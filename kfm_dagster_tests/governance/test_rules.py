@@ -15,7 +15,7 @@ from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.contracts.stewardship import Governance, Masking
 from kfm_dagster.errors import ContractError
-from kfm_dagster.governance.generalise import TIMES, WITHHELD, generalised, outline
+from kfm_dagster.governance.masking import TIMES, WITHHELD, generalised, outline
 from kfm_dagster.governance.rules import Action, RuleId, Rules
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
 from kfm_dagster.operators.metadata_extract import footprint

@@ -16,8 +16,7 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.ingest.discovery import DayListing, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.run_state.inputs_hash import InputReference
-from kfm_dagster.run_state.record import Outcome
+from kfm_dagster.run_state.record import InputReference, Outcome
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.storage.object_handle import ObjectReadError

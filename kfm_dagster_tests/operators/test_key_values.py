@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kfm_dagster.contracts.envelope import CheckStatus
-from kfm_dagster.contracts.key_values import Expected, ValueRange, contradictions
+from kfm_dagster.contracts.quality import Expected, ValueRange, contradictions
 from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
 from kfm_dagster.demo.samples.hrrr import make_hrrr

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.key_grammar import KeyKind
-from kfm_dagster.contracts.key_values import contradictions
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.quality import contradictions
 from kfm_dagster.demo.samples import gefs, gfs, nbm
 from kfm_dagster.readers.grib_index import parse_index
 from kfm_dagster_tests.readers.reading import match_of

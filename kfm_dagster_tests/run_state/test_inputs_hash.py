@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
+from kfm_dagster.run_state.record import InputReference, inputs_hash
 
 _TEXT = st.text(max_size=8)
 _REFERENCES = st.lists(

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from kfm_dagster.contracts.envelope import Lane, WalId
-from kfm_dagster.storage.row_values import value_of
+from kfm_dagster.storage.statements import value_of
 
 RUN = "0123abcd-0000-4000-8000-000000000000"
 

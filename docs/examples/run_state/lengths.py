@@ -18,8 +18,7 @@ from pathlib import Path
 import click
 
 from kfm_dagster.run_state.choice import open_run_states
-from kfm_dagster.run_state.inputs_hash import InputReference, inputs_hash
-from kfm_dagster.run_state.record import Outcome, RunState, ValidationSummary
+from kfm_dagster.run_state.record import InputReference, Outcome, RunState, ValidationSummary, inputs_hash
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 
