@@ -34,8 +34,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.readers.base import ByteSource, ReadRequest
-from kfm_dagster.readers.registry import READERS
+from kfm_dagster.readers.base import READERS, ByteSource, ReadRequest
 from kfm_dagster.settings import Settings, environment
 
 MESSAGES = 200

@@ -15,10 +15,10 @@ from kfm_dagster.defs.jobs import (
     ingest_jobs,
     listing_schedules,
     path_jobs,
+    replay_job,
     retention_job,
     retention_schedule,
 )
-from kfm_dagster.defs.replay_job import replay_job
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.sensors import due_sensor, ingest_sensors
 from kfm_dagster.ingest.chain import read_configuration

@@ -16,7 +16,7 @@ from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.configs import read_text
 from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
 from kfm_dagster.errors import ContractError, ExitCode
-from kfm_dagster.readers.registry import refuse_orphans
+from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:

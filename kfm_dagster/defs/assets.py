@@ -18,12 +18,11 @@ from kfm_dagster.contracts.cadence import DROP_OVER, SILENT_AFTER
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.defs.chain import QUEUE_KEY, asset_key, dataset_of, op_name, slug
+from kfm_dagster.defs.chain import DATASET_TAG, FORCE_TAG, QUEUE_KEY, asset_key, dataset_of, op_name, slug
 from kfm_dagster.defs.failing import refuse_foreign_roots, try_again_or_roll_back
 from kfm_dagster.defs.gate_checks import gate_results, gate_specs, not_evaluated
 from kfm_dagster.defs.io_manager import StageIOManager, root_run_id
 from kfm_dagster.defs.resources import PipelineResource, WalResource
-from kfm_dagster.defs.run_tags import DATASET_TAG, FORCE_TAG
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.node import ChainNode

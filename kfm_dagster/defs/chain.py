@@ -1,16 +1,22 @@
-"""Names in Dagster: assets and ops of the chain's nodes, by dataset, and their partitions.
+"""Names in Dagster: assets and ops of the chain's nodes, by dataset, their partitions, and run tags.
 
-Does not belong here: which day is the first (`ingest/window.py`).
+Tags are the search keys of the run list, whose filter matches a tag's whole value. So no value is a list: each dataset
+has a tag of its own, `kfm/quarantined.hrrr: 3`, which no other step of the run writes, and `kfm/quarantined: yes` finds
+runs of any dataset. Does not belong here: the tags of requested runs (`sensors.py`), or which day is the first
+(`ingest/window.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import date
 
 import dagster as dg
 
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import chain
+from kfm_dagster.ledger.reports import DayReport
+from kfm_dagster.stages.batch import StageBatch
 
 QUEUE_KEY = dg.AssetKey(["queue"])
 
@@ -53,3 +59,67 @@ def daily_partitions(first_day: date) -> dg.DailyPartitionsDefinition:
     a day's objects can be listed by prefix.
     """
     return dg.DailyPartitionsDefinition(start_date=first_day.isoformat(), timezone="UTC", end_offset=1)
+
+
+LANE_TAG = "kfm/lane"
+"""The lane of a run's units; dagster.yaml limits the runs of the bulk lane by it."""
+SOURCE_TAG = "kfm/source"
+"""The source of a run's units."""
+BACKFILL_TAG = "kfm/backfill"
+"""The backfill (kfm backfill) for which a run lists a day."""
+FORCE_TAG = "kfm/force"
+"""A reason under this tag makes a run compute content that earlier runs applied; terminal units do not change."""
+DATASET_TAG = "kfm/dataset"
+"""A dataset whose chain was requested of a run."""
+QUARANTINED_TAG = "kfm/quarantined"
+"""Units that a run quarantined."""
+SKIPPED_TAG = "kfm/skipped"
+"""Stages that a run skipped."""
+EMPTY_TAG = "kfm/empty"
+"""Whether the dataset's day has no known units."""
+YES, NO = "yes", "no"
+_NONE = {"0", NO}
+
+
+def of_dataset(tag: str, dataset: str) -> str:
+    """Return the tag of one dataset."""
+    return f"{tag}.{dataset}"
+
+
+def dataset_tags(datasets: Iterable[str]) -> dict[str, str]:
+    """Return the tags that find the runs of these datasets."""
+    return {of_dataset(DATASET_TAG, dataset): YES for dataset in datasets}
+
+
+def tag_run(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    dataset: str,
+    *,
+    day: DayReport,
+    skipped: int,
+    settled: StageBatch | None,
+) -> None:
+    """Tag a run that skipped stages of a dataset, quarantined units, or had an empty day.
+
+    A run without any of these gets no tag. A re-execution begins with the tags of the run before it, and Dagster cannot
+    remove tags: a value that no longer holds becomes 0 or no.
+    """
+    values = {SKIPPED_TAG: str(skipped)}
+    if settled is not None:
+        quarantined = 0 if settled.reused else settled.state.validation_summary.get("quarantined", 0)
+        values |= {QUARANTINED_TAG: str(quarantined), EMPTY_TAG: NO if day.units else YES}
+    known = instance.get_run_by_id(run.run_id)
+    before = known.tags if known else {}
+    after = {of_dataset(tag, dataset): value for tag, value in values.items()}
+    after |= {tag: _of_any(tag, {**before, **after}) for tag in values}
+    changed = {
+        tag: value for tag, value in after.items() if value != before.get(tag) and (tag in before or value not in _NONE)
+    }
+    if changed:
+        instance.add_run_tags(run.run_id, changed)
+
+
+def _of_any(tag: str, tags: Mapping[str, str]) -> str:
+    """Return YES if a tag holds for any dataset, else NO."""
+    return YES if any(value not in _NONE for name, value in tags.items() if name.startswith(f"{tag}.")) else NO

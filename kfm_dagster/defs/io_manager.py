@@ -5,11 +5,10 @@
 import dagster as dg
 from pydantic import PrivateAttr
 
-from kfm_dagster.defs.chain import dataset_of, node_of
+from kfm_dagster.defs.chain import dataset_of, node_of, tag_run
 from kfm_dagster.defs.display import account_of, arrivals_metadata, skip_metadata, stage_metadata
 from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
-from kfm_dagster.defs.run_tags import tag_run
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.node import ChainNode

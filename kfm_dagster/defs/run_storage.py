@@ -14,9 +14,9 @@ from itertools import takewhile
 import dagster as dg
 
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.defs.chain import BACKFILL_TAG, LANE_TAG
 from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.run_processes import fail_lost_runs
-from kfm_dagster.defs.run_tags import BACKFILL_TAG, LANE_TAG
 from kfm_dagster.ingest.plan import ActiveRuns, LaneKey
 
 ACTIVE = [

@@ -5,8 +5,8 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from datetime import date
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
 from functools import cache, partial
 from typing import Any
 
@@ -14,21 +14,23 @@ import dagster as dg
 
 from kfm_dagster.alerts.store import Alert, Evaluation
 from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.defs.chain import BACKFILL_TAG, LANE_TAG, SOURCE_TAG, asset_key, asset_keys, dataset_tags, op_name
 from kfm_dagster.defs.failing import one_line
-from kfm_dagster.defs.jobs import INGEST_JOB
+from kfm_dagster.defs.jobs import EVIDENCE_JOB, INGEST_JOB, PATH_JOB
 from kfm_dagster.defs.resources import PipelineResource, WalResource
-from kfm_dagster.defs.run_requests import evidence_runs, listing_run, path_runs, planned_run
 from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_run, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
 from kfm_dagster.ingest.maintenance import attempt, look_after
+from kfm_dagster.ingest.nodes import MessageParse, Source
+from kfm_dagster.ingest.path_arrivals import PathArrivals, days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, begin_due_listings
+from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, ListingRequest, begin_due_listings
 from kfm_dagster.recovery.backfill.progress import no_backfill_runs
 from kfm_dagster.recovery.intents import IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -296,3 +298,66 @@ def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[
         f"nobody hears the channels {', '.join(unheard)} (KFM_ALERT_URLS)" if unheard else "",
     ]
     return " | ".join(part for part in parts if part)
+
+
+PRIORITY_TAG = "dagster/priority"
+PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
+"""The queued run with the highest number starts first; a run started by a person has none, which is 0."""
+EVIDENCE_SECONDS = 600
+"""Seconds after which a run is requested again for a case whose evidence could not be collected."""
+
+
+def planned_run(run: PlannedRun) -> dg.RunRequest:
+    """Return the request for a planned run."""
+    config = {"source": Source.LEDGER.name, "lane": run.lane.name}
+    tags = {SOURCE_TAG: Source.LEDGER.value}
+    return _request(run.run_key, run.partition, run.lane, dict.fromkeys(run.datasets, config), tags=tags)
+
+
+def listing_run(request: ListingRequest) -> dg.RunRequest:
+    """Return the request for the run that lists a day of a backfill."""
+    config = {"source": Source.LISTING.name, "lane": Lane.BULK.name, "backfill_id": request.backfill_id}
+    tags = {SOURCE_TAG: Source.LISTING.value, BACKFILL_TAG: request.backfill_id}
+    return _request(request.run_key, request.day, Lane.BULK, dict.fromkeys(request.datasets, config), tags=tags)
+
+
+def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[dg.RunRequest], str]:
+    """Return the requests for the days whose beams are due, and the reason where there are none."""
+    due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
+    requests = [
+        dg.RunRequest(
+            # Each state of a day's metadata is requested once: nodd_ledger replays failures.
+            run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
+            job_name=PATH_JOB,
+            partition_key=path_day.day,
+            asset_selection=[asset_key(path_day.dataset, PathArrivals.asset)],
+            tags=dataset_tags([path_day.dataset]),
+        )
+        for path_day in due
+        if days.has_partition_key(path_day.day)
+    ]
+    return requests, "every day whose units have ended has its arrivals"
+
+
+def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:
+    """Return the request of the job where cases lack evidence, keyed by the oldest case."""
+    turn = int(at.timestamp()) // EVIDENCE_SECONDS
+    return [
+        dg.RunRequest(run_key=f"{oldest.wal_id}@{oldest.version}/{turn}", job_name=EVIDENCE_JOB)
+        for oldest in cases.due(limit=1)
+    ]
+
+
+def _request(
+    run_key: str, partition: str, lane: Lane, configs: Mapping[str, Mapping[str, Any]], *, tags: Mapping[str, str]
+) -> dg.RunRequest:
+    return dg.RunRequest(
+        run_key=run_key,
+        job_name=INGEST_JOB,
+        partition_key=partition,
+        asset_selection=[key for dataset in configs for key in asset_keys(dataset)],
+        run_config={
+            "ops": {op_name(dataset, MessageParse.operator): {"config": config} for dataset, config in configs.items()}
+        },
+        tags={**dataset_tags(configs), LANE_TAG: lane.value, PRIORITY_TAG: PRIORITIES[lane], **tags},
+    )

@@ -19,8 +19,7 @@ from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Embargo, Governance
 from kfm_dagster.governance.areas import SensitiveArea, SensitiveAreas
-from kfm_dagster.governance.masking import generalised
-from kfm_dagster.governance.masking_decision import MASKING, MASKING_DECISION, MaskingDecision
+from kfm_dagster.governance.masking import MASKING, MASKING_DECISION, MaskingDecision, generalised
 
 
 @unique

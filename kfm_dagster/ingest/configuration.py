@@ -12,7 +12,7 @@ from kfm_dagster.catalog.discovery import FollowerSources
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.areas import refuse_unmaskable
-from kfm_dagster.readers.registry import refuse_orphans
+from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.retention.policy import RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card

@@ -23,7 +23,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.governance.areas import load_areas, salt_of
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.governance.masking_decision import MASKING_DECISION, MaskingDecision
+from kfm_dagster.governance.masking import MASKING_DECISION, MaskingDecision
 from kfm_dagster.governance.rules import Rules, hard_fails
 from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.feed_watch import FeedWatch

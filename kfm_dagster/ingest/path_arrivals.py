@@ -5,7 +5,7 @@ It is a stage like the chain's: the pipeline card decides the effects of G3, G4 
 with their failures; the computed arrivals are in the table. Volumes of one site and pattern have the same paths, so the
 second table has each path once, under the digest of its arrays.
 Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams
-(`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/run_requests.py`).
+(`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.calibration import Calibration
     from kfm_dagster.lineage.store import Lineage
     from kfm_dagster.notifications.authenticity import Signatures
-    from kfm_dagster.readers.registry import LazyReader
+    from kfm_dagster.readers.base import LazyReader
     from kfm_dagster.stages.run_contract import StageRunner
     from kfm_dagster.telemetry.energy import CodecarbonMeter
 
@@ -195,7 +195,7 @@ class Pipeline:
     @cached_property
     def readers(self) -> Mapping[str, LazyReader]:
         """The readers of object headers, by the name in contracts; the simulation replaces them."""
-        from kfm_dagster.readers.registry import READERS  # noqa: PLC0415
+        from kfm_dagster.readers.base import READERS  # noqa: PLC0415
 
         return READERS
 

@@ -15,7 +15,7 @@ import orjson
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.governance.masking_decision import MASKING_DECISION, MaskingDecision
+from kfm_dagster.governance.masking import MASKING_DECISION, MaskingDecision
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
 
 Node = dict[str, Any]

@@ -12,8 +12,8 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import may_register, stac_register
+from kfm_dagster.readers.base import READERS
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.reading import CONTRACTS, unit_of
 
 

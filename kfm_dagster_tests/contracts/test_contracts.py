@@ -18,8 +18,8 @@ from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarRea
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.contracts.model import CANONICAL_FIELDS, DatasetContract
 from kfm_dagster.errors import ContractError
+from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
-from kfm_dagster.readers.registry import refuse_orphans
 from kfm_dagster_tests.schemas import json_schema
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"

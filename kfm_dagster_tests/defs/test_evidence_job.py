@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.defs.jobs import EVIDENCE_JOB
-from kfm_dagster.defs.run_requests import EVIDENCE_SECONDS, evidence_runs
+from kfm_dagster.defs.sensors import EVIDENCE_SECONDS, evidence_runs
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster_tests.integration.chain import Clock, announce, open_pipeline, take, volumes

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kfm_dagster.readers import hdf5, hdf5_index, hdf5_messages
-from kfm_dagster.readers.base import ReadRequest
+from kfm_dagster.readers.base import READERS, ReadRequest
 from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, verified
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, Specimen
 
 

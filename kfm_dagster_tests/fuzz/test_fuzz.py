@@ -13,9 +13,8 @@ from unittest.mock import ANY
 import pytest
 
 from kfm_dagster.readers import hdf5_index, hdf5_messages
-from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
+from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadRequest
 from kfm_dagster.readers.hdf5_chunks import StoredValues
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.fuzz import trial
 from kfm_dagster_tests.fuzz.campaign import Campaign
 from kfm_dagster_tests.fuzz.libhdf5 import Libhdf5, Question

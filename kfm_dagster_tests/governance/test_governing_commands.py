@@ -10,7 +10,7 @@ import pytest
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.defs.replay_job import ReplayConfig, _started
+from kfm_dagster.defs.jobs import ReplayConfig, _started
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.evidence import EvidenceCollector

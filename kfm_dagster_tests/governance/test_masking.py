@@ -22,10 +22,10 @@ from kfm_dagster.governance.masking import (
     H3Mask,
     Mask,
     MaskedLocation,
+    MaskingDecision,
     masked_entry,
     ring_radius_m,
 )
-from kfm_dagster.governance.masking_decision import MaskingDecision
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry, compute_content_hash
 
 SALT = bytes(range(32))

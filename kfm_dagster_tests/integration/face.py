@@ -9,8 +9,8 @@ from typing import Any
 import dagster as dg
 
 from kfm_dagster.definitions import build_definitions
+from kfm_dagster.defs.chain import DATASET_TAG
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
-from kfm_dagster.defs.run_tags import DATASET_TAG
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.integration.chain import assert_conserved

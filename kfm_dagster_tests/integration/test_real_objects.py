@@ -19,8 +19,8 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.readers.base import READERS
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.catalog.trees import assert_consistent, walk
 from kfm_dagster_tests.integration import traces

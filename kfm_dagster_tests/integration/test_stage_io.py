@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.defs.run_tags import FORCE_TAG, SKIPPED_TAG
+from kfm_dagster.defs.chain import FORCE_TAG, SKIPPED_TAG
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import chain, operators

@@ -15,10 +15,9 @@ from kfm_dagster.contracts.envelope import CheckStatus, Integrity, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.readers.base import ByteSource
+from kfm_dagster.readers.base import READERS, ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.grib2_bytes import ends_of, index_of, messages_of
 from kfm_dagster_tests.readers.reading import match_of, unit_of
 

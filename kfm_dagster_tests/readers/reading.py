@@ -15,9 +15,8 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyMatch
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.factories import envelope
 
 CONTRACTS = ContractRegistry.load()

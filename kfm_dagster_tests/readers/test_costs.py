@@ -17,7 +17,7 @@ import pytest
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.readers.registry import READERS
+from kfm_dagster.readers.base import READERS
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen

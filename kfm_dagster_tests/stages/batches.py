@@ -32,9 +32,8 @@ from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.gates.subject import Subject
 from kfm_dagster.stages.gates.verdict import Gate, Gates

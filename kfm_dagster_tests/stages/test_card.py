@@ -27,12 +27,12 @@ from kfm_dagster.stages.card import (
     REPLAY_PLAN,
     STATE_MACHINE,
     Card,
+    Condition,
     ErrorClass,
     ReplayPlan,
     StageState,
     StateMachine,
 )
-from kfm_dagster.stages.conditions import Condition
 from kfm_dagster.stages.gates.verdict import Gate, Stop
 from kfm_dagster_tests.schemas import json_schema
 

@@ -19,7 +19,7 @@ from docs.examples.atmo_window.landing import Landed
 from docs.examples.atmo_window.sites import DATASET
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.governance.log import GovernanceLog
-from kfm_dagster.governance.masking_decision import MaskingDecision
+from kfm_dagster.governance.masking import MaskingDecision
 from kfm_dagster.idempotent_node import Effect, Intent, ManifestEntry
 from kfm_dagster.run_state import InputReference, Outcome, RunState, RunStateStore, ValidationSummary, inputs_hash
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts

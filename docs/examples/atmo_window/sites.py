@@ -21,9 +21,9 @@ from kfm_dagster.governance.masking import (
     H3Mask,
     Mask,
     MaskedLocation,
+    MaskingDecision,
     MaskingMethod,
 )
-from kfm_dagster.governance.masking_decision import MaskingDecision
 
 DATASET = "atmo"
 EXACT = "exact"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata, ProvenanceStatus, StacStatus
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.governance.masking_decision import MASKING
+from kfm_dagster.governance.masking import MASKING
 from kfm_dagster.stages.gates.subject import Subject, shortened
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 

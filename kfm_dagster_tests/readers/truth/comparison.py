@@ -14,9 +14,8 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 
 CONTRACTS = ContractRegistry.load()
 

@@ -13,7 +13,7 @@ from pyproj import Proj
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.readers.base import HeaderMetadata
-from kfm_dagster.readers.goes_abi_header import EXTENT
+from kfm_dagster.readers.goes_abi import EXTENT
 from kfm_dagster.readers.goes_granule import ATTRIBUTES
 from kfm_dagster_tests.readers.truth.comparison import (
     Compared,

@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.contracts.bounding_box import bounding_box
-from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
+from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.registry import READERS
 from kfm_dagster_tests.readers.truth.comparison import Compared, RealObject, compares, degrees, same, seconds
 from kfm_dagster_tests.readers.truth.nexrad_level2 import disc
 
