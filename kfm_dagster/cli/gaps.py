@@ -15,7 +15,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.exports.gap_picture import OPENING, draw, gap_picture
-from kfm_dagster.ledger.arrivals import arrival_times
+from kfm_dagster.ledger.gaps import arrival_times
 from kfm_dagster.views.feeds import GAPS, GapFilter
 from kfm_dagster.views.view import Parts, require_contract
 

@@ -24,7 +24,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots, refuse_foreign_roots
 from kfm_dagster.recovery.reconcile import ComparedDay, Difference, compare_day, repair_day
 from kfm_dagster.settings import Settings
-from kfm_dagster.storage.objects import ObjectReadError
+from kfm_dagster.storage.object_handle import ObjectReadError
 
 COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind in Difference))
 REPAIRED = ("entered", "repeated", "left")

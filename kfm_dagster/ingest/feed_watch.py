@@ -19,8 +19,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Coverage
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.arrivals import count_day, counted_days
-from kfm_dagster.ledger.gaps import FeedWindow, FollowedProduct
+from kfm_dagster.ledger.gaps import FeedWindow, FollowedProduct, count_day, counted_days
 from kfm_dagster.ledger.rows import key_groups
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.facts import partition_facts

@@ -28,7 +28,7 @@ from kfm_dagster.governance.rules import Rules, hard_fails
 from kfm_dagster.ingest.discovery import MessageParse, Source
 from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.node import ChainNode, EffectNode, Results, each_alone, in_chunks
-from kfm_dagster.ledger.store import SettleReport
+from kfm_dagster.ledger.reports import SettleReport
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.integrity_check import unreadable as integrity_unreadable
 from kfm_dagster.operators.metadata_extract import metadata_extract

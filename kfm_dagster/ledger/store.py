@@ -30,8 +30,6 @@ from kfm_dagster.storage.refusal import Refused, write_all_but_refused
 ENSURED_AT_ONCE = 5_000
 """Units per statement: as many as a run claims by default, or one message of 1 MiB can announce."""
 
-__all__ = ["EnsureResult", "Ledger", "RecoverReport", "SettleReport"]
-
 
 class Ledger(LedgerChanges):
     """The NODD WAL."""

@@ -26,7 +26,6 @@ from kfm_dagster.settings import LOOPBACK_HOSTS
 from kfm_dagster.storage.object_handle import (
     FolderObject,
     ObjectHandle,
-    ObjectHead,
     ObjectReadError,
     RemoteObject,
     UndeclaredObjectError,
@@ -39,16 +38,6 @@ from kfm_dagster.storage.s3 import S3Bucket, Store
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
-
-__all__ = [
-    "ListedObject",
-    "ObjectHandle",
-    "ObjectHead",
-    "ObjectReadError",
-    "ObjectStores",
-    "UndeclaredObjectError",
-    "open_store",
-]
 
 REQUEST_SECONDS = 15.0
 """Timeout of a request of header size; with two retries a dead store is noticed within 45 s."""

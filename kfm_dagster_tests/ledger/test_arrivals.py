@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ledger.arrivals import ArrivalTimes, arrival_times, class_of, count_day, counted_days, percentile
+from kfm_dagster.ledger.gaps import ArrivalTimes, arrival_times, class_of, count_day, counted_days, percentile
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.ledger.bench import make_bench

@@ -12,7 +12,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import Peers, PeerSizes
 from kfm_dagster.operators.integrity_check import integrity_check, unreadable
-from kfm_dagster.storage.objects import ObjectHead, ObjectReadError
+from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
 from kfm_dagster_tests.factories import envelope
 
 HRRR = ContractRegistry.load()["hrrr"]

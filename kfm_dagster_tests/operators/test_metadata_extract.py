@@ -21,7 +21,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.operators.metadata_extract import OpenSidecar, metadata_extract, unreadable
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.storage.objects import ObjectReadError
+from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster_tests.factories import envelope
 
 SHIPPED = ContractRegistry.load()["hrrr"]

@@ -17,8 +17,8 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.storage.object_handle import RemoteObject
-from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, UndeclaredObjectError, open_store
+from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject, UndeclaredObjectError
+from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
 REGISTRY = ContractRegistry.load()

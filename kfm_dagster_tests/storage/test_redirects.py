@@ -20,7 +20,8 @@ from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.run_state.object_store import ObjectRunState
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
-from kfm_dagster.storage.objects import ObjectReadError, ObjectStores, open_store
+from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 
 CLAUSE = pytest.mark.clause("SEC-06")

@@ -18,7 +18,8 @@ from kfm_dagster.followers.virtual.grib2_step import read_grib2_step
 from kfm_dagster.followers.virtual.netcdf_step import read_cube_step
 from kfm_dagster.followers.virtual.references import Frame, StoreStep, frame_of, step_of
 from kfm_dagster.readers.base import ReadError
-from kfm_dagster.storage.objects import ObjectReadError, ObjectStores
+from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.objects import ObjectStores
 
 _MULTIHASH_MD5 = "d50110"
 

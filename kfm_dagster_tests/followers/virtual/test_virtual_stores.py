@@ -22,8 +22,8 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
-from kfm_dagster.storage.object_handle import FolderObject
-from kfm_dagster.storage.objects import ObjectReadError, ObjectStores
+from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError
+from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, put
 from kfm_dagster_tests.moments import dying
 
