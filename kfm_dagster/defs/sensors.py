@@ -30,8 +30,7 @@ from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, ListingRequest, begin_due_listings
-from kfm_dagster.recovery.backfill.progress import no_backfill_runs
+from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, ListingRequest
 from kfm_dagster.recovery.intents import IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 
@@ -264,11 +263,13 @@ def _listings(
     context: dg.SensorEvaluationContext, pipeline: Pipeline, requested: RequestedRuns, days: dg.PartitionsDefinition
 ) -> Due:
     backfills = Backfills(pipeline)
-    for backfill_id in begin_due_listings(backfills, pipeline.settings):
+    for backfill_id in backfills.begin_due():
         context.log.info("%s is begun: a listing is due by a contract's schedule", backfill_id)
+    with pipeline.database.snapshot() as view:
+        running = view.run("backfill.running").scalar_one()
     with requested.lock:
         report = AdvanceReport()
-        if not no_backfill_runs(pipeline.database):
+        if running:
             limit = pipeline.settings.bulk_runs(run_slots(context.instance))
             listing = listing_days(context.instance)
             report = backfills.advance(listing=listing, limit=limit, known=days.has_partition_key)
