@@ -174,16 +174,16 @@ class Repair:
     repair: str
 
 
-_CUT = Repair(usually="cut off on its way, or rewritten meanwhile", repair="the provider's next writing")
+_CUT = Repair(usually="truncated on upload, or rewritten meanwhile", repair="wait for the provider's next upload")
 _FORMAT = Repair(
-    usually="another format under a known name, or something else behind the last GRIB2 message",
-    repair="the provider's, or a reader of ours",
+    usually="another format under a known name, or other bytes after the last GRIB2 message",
+    repair="a correction by the provider, or of our reader",
 )
-_PRODUCT = Repair(usually="a change of the product", repair="the contract, or a reader")
+_PRODUCT = Repair(usually="a change of the product", repair="a change of the contract, or of the reader")
 REPAIRS: Mapping[str, Repair] = {
     IntegrityIssue.MISSING_OBJECT: Repair(
-        usually="announced before it was there, or removed since",
-        repair="none of ours: wait for the provider, or discard",
+        usually="announced before it existed, or removed since",
+        repair="wait for the provider, or discard",
     ),
     IntegrityIssue.SIZE_MISMATCH: _CUT,
     MetadataIssue.TRUNCATED_OBJECT: _CUT,
@@ -193,36 +193,37 @@ REPAIRS: Mapping[str, Repair] = {
         repair="none, unless a client misses data",
     ),
     MetadataIssue.OUT_OF_TABLE: Repair(
-        usually="suspect, never failed: a code that its table does not have, as a coverage pattern of a test",
-        repair="none, unless clients choose by it",
+        usually="suspect, never failed: a code that its table does not contain, such as a test's coverage pattern",
+        repair="none, unless clients filter by it",
     ),
     IntegrityIssue.SIZE_UNLIKE_PEERS: Repair(
-        usually="suspect, never failed: far from the recent sizes of its product, which the message says",
-        repair="none, unless the data is missing in it",
+        usually="suspect, never failed: far from the recent sizes of its product, which the message lists",
+        repair="none, unless data is missing in it",
     ),
     MetadataIssue.SIDECAR_OUTDATED: Repair(
-        usually="suspect, never failed: the index is older than the object, which may have been written again",
-        repair="the provider's: its next index completes the Item",
+        usually="suspect, never failed: the index is older than the object, which may have been rewritten",
+        repair="wait for the provider's next index, which completes the Item",
     ),
     IntegrityIssue.BAD_MAGIC: _FORMAT,
     MetadataIssue.UNREADABLE_FORMAT: _FORMAT,
     MetadataIssue.KEY_MISMATCH: Repair(
-        usually="another member, grid, parameter or centre than the key names; the message has both values",
-        repair="the provider's next writing; where every object of a product has it, `key_values` of the contract",
+        usually="another member, grid, parameter or centre than in the key; the message has both values",
+        repair="wait for the provider's next upload; if all objects of a product have it, correct the contract's `key_values`",
     ),
     MetadataIssue.SIDECAR_MISMATCH: Repair(
-        usually="an index of another object, or one that lacks a line", repair="the provider's next index"
+        usually="an index of another object, or an index with a missing line",
+        repair="wait for the provider's next index",
     ),
     MetadataIssue.INVALID_GEOMETRY: Repair(
-        usually="corners of a grid that contradict its increments, or an outline that is none",
-        repair="the provider's, or a reader of ours",
+        usually="grid corners that contradict the increments, or an invalid outline",
+        repair="a correction by the provider, or of our reader",
     ),
     StacIssue.STAC_VALIDATION_FAILED: _PRODUCT,
     MetadataIssue.INCOMPLETE_PRODUCT_METADATA: _PRODUCT,
     MetadataIssue.TIME_MISMATCH: _PRODUCT,
     GovernanceIssue.HARD_FAIL: Repair(
-        usually="a rule of the contract refused it, and the message names it",
-        repair="an embargo that is over: release; else the steward's, or discard",
+        usually="refused by a rule of the contract, which the message names",
+        repair="release if an embargo is over; else ask the steward, or discard",
     ),
 }
 """Error code > its usual cause and who repairs it, shown with the unit. The runbook of validation errors has the same

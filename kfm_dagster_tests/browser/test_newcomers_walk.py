@@ -143,7 +143,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
         page.goto(screen.console)
         matters = page.get_by_role("region", name="What to look at").locator("tr", has_text="quarantined")
         expect(matters).to_have_count(2)
-        whys = {"size_mismatch: ": "the provider's next writing", "missing_object: ": "wait for the provider"}
+        whys = {"size_mismatch: ": "the provider's next upload", "missing_object: ": "wait for the provider"}
         units = {}
         for matter in matters.get_by_role("link").all_inner_texts():
             open_from_the_front(page, matter)
