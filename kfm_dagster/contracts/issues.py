@@ -208,7 +208,7 @@ REPAIRS: Mapping[str, Repair] = {
     MetadataIssue.UNREADABLE_FORMAT: _FORMAT,
     MetadataIssue.KEY_MISMATCH: Repair(
         usually="another member, grid, parameter or centre than in the key; the message has both values",
-        repair="wait for the provider's next upload; if all objects of a product have it, correct the contract's `key_values`",
+        repair="wait for the provider's next upload; if all objects of a product have it, correct the `key_values`",
     ),
     MetadataIssue.SIDECAR_MISMATCH: Repair(
         usually="an index of another object, or an index with a missing line",
