@@ -33,11 +33,11 @@ def _beside() -> str:
 
 def _fields(reasons: Mapping[str, str]) -> str:
     schema = published_schema()
-    rows = ["| field | type | what it says | example | comes from | seen as |", "|---|---|---|---|---|---|"]
+    rows = ["| field | type | meaning | example | source | also in |", "|---|---|---|---|---|---|"]
     for name, reason in reasons.items():
         entry = schema["properties"][name]
         # Of the model: the schema leaves out what a field's type says already.
-        said = f"{NoddWalRecord.model_fields[name].description}" + (f" Why it is there: {reason}." if reason else "")
+        said = f"{NoddWalRecord.model_fields[name].description}" + (f" Reason: {reason}." if reason else "")
         seen = "<br>".join(f"`{path}`" for path in entry["x-seen-as"])
         example = f"`{json.dumps(entry['examples'][0])}`"
         rows.append(f"| `{name}` | {_type(entry, schema)} | {said} | {example} | {entry['x-source']} | {seen} |")
@@ -59,7 +59,7 @@ def _one_type(entry: Mapping[str, object], schema: Mapping[str, dict[str, Mappin
 
 
 def _transitions() -> str:
-    rows = ["| from | to | what triggers it | what must hold |", "|---|---|---|---|"]
+    rows = ["| from | to | trigger | condition |", "|---|---|---|---|"]
     for rules, by in ((TRANSITIONS, ""), (OVERRIDES, "a governed override: ")):
         rows += [
             f"| {rule.from_status or 'no record'} | {rule.to_status} | {by}{rule.trigger} | {rule.condition} |"
@@ -69,7 +69,7 @@ def _transitions() -> str:
 
 
 def _success() -> str:
-    rows = ["| sub-status | a success may have |", "|---|---|"]
+    rows = ["| sub-status | allowed for a success |", "|---|---|"]
     rows += [
         f"| `{name}` | {', '.join(f'`{one}`' for one in sorted(allowed))} |"
         for name, allowed in SUCCESS_REQUIRES.items()
