@@ -14,89 +14,88 @@ Rows = Mapping[str, Figures]
 
 HEAD = """# Performance
 
-Written by `make bench`, which measures every row on the machine that it runs on. One computer is all: product, queue
-and store share its cores. {machine}
+`make bench` writes this page and measures every row on its machine. Product, queue and store share the cores of one
+computer. {machine}
 
-What is measured is what a user has: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts them,
-an SQS queue (fauxqs) and a store that answers each request after a given time (`benchmarks/store_server.py`). Rates run
-from the first record to the last settlement. CPU is of every process of the deployment from its start on, PostgreSQL's
-included, that of the queue and of the store apart: the fewer units, the larger the part of what is loaded once.
+The deployment under test is a user's: the code server, the daemon and forked runs, as `kfm ui --cloud aws` starts them,
+an SQS queue (fauxqs) and a store that answers each request after a given time (`benchmarks/store_server.py`). Rates are
+from the first record to the last settlement. CPU includes every process of the deployment from its start on, and
+PostgreSQL; CPU of the queue and of the store is listed separately. The fewer the units, the larger the share of the
+start.
 
-Objects are sparse files as large as real ones, so that sizes, offsets and range requests are true. What stays smaller
-than in reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's
-first and last records are a few KB instead of up to 270, so that a real volume may cost two requests more.
+Objects are sparse files of real size, so that sizes, offsets and range requests are real. Two parts are smaller than in
+reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's first and
+last records have a few KB instead of up to 270, so that a real volume may cost two more requests.
 """
 
 STORE = """
 ## A store that takes its time
 
-Objects are read from the store, or from a folder that stands for it; database (SQLite), artifacts, catalog and lineage
-are on the disk. The floor is plain loops in as many processes as there are cores, each with as many reads at a time as
-a run (`KFM_READ_CONCURRENCY`), and no ledger, retries, gates, checked lineage or any other guarantee
+Objects are read from the store, or from a folder in its place; database (SQLite), artifacts, catalog and lineage are on
+the disk. The floor is a plain loop in one process per core, each with as many parallel reads as a run
+(`KFM_READ_CONCURRENCY`), without ledger, retries, gates, checked lineage or any other guarantee
 (`benchmarks/floor.py`). Over a store the event loop does the same without threads (`benchmarks/async_floor.py`). Their
-processes have loaded everything when its time begins; the product's time has the start of
-its first run in it, which is seconds.
+processes have loaded everything when their time begins; the product's time includes the start of its first run, some
+seconds.
 """
 
 REMOTE = """
 ## Everything far
 
-The store answers after 50 ms, the queue after 20; artifacts, catalog and lineage are in the store, too. On PostgreSQL
-Dagster's own storage is there as well. DBOS is the same five steps as durable workflows, a workflow for each message
-(`benchmarks/dbos_chain.py`), in as many processes and with as many reads at a time as the floor: each step's output is
-kept before the next begins, but there are no gates, no ledger, and no catalog beyond the Items.
+The store answers after 50 ms, the queue after 20 ms; artifacts, catalog and lineage are in the store, too. With
+PostgreSQL, Dagster's own storage is in PostgreSQL as well. DBOS runs the same five steps as durable workflows, one for
+each message (`benchmarks/dbos_chain.py`), with the processes and parallel reads of the floor: each step's output is
+stored before the next begins, but without gates, ledger, or a catalog beyond the Items.
 """
 
 GROWTH = """
 ## Growth
 
-A backlog of more and more small objects: what is loaded once, some nine seconds of CPU, counts for less and less, and
-nothing else may grow. `records` is what the ledger held before, of units that had
-succeeded.
+A backlog of increasing numbers of small objects: the share of the start, some nine seconds of CPU, shrinks, and nothing
+else may grow. `records` is the number of succeeded records in the ledger before the backlog.
 """
 
 INTAKE = """
 ## From the queue into the ledger
 
-One process receives, lands, parses and records; a call of the queue takes 20 ms. Runs are not part of it.
+One process receives, lands, parses and records; a call of the queue takes 20 ms. Runs are not included.
 """
 
 PRESSURE = """
 ## While somebody holds a snapshot
 
-A backup, or a session that was forgotten, for ten minutes: PostgreSQL cleans nothing up meanwhile. Only the ledger's
-calls are timed, in one dataset and day: a batch of 500 units at a time is made known, claimed and settled
-(`benchmarks/pressure.py`), as many as the database can or, as a deployment of this computer asks, 500 units/s.
-Milliseconds are of a batch, in the phase's last minute.
+A backup or a forgotten session holds a snapshot for ten minutes, and PostgreSQL removes no dead rows meanwhile. Only
+the ledger's calls are timed, in one dataset and day: batches of 500 units are recorded, claimed and settled
+(`benchmarks/pressure.py`), at the maximum rate of the database or at 500 units/s, the rate of a deployment on this
+computer. Milliseconds are per batch, in the phase's last minute.
 """
 
 QUIET = """
 ## While nothing happens
 
-Percent of one core, of a deployment that has ingested before.
+Percent of one core, for a deployment that has ingested before.
 """
 
 CPU = """
 ## Where the processor time goes
 
-Milliseconds per unit by process, of the rows above. `run` is what a run spends after its fork; the code server loads
-the definitions and evaluates sensors; the daemon starts ticks and runs. In parentheses what is not the product's.
+Milliseconds per unit by process, for the rows above. `run` is the time of a run after its fork; the code server loads
+the definitions and evaluates sensors; the daemon starts ticks and runs. Columns in parentheses are not the product's.
 """
 
 WALL = """
 ## Where a run's time goes
 
-Wall milliseconds per unit between the records of one step and the next, Dagster's part included. Several runs may work
-at once. message_parse has no record before it and does not count.
+Wall milliseconds per unit between the records of one step and the next, including Dagster's part. Several runs may work
+at once. message_parse is left out, because no record precedes it.
 """
 
 LATENCY = """
 ## From the message to the Item
 
-Units are published at an even rate to a deployment that runs already, under its default settings (the sensor looks
-every 5 s), 200 at least. Seconds from the moment before a message is sent to the change of its record that settles it.
-Where `unsettled` is not 0, units failed. `run` is the median time of a run, `in a tick` the share of runs that ended
-before the next look.
+At least 200 units are published at an even rate to a running deployment with default settings (the sensor ticks every
+5 s). Seconds are from just before a message is sent to the settlement of its record. Where `unsettled` is not 0, units
+failed. `run` is the median time of a run, `in a tick` the share of runs that ended before the next tick.
 """
 
 
@@ -142,7 +141,7 @@ def _calibration(figures: Sequence[Figures]) -> str:
         return ""
     return (
         f" The machine is shared with others: a fixed piece of Python took {min(found):.0f} to {max(found):.0f} ms of "
-        "CPU after a row; tables have it as calibration, and rows compare by it."
+        "CPU after a row. The tables list it as calibration, to compare rows."
     )
 
 
