@@ -69,7 +69,7 @@ def _opened(*, writing: bool) -> Iterator[Retention]:
             yield retention_of(settings, database, runs=None, clock=utc_now)
             return
         # Imported here, because importing Dagster takes seconds.
-        from kfm_dagster.defs.old_runs import old_runs_of  # noqa: PLC0415
+        from kfm_dagster.defs.run_storage import old_runs_of  # noqa: PLC0415
 
         home = settings.dagster_home
         with old_runs_of(home, database) as runs:

@@ -17,8 +17,8 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.chain import LANE_TAG, asset_key, asset_keys, dataset_tags, slug
 from kfm_dagster.defs.display import markdown_table
 from kfm_dagster.defs.failing import one_line, redacted, refuse_foreign_roots
-from kfm_dagster.defs.old_runs import OldRuns
 from kfm_dagster.defs.resources import PipelineResource
+from kfm_dagster.defs.run_storage import OldRuns
 from kfm_dagster.errors import ConfigurationError, KfmError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.ingest.evidence import EvidenceCollector

@@ -22,8 +22,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import FeedWindow, FollowedProduct, count_day, counted_days
 from kfm_dagster.ledger.rows import key_groups
 from kfm_dagster.settings import FeedKind
-from kfm_dagster.stages.gates.facts import partition_facts
-from kfm_dagster.stages.gates.subject import PartitionFacts
+from kfm_dagster.stages.gates.subject import PartitionFacts, partition_facts
 from kfm_dagster.storage.database import Transaction
 
 DAYS_BACK = 8

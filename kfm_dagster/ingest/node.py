@@ -31,8 +31,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import error_text, redacted_error
 from kfm_dagster.settings import FeedKind
 from kfm_dagster.stages.gates.evaluate import evaluate
-from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
-from kfm_dagster.stages.gates.subject import PartitionFacts, Subject
+from kfm_dagster.stages.gates.subject import PartitionFacts, Subject, catalog_owners, partition_facts
 from kfm_dagster.stages.gates.verdict import Gate, Verdict, of_every_gate
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.storage.database import Transaction

@@ -1,7 +1,7 @@
 """`configs/retention.yaml`: how long each kind of bulky data is kept.
 
 Belongs here: the model of the file, and the least age of each kind. Does not belong here: which data may be deleted
-(`sql/queries/retention.sql`, `defs/old_runs.py`).
+(`sql/queries/retention.sql`, `defs/run_storage.py`).
 """
 
 from __future__ import annotations

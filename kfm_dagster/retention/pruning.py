@@ -2,7 +2,7 @@
 
 The store lists its files, and the database selects the unneeded files. Removals are not recorded, so that the next
 retention lists the rest. Does not belong here: what still needs a file (`sql/queries/retention.sql`), old runs of
-Dagster (`defs/old_runs.py`).
+Dagster (`defs/run_storage.py`).
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from kfm_dagster.defs import old_runs
+from kfm_dagster.defs import run_storage
 from kfm_dagster.defs.instance_storage import opened_instance, prepare
-from kfm_dagster.defs.old_runs import OldRuns
-from kfm_dagster.defs.run_storage import newest_run
+from kfm_dagster.defs.run_storage import OldRuns, newest_run
 from kfm_dagster.deployment.local import dagster_yaml_for
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.databases import migrated_sqlite
@@ -186,7 +185,7 @@ def test_who_is_killed_in_the_middle_of_a_run_goes_on_with_it(
 ) -> None:
     gone = {ran(), ran()}
     last = ran()
-    monkeypatch.setattr(old_runs, "BATCH", 1)
+    monkeypatch.setattr(run_storage, "BATCH", 1)
     with monkeypatch.context() as dying:
         dying.setattr(type(instance.run_storage), "delete_run", lambda *_: _die())
         with pytest.raises(CrashError):

@@ -18,7 +18,7 @@ from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.operators.stac_register import stac_register_batch
 from kfm_dagster.stages.gates.evaluate import coverage, uniqueness
-from kfm_dagster.stages.gates.facts import catalog_owners, partition_facts
+from kfm_dagster.stages.gates.subject import catalog_owners, partition_facts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.ledger.bench import make_bench

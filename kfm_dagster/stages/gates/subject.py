@@ -1,13 +1,13 @@
 """Subject of the gates: a stage's batch, its contract, and facts of ledger and catalog.
 
-Belongs here: values, the extracted fields and the measured geometries, computed once for all gates. Does not belong
-here: querying the facts (`facts.py`), rules.
+Belongs here: values, the extracted fields and the measured geometries, computed once for all gates, and the queries of
+the facts, one statement each in the caller's transaction. Does not belong here: rules (`evaluate.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
@@ -16,7 +16,9 @@ from typing import Any
 from kfm_dagster.contracts.cadence import ProductCount
 from kfm_dagster.contracts.envelope import Envelope, Metadata, WalId
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.ledger.gaps import followed_in
 from kfm_dagster.stages.gates.verdict import Gates
+from kfm_dagster.storage.database import Transaction
 
 _DEPTHS = {"Point": -1, "MultiPoint": 0, "Polygon": 1, "MultiPolygon": 2}
 """Geometry types of NODD datasets > arrays around a line of positions (RFC 7946, section 3.1)."""
@@ -169,3 +171,29 @@ def shortened(names: Sequence[str]) -> str:
     """Join the first NAMED names, and count the others."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def partition_facts(contract: DatasetContract, partition: str, *, tx: Transaction) -> PartitionFacts | None:
+    """Count the objects of a partition (`YYYY-MM-DD`); None for a contract without coverage.
+
+    This reads the partition's records, 50,000 of them on a full day of imagery: once in a run is enough.
+    """
+    if contract.coverage is None:
+        return None
+    rows = tx.run("gates.partition_products", dataset=contract.id, partition=partition)
+    return PartitionFacts(
+        day=date.fromisoformat(partition),
+        counts=tuple(ProductCount(hour=row.hour, groups=row.extension, objects=row.objects) for row in rows),
+        followed=followed_in(tx, contract.id, partition),
+    )
+
+
+def catalog_owners(
+    contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
+) -> tuple[CatalogOwner, ...]:
+    """Return the units of current and former Items under the Item ids of a registered batch."""
+    registered = (unit.stac for unit in units if unit.stac is not None)
+    item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
+    if not item_ids:
+        return ()
+    return tuple(tx.rows(CatalogOwner, "catalog.owners", collection_id=contract.stac.collection, item_ids=item_ids))
