@@ -21,20 +21,20 @@ EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("object_version", "a rewritten object (new ETag) is another unit, so the version is part of the identity"),
     ("object_size", "integrity-check compares the announced size with the stored one"),
     ("sequencer", "orders the events of one key (S3 event notification)"),
-    ("partition_key", "claims go by UTC day"),
+    ("partition_key", "a run claims one UTC day"),
     ("priority", "claims take urgent units first"),
-    ("schema_version", "which version of the message shape was parsed"),
-    ("sqs_message_id", "which message announced the unit first"),
-    ("sns_message_id", "which notification announced the unit first"),
-    ("topic_arn", "which topic announced the unit first"),
+    ("schema_version", "version of the parsed message shape"),
+    ("sqs_message_id", "identifies the first announcement"),
+    ("sns_message_id", "identifies the first notification"),
+    ("topic_arn", "identifies the first topic"),
     ("subject", "the notification's subject"),
-    ("next_attempt_at", "when a failed unit is due again"),
-    ("changed_by", "who made the last change; the history copies it"),
-    ("change_reason", "why the last change was made; the history copies it"),
+    ("next_attempt_at", "time of the next attempt of a failed unit"),
+    ("changed_by", "actor of the last change; the history copies it"),
+    ("change_reason", "reason of the last change; the history copies it"),
     ("extension", "the dataset's own fields, from the groups of its key grammar"),
     ("lane", "live units never wait for a backfill or a replay"),
-    ("replay_run_id", "which replay let the unit in again"),
-    ("batch_limit", "a unit that ends every process must not cost its neighbours their attempts"),
+    ("replay_run_id", "identifies the replay that requeued the unit"),
+    ("batch_limit", "a unit that kills every process must not use up the attempts of other units"),
 )
 """Columns beside the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
 
@@ -53,7 +53,7 @@ def _seen(example: object, source: str, *elsewhere: str) -> dict[str, Any]:
 
 
 class NoddWalRecord(BaseModel):
-    """What became of one object."""
+    """The state of one version of an object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +71,7 @@ class NoddWalRecord(BaseModel):
         description="Dataset id of the contract.",
         **_seen(
             "nexrad-l2",
-            "id of the contract that wants the object",
+            "id of the matching contract",
             "item:properties.kfm:dataset",
             "openlineage:run.facets.kfmWal.dataset",
         ),
@@ -89,11 +89,11 @@ class NoddWalRecord(BaseModel):
         description="Cloud that holds the object: aws, azure or gcp.", **_seen("aws", "contract:storage.provider")
     )
     queue: str = Field(
-        description="Logical name of the queue, or of the source that stands for it.",
+        description="Logical name of the queue, or of the source in its place.",
         **_seen("nodd-primary", "contract:queue.name, or the name of the listing"),
     )
     event_time: Timestamp = Field(
-        description="When the source says that the object was written.",
+        description="Time at which the object was written, according to the source.",
         **_seen("2025-12-03T00:09:41Z", "s3:eventTime", "prov:event_time"),
     )
     time_range_start: Timestamp = Field(
@@ -117,12 +117,12 @@ class NoddWalRecord(BaseModel):
     )
     last_error_code: str | None = Field(
         max_length=100,
-        description="Why the last attempt failed; null after success. A return to pending and a new claim leave it.",
-        **_seen("missing_object", "the first issue that took the unit out of the chain, or the ledger"),
+        description="Error of the last attempt; null after success. A return to pending and a new claim keep it.",
+        **_seen("missing_object", "the first issue that removed the unit from the chain, or the ledger"),
     )
     last_error_message: str | None = Field(
         max_length=MAX_MESSAGE_LENGTH,
-        description="The same for people, redacted: one line without credentials, e-mail addresses and stack traces.",
+        description="Message of that error, redacted: one line without credentials, e-mail addresses and stack traces.",
         **_seen("the object is not there", "the same, redacted"),
     )
     integrity_status: CheckStatus = Field(
@@ -167,7 +167,7 @@ class NoddWalRecord(BaseModel):
         ),
     )
     stac_item_href: str | None = Field(
-        description="Where the Item stands, relative to the catalog.",
+        description="Path of the Item, relative to the catalog.",
         **_seen(
             "nexrad-l2/2025/2025-12-03/KTLX20251203_000357_V06.json",
             "stac_register",
@@ -190,7 +190,7 @@ class NoddWalRecord(BaseModel):
         **_seen("nodd-worker", "KFM_WORKER_ID"),
     )
     replay_reason: str | None = Field(
-        description="Why the unit was tried again; null when it never was.",
+        description="Reason of the last retry or replay; null without one.",
         **_seen(
             "incident", "ledger: the requeue", "openlineage:run.facets.kfmWal.replay_reason", "prov:kfm:replayReason"
         ),
@@ -230,7 +230,7 @@ class NoddWalRecord(BaseModel):
         **_seen("2025-12-03", "derived from time_range_start"),
     )
     priority: Priority = Field(
-        description="How urgent the unit is.", **_seen("normal", "contract:priority of the product")
+        description="Urgency of the unit.", **_seen("normal", "contract:priority of the product")
     )
     schema_version: str = Field(description="Version of the message shape.", **_seen("2.1", "s3:eventVersion"))
     sqs_message_id: str | None = Field(
@@ -238,14 +238,16 @@ class NoddWalRecord(BaseModel):
         **_seen("11f0b1f4-3f0a-4d0e-8f1f-0b6a3a0a7e55", "sqs:MessageId", "prov:kfm:sqs_message_id"),
     )
     sns_message_id: str | None = Field(
-        description="Its notification.",
+        description="Notification of that message.",
         **_seen("0f6f3a56-8c9b-5b1e-9a4e-6a1d2b0e9c11", "sns:MessageId", "prov:kfm:sns_message_id"),
     )
     topic_arn: str | None = Field(
-        description="Its topic.",
+        description="Topic of that notification.",
         **_seen("arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Object", "sns:TopicArn", "prov:kfm:topic_arn"),
     )
-    subject: str | None = Field(description="Its subject.", **_seen("Amazon S3 Notification", "sns:Subject"))
+    subject: str | None = Field(
+        description="Subject of that notification.", **_seen("Amazon S3 Notification", "sns:Subject")
+    )
     next_attempt_at: Timestamp | None = Field(
         description="When a failed unit is due again; null otherwise.",
         **_seen("2025-12-03T00:12:31Z", "ledger: backoff of the contract"),
@@ -260,11 +262,11 @@ class NoddWalRecord(BaseModel):
     )
     # Defaults for histories that are older than these columns.
     lane: Lane = Field(
-        Lane.LIVE, description="Whose turn the unit waits for.", **_seen("live", "ledger: how the unit came")
+        Lane.LIVE, description="Lane in which the unit waits.", **_seen("live", "ledger: the source of the unit")
     )
     replay_run_id: str | None = Field(
         None,
-        description="Replay that let the unit in again last; null outside one.",
+        description="Last replay that requeued the unit; null without one.",
         **_seen(
             "replay-2025-12-03",
             "ledger: the replay",
@@ -275,9 +277,9 @@ class NoddWalRecord(BaseModel):
     batch_limit: int | None = Field(
         None,
         ge=1,
-        description="The most units of the next run that claims it, after a run died that held it with others; "
-        "null: any number.",
-        **_seen(250, "ledger: half of the batch that died"),
+        description="Maximum units of the next run that claims it, set after a run with several units died; "
+        "null: no limit.",
+        **_seen(250, "ledger: half of the dead run's batch"),
     )
 
 

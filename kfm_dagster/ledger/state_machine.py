@@ -57,13 +57,13 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         from_status=Status.PENDING,
         to_status=Status.IN_PROGRESS,
         trigger="a run claims the unit",
-        condition="the version is the one that was read; attempts rises by 1, run, worker and time are stamped",
+        condition="the version equals the version that was read; attempts rises by 1, run, worker and time are stamped",
     ),
     TransitionRule(
         from_status=Status.IN_PROGRESS,
         to_status=Status.SUCCEEDED,
         trigger="every operator completed",
-        condition="each sub-status is one that a success may have (section 4.3)",
+        condition="each sub-status is allowed for a success (section 4.3)",
     ),
     TransitionRule(
         from_status=Status.IN_PROGRESS,
@@ -81,13 +81,13 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         from_status=Status.PENDING,
         to_status=Status.QUARANTINED,
         trigger="a person or a policy takes the unit out",
-        condition="an error code says why",
+        condition="an error code gives the reason",
     ),
     TransitionRule(
         from_status=Status.FAILED,
         to_status=Status.QUARANTINED,
         trigger="no attempt remains, or a person or a policy takes the unit out",
-        condition="an error code says why",
+        condition="an error code gives the reason",
     ),
 )
 """Every legal transition (section 3). Any other pair, also of a state with itself, is illegal, except for
