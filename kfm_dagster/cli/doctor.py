@@ -12,20 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from kfm_dagster.catalog.discovery import FollowerSource
-from kfm_dagster.deployment.doctor import instance, queues, stores
 from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, Health, examine, fault, ok, refused
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.ingest import preflight
-from kfm_dagster.ingest.calibration import time_server
-from kfm_dagster.ingest.chain import read_configuration
-from kfm_dagster.ingest.configuration import Configuration
-from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.settings import Settings
-from kfm_dagster.storage.objects import ObjectStores
+
+if TYPE_CHECKING:
+    from kfm_dagster.catalog.discovery import FollowerSource
+    from kfm_dagster.ingest.configuration import Configuration
 
 
 @click.command()
@@ -47,6 +44,8 @@ def doctor(*, seconds: float, as_json: bool) -> int:
 
     Example: kfm doctor --json
     """
+    from kfm_dagster.ingest.chain import read_configuration  # noqa: PLC0415, --help needs none of the checks
+
     settings = Settings.load()
     configuration = read_configuration(settings)
     findings = examine(_checks_of(settings, configuration), seconds=seconds)
@@ -74,6 +73,12 @@ def _count(found: Sequence[Diagnosis]) -> Counter[Health]:
 
 
 def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
+    from kfm_dagster.deployment.doctor import instance, queues, stores  # noqa: PLC0415
+    from kfm_dagster.ingest import preflight  # noqa: PLC0415
+    from kfm_dagster.ingest.calibration import time_server  # noqa: PLC0415
+    from kfm_dagster.ingest.pipeline import utc_now  # noqa: PLC0415
+    from kfm_dagster.storage.objects import ObjectStores  # noqa: PLC0415
+
     registry, rule = read.registry, read.card.machine.clock
     objects = ObjectStores(object_root=settings.object_root, anonymous=settings.anonymous)
     locations, broker = preflight.stores(settings), settings.celery_broker

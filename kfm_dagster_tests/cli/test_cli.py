@@ -113,6 +113,7 @@ STAGES += ["kfm_dagster.ingest.node", "kfm_dagster.readers", "kfm_dagster.lineag
             ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.recovery", "kfm_dagster.cli.dlq"],
         ),
         (["drain", "--help"], ["kfm_dagster.demo", "h5py", "moto"]),
+        (["doctor", "--help"], ["sqlalchemy", *STAGES]),
         (["status", "--help"], STAGES),
         (["status"], STAGES),
         (["wal", "list"], STAGES),
