@@ -2,12 +2,12 @@
 
 `EmbeddedCloud` runs moto's server as a child process. Belongs here: its start, its stop, the environment that points
 every AWS client at it, and its provisioning: buckets, topics under their true ARNs, our queue with its dead-letter
-queue, and the subscriptions. Does not belong here: what is published (`feed.py`).
+queue, and the subscriptions. Does not belong here: publishing (`feed.py`).
 
 Accounts are as in AWS: each topic lives in its owner's account (moto takes the account from the header
 `x-moto-account-id`), buckets and queues in moto's default account, and the subscriptions are made by the queue's owner.
 What differs from AWS: policies bind requests without credentials alone, and messages are signed with a certificate of
-the server's own (`sns_signing.py`), which only those trust whose environment says so (`EmbeddedCloud.environment`).
+the server's own (`sns_signing.py`). Only processes with `EmbeddedCloud.environment` trust it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EmbeddedCloud:
         self._server = ChildServer(
             name="the embedded cloud (moto)",
             command=[sys.executable, "-m", "kfm_dagster.demo.moto_server"],
-            # MOTO_ACCOUNT_ID would put every request, also NOAA's, into one account.
+            # MOTO_ACCOUNT_ID would put every request, also NOAA's, into the same account.
             environment={name: value for name, value in os.environ.items() if not name.startswith("MOTO_")},
             next_step="pip install 'kfm-dagster[demo]'",
         )
@@ -135,7 +135,7 @@ class EmbeddedCloud:
     def provision(
         self, registry: ContractRegistry, *, visibility_timeout: int = 900, max_receive_count: int = 5
     ) -> ProvisionedQueues:
-        """Make every bucket and topic of the contracts, the queues, and one subscription per topic. Idempotent.
+        """Make every bucket and topic of the contracts, the queues, and a subscription per topic. Idempotent.
 
         visibility_timeout is in seconds. After max_receive_count receives without a delete, a message goes to the DLQ.
         """
@@ -166,7 +166,7 @@ def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[
     """Variables that point the AWS clients of another process at a loopback endpoint, and nowhere else."""
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
-        # A service's own variable goes before the general one, so it must not lead to the real AWS.
+        # A service's own variable has precedence over AWS_ENDPOINT_URL, so it must not lead to the real AWS.
         "AWS_ENDPOINT_URL_S3": endpoint_url,
         "AWS_ENDPOINT_URL_SNS": endpoint_url,
         "AWS_ENDPOINT_URL_SQS": endpoint_url,
@@ -186,7 +186,7 @@ def aws_environment(endpoint_url: str, *, primary_queue: str, dlq: str) -> dict[
 
 
 def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> Any:
-    """Build a boto3 client of a loopback endpoint, whatever the environment says."""
+    """Build a boto3 client of a loopback endpoint, whatever the environment."""
     return _session().client(
         service,
         endpoint_url=endpoint_url,
@@ -199,7 +199,7 @@ def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> An
 
 @functools.cache
 def _session() -> boto3.session.Session:
-    """Share one session: each would read botocore's service descriptions again."""
+    """Share a session: each new session would read botocore's service descriptions again."""
     return boto3.session.Session()
 
 

@@ -22,7 +22,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 OF_EACH = 4
-"""Objects, but for OISST: a day has a preliminary and a final one, and the final one replaces the other."""
+"""Objects of a family, except OISST: its day has a preliminary object, which the final object replaces."""
 _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
 _MEMBERS = [{"lead": 6, "member": member} for member in ("c00", "p01", "avg", "spr")]
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
@@ -30,7 +30,7 @@ _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
 
 
 def _indexed(bucket: str, make: Callable[..., tuple[str, bytes, str]], options: Sequence[Mapping[str, Any]]) -> Samples:
-    """Return samples of one run of a model, each with its index beside it."""
+    """Return samples of a model's run, each with its index beside it."""
 
     def samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
         for chosen in options[:count]:
@@ -64,7 +64,7 @@ FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
 
 
 def write_families(folder: Path, day: date) -> None:
-    """Write the objects of one day as `folder`/bucket/key."""
+    """Write the objects of a day as `folder`/bucket/key."""
     for samples, count in FAMILIES.values():
         for bucket, key, content in samples(day, count):
             path = folder / bucket / key

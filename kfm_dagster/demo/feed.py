@@ -50,7 +50,7 @@ FORECAST_DELAY = timedelta(hours=1)
 
 @unique
 class StoredAs(StrEnum):
-    """What the bucket holds of an announced object."""
+    """Part of an announced object that the bucket holds."""
 
     WHOLE = "whole"
     TRUNCATED = "truncated"
@@ -71,7 +71,7 @@ class FeedObject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectEvent:
-    """What S3 says of a new object. size in bytes, etag without quotes, event_time aware."""
+    """S3's event of a new object. size in bytes, etag without quotes, event_time aware."""
 
     bucket: str
     key: str
@@ -149,12 +149,12 @@ class Feed:
         return self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType=typed)["ETag"].strip('"')
 
     def event(self, *, bucket: str, key: str, size: int, etag: str) -> ObjectEvent:
-        """Describe a new object; its event time follows from its key, or is now for a key that says no time."""
+        """Describe a new object; its event time follows from its key, or is now for a key without a time."""
         event_time = self._time_of(bucket, key) or datetime.now(UTC)
         return ObjectEvent(bucket=bucket, key=key, size=size, etag=etag, event_time=event_time)
 
     def announce(self, events: Iterable[ObjectEvent]) -> int:
-        """Publish one message per event, through the topic of its bucket, in order within a topic; return how many.
+        """Publish a message per event, through the topic of its bucket, in order within a topic; return how many.
 
         Raises ConfigurationError for a bucket of no contract, QueueUnavailableError when SNS refuses a message.
         """
@@ -169,7 +169,7 @@ class Feed:
         return sum(len(messages) for messages in by_topic.values())
 
     def announce_together(self, events: Iterable[ObjectEvent]) -> None:
-        """Publish one message that holds every event, which S3 may send. The first one's bucket gives the topic."""
+        """Publish a message with all events, as S3 may send. The first event's bucket gives the topic."""
         listed = list(events)
         self._publish(topic_of(self._registry, listed[0].bucket), [_notification(listed)])
 
@@ -179,7 +179,7 @@ class Feed:
         self._sqs.send_message(QueueUrl=url, MessageBody=body)
 
     def deliver(self, item: FeedObject) -> ObjectEvent:
-        """Store of an object what its delivery says, and return the event that announces the whole of it."""
+        """Store an object whole, in part or not at all, and return the event that announces the whole."""
         if item.delivery is not StoredAs.MISSING:
             stored = item.content if item.delivery is StoredAs.WHOLE else item.content[: len(item.content) // 2]
             self.put(item.bucket, item.key, stored, content_type=item.content_type)
@@ -190,9 +190,9 @@ class Feed:
     def from_folder(self, folder: Path) -> FolderReport:
         """Publish every file `folder/<bucket>/<key>` that a contract claims, in the order of names.
 
-        Objects of a dataset without a topic are stored, and announced to nobody.
+        Objects of a dataset without a topic are stored, and not announced.
 
-        Raises ConfigurationError when there is no such folder.
+        Raises ConfigurationError when the folder does not exist.
         """
         if not folder.is_dir():
             raise ConfigurationError(
@@ -238,9 +238,9 @@ class Feed:
         )
 
     def _day_of(self, contract: DatasetContract, key: str) -> date:
-        """Return the day that a data key is of. Raises InvalidKeyTimeError for an impossible one."""
+        """Return a data key's day. Raises InvalidKeyTimeError for an impossible day."""
         match = self._registry.grammars[contract.id].match(key)
-        if match is None:  # the route said DATA by the same pattern
+        if match is None:  # the route is DATA by the same pattern
             raise InvalidKeyTimeError(f"{key} is no data key of {contract.id}")
         return match.start.date()
 
@@ -306,7 +306,7 @@ def refuse_no_objects(registry: ContractRegistry, folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """Yield the files of a folder in the order of names, each with the bucket and key at which it lies."""
+    """Yield the files of a folder in the order of names, each with its bucket and key."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         bucket, _, key = path.relative_to(folder).as_posix().partition("/")
         yield path, bucket, key
@@ -317,29 +317,29 @@ def _notification(events: Iterable[ObjectEvent]) -> str:
 
 
 def chunk_notification(event: ObjectEvent) -> str:
-    """Return what Unidata's feed says of a chunk: `SITE/VOLUME/YYYYMMDD-HHMMSS-NNN-KIND`, once more in fields.
+    """Return Unidata's message of a chunk: its key `SITE/VOLUME/YYYYMMDD-HHMMSS-NNN-KIND` in fields.
 
     Raises ConfigurationError for a key of another form.
     """
-    found = _CHUNK_KEY.fullmatch(event.key)
-    if found is None:
+    match = _CHUNK_KEY.fullmatch(event.key)
+    if match is None:
         raise ConfigurationError("this is no key of a NEXRAD chunk", observed=event.key, expected=_CHUNK_KEY.pattern)
-    said = found.groupdict()
+    fields = match.groupdict()
     message = {
         "S3Bucket": event.bucket,
         "Key": event.key,
-        "SiteID": said["site"],
-        "DateTime": "{year}-{month}-{day}T{hour}:{minute}:{second}".format_map(said),
-        "VolumeID": int(said["volume"]),
-        "ChunkID": int(said["chunk"]),
-        "ChunkType": said["kind"],
-        "L2Version": "V08" if said["site"] in tdwr_sites() else "V06",
+        "SiteID": fields["site"],
+        "DateTime": "{year}-{month}-{day}T{hour}:{minute}:{second}".format_map(fields),
+        "VolumeID": int(fields["volume"]),
+        "ChunkID": int(fields["chunk"]),
+        "ChunkType": fields["kind"],
+        "L2Version": "V08" if fields["site"] in tdwr_sites() else "V06",
     }
     return json.dumps(message)
 
 
 def topic_of(registry: ContractRegistry, bucket: str) -> str:
-    """ARN of the topic that announces a bucket: of its contracts' topics the one with the bucket's number.
+    """ARN of the topic that announces a bucket: its contracts' topic with the bucket's number.
 
     `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract, or of none with a topic.
     """

@@ -1,17 +1,17 @@
 """moto's server as the child process of `cloud.py`: `python -m kfm_dagster.demo.moto_server`.
 
-Belongs here: only what has to run inside that process. It listens on a free loopback port, prints it, and ends when its
-standard input does.
+Belongs here: only code that must run inside that process. It listens on a free loopback port, prints it, and ends when
+its standard input does.
 
-It corrects four things of moto 5.2, each by name, so that what the demo and the tests see is what AWS does:
+It corrects four things of moto 5.2, each by name, so that the demo and the tests see the behaviour of AWS:
 
 - *Accounts.* NODD's topics live in NOAA's accounts and our queue in ours; the queue's owner calls Subscribe. moto files
   a subscription under the account that made it and publishes only to those filed under the topic's account, so nothing
   crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to the subscriber's.
 - *Atomicity.* moto's queue is not safe between threads: a delete drops a message that arrives meanwhile, and two
-  receives hand out the same one. A lost message would look like a bug of the pipeline. Here one lock covers each step.
+  receives return the same message. A lost message would look like a bug of the pipeline. Here a lock covers each step.
 - *Signatures.* moto makes a certificate for every message, at a URL of AWS, and leaves the Subject out of the text that
-  it signs. Here one certificate signs the right text, and is served where its URL says (`sns_signing.py`).
+  it signs. Here a single certificate signs the right text, and is served at its URL (`sns_signing.py`).
 - *Cost.* moto reads the clock in 5 microseconds, twice per queued message and call; with the plain clock, calls on a
   queue of some thousand messages take milliseconds.
 """
@@ -47,7 +47,7 @@ _queue_lock = threading.RLock()
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     end_with_parent()
     _correct_moto()
     # A line per request would cost more than the request.
@@ -144,9 +144,9 @@ def _receive_in_turn(receive: Callable[..., list[Message]]) -> Callable[..., lis
         deadline = time.monotonic() + wait_seconds_timeout
         while True:
             with _queue_lock:
-                found = receive(backend, queue_name, count, 0, *more, **named)
-            if found or time.monotonic() >= deadline:
-                return found
+                received = receive(backend, queue_name, count, 0, *more, **named)
+            if received or time.monotonic() >= deadline:
+                return received
             time.sleep(POLL_SECONDS)
 
     return locked

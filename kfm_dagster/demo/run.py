@@ -1,4 +1,4 @@
-"""The demo: embedded cloud, notifications, a real deployment, and what is to become of each object."""
+"""The demo: embedded cloud, notifications, a real deployment, and the expected outcome of each object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
-    # A few objects of a day, samples or the user's: no day of a network, unless the user says that they are one.
+    # A few objects of a day, samples or the user's: not a network's day, unless the user sets it.
     "KFM_FEED": FeedKind.SAMPLE,
     # These are not of today, and what no topic announces of them has a backfill (`feed_demo`).
     "KFM_SCHEDULED_LISTINGS": "false",
@@ -43,7 +43,7 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
 SOUND = frozenset({Status.SUCCEEDED})
 SPOILT = frozenset({Status.QUARANTINED})
 ANY_END = SOUND | SPOILT
-"""Of an object that nobody has looked at before: it is ingested, or in quarantine with its reason."""
+"""Outcomes of an object of unknown quality: ingested, or in quarantine with its reason."""
 MOST_RECORDS = 1_000_000
 """More than any demo publishes."""
 _UNANNOUNCED = Decision(actor="kfm demo", reason="objects of the demo that no topic announces")
@@ -51,7 +51,7 @@ _UNANNOUNCED = Decision(actor="kfm demo", reason="objects of the demo that no to
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What was published: the ends of which each object must have one, by address, and what will have none.
+    """Permitted final statuses of each published object, by address, and counts of the other messages and files.
 
     `rejected` messages give no unit; `skipped` are files that were not published, and why.
     """
@@ -70,7 +70,7 @@ def run_demo(
     report: Callable[[Progress], None],
     say: Callable[[str], None],
 ) -> DrainResult:
-    """Run the demo below `home`. Raises KfmError with one line; a second call goes on where the first stopped.
+    """Run the demo below `home`. Raises KfmError with one line; a second call continues where the first stopped.
 
     `objects` is a folder of objects instead of the samples; with `all_datasets` there are samples of every dataset.
     """
@@ -122,7 +122,7 @@ def demo_settings(home: Path) -> Settings:
 
 
 def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datasets: bool = False) -> Expected:
-    """Publish a folder of real objects, or the samples with their bad neighbours; return what is to become of them."""
+    """Publish a folder of real objects, or the samples with the bad ones; return the expected outcomes."""
     if objects is not None:
         published = _feed_folder(pipeline, feed, objects)
         return Expected(ends=dict.fromkeys(published.published, ANY_END), skipped=published.skipped)
@@ -157,13 +157,13 @@ def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int)
 
     `rejected` counts the messages that were. A rewritten object has a record for each version, and all count.
     """
-    found: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
+    records_of: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
     with ledger.database.snapshot() as tx:
         everything = ledger.find(limit=MOST_RECORDS, tx=tx)
     for record in everything:
-        if record.object_uri in found:
-            found[record.object_uri].append(record)
-    for uri, records in found.items():
+        if record.object_uri in records_of:
+            records_of[record.object_uri].append(record)
+    for uri, records in records_of.items():
         wanted = " or ".join(sorted(expected.ends[uri]))
         if not records:
             yield f"{uri}: nothing is known of it; expected {wanted}"

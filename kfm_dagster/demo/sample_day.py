@@ -1,7 +1,7 @@
-"""The demo's objects: two days of three datasets, small and in their true formats, and one delivery of each bad kind.
+"""The demo's objects: two days of three datasets, small and in their true formats, and a delivery of each bad kind.
 
-Belongs here: which objects there are and in which messages they come. Does not belong here: how an object is made
-(`samples/`) or published (`feed.py`). Everything is fixed: published twice, the second time changes nothing.
+Belongs here: the list of objects and their messages. Does not belong here: making an object (`samples/`) or publishing
+it (`feed.py`). Everything is fixed: publishing it again changes nothing.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _HRRR = (
     (36, 3, "sfc", "alaska"),
 )
 _TOGETHER = 3
-"""Volumes whose records come in one message."""
+"""Volumes whose records are in one message."""
 _MALFORMED = '{"Type": "Notification", "TopicArn": "arn:aws:sns:us-east-1:123901341784:NewGOES16Object", "Message": '
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedSamples:
-    """What was published. Objects as `s3://bucket/key`; `messages` counts everything that reached the queue."""
+    """Published objects as `s3://bucket/key`; `messages` counts the messages that reached the queue."""
 
     objects: tuple[str, ...]
     sidecars: tuple[str, ...]

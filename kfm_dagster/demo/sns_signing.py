@@ -2,7 +2,7 @@
 
 The private keys never leave the process; a deployment that is to trust it is given the authority's certificate
 (KFM_SNS_TRUSTED_CA) and the server's address (KFM_SNS_TRUSTED_URL). Does not belong here: verifying
-(`notifications/signatures.py`), but for the text that is signed, of which there is one description.
+(`notifications/signatures.py`), which also describes the signed text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kfm_dagster.notifications.signatures import SIGNED_FIELDS
 CERTIFICATE_PATH = "/SimpleNotificationService-0123456789abcdef0123456789abcdef.pem"
 AUTHORITY_PATH = "/sns-authority.pem"
 NAME = "sns.amazonaws.com"
-"""Whom AWS's own certificate is issued to, outside of the regions that have one of their own."""
+"""Subject of AWS's own certificate, except in regions with a certificate of their own."""
 VALID = timedelta(days=30)
 """Before and after the start: no embedded cloud runs longer, and its messages may be made for other days."""
 
@@ -56,7 +56,7 @@ class SnsSigner:
             CERTIFICATE_PATH: certificate.public_bytes(Encoding.PEM),
             AUTHORITY_PATH: authority.public_bytes(Encoding.PEM),
         }
-        """What the server hands out, by path."""
+        """Files that the server returns, by path."""
 
     def signed(self, message: Mapping[str, str], *, base_url: str) -> dict[str, str]:
         """Return an SNS message with its signature, whose certificate is below that URL."""

@@ -29,7 +29,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
 BUCKET = "noaa-gefs-pds"
 MEMBERS = ("c00", *(f"p{number:02d}" for number in range(1, 31)), "avg", "spr")
 PRODUCTS = ("pgrb2a", "pgrb2b", "pgrb2s")
-"""The last one at 0.25 degrees."""
+"""The last product is at 0.25 degrees."""
 LAST_FINE_LEAD = 240
 LEADS = (*range(0, LAST_FINE_LEAD + 1, 3), *range(246, 385, 6))
 _KINDS = tuple((lead, kind) for lead in LEADS for kind in PRODUCTS if kind != PRODUCTS[-1] or lead <= LAST_FINE_LEAD)
@@ -55,9 +55,9 @@ _FIELDS = {
 
 
 def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "pgrb2s") -> tuple[str, bytes, str]:
-    """Make one object of a member, of the mean or of the spread: its key, its content and the text of its `.idx`.
+    """Make an object of a member, of the mean or of the spread: its key, its content and the text of its `.idx`.
 
-    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for what has no key.
+    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for a combination without a key.
     """
     utc = full_hour(run)
     if utc.hour not in CYCLES or member not in MEMBERS or (lead, product) not in _KINDS:
@@ -78,7 +78,7 @@ def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "
 
 
 def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of one UTC day as (bucket, key, content), short leads first.
+    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
     Their sidecars are the third part of `make_gefs`. Raises ValueError when a day has not so many.
     """
@@ -91,7 +91,7 @@ def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _role(member: str) -> EnsembleRole:
-    """Return what section 4 and the index say of a member (code table 4.6), of the mean and of the spread (4.7)."""
+    """Return section 4 and the index text of a member (code table 4.6), the mean and the spread (4.7)."""
     if member in {"avg", "spr"}:
         kind, text = {"avg": (0, "ens mean"), "spr": (4, "ens spread")}[member]
         return EnsembleRole(template=2, octets=bytes([kind, _SIZE]), text=text)

@@ -3,8 +3,8 @@
 Belongs here: deterministic objects of GFS, its analysis cycle GDAS and its wave model. Does not belong here: real data,
 nor how a message is written (`grib2_messages.py`).
 
-Names cover more than NCEP publishes, so that one day can hold a benchmark: every grid has the leads of 0.25 degrees
-(hourly to 120 hours, then every third to 384), which at 0.5 and 1 degree begin three hours apart.
+Names cover more than NCEP publishes, so that a day can hold a benchmark: every grid has the leads of 0.25 degrees
+(hourly to 120 hours, then every third to 384), also at 0.5 and 1 degree, where NCEP's are 3 hours apart.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ _WAVE_GRIDS = {
 def make_gfs(
     *, run: datetime, lead: int, product: str = "pgrb2", resolution: str = "0p25", model: str = "gfs"
 ) -> tuple[str, bytes, str]:
-    """Make one object of the atmosphere: its key, its content and the text of its `.idx`.
+    """Make an object of the atmosphere: its key, its content and the text of its `.idx`.
 
-    `run` is aware, on a full hour; `lead` in hours; `model` is gfs or gdas. Raises ValueError for what has no key.
+    `run` is aware, on a full hour; `lead` in hours; `model` is gfs or gdas. ValueError: a combination without a key.
     """
     utc = _cycle(run)
     if lead not in LEADS or (product, resolution) not in PRODUCTS or model not in {"gfs", "gdas"}:
@@ -85,7 +85,7 @@ def make_gfs(
 
 
 def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: str = "gfs") -> tuple[str, bytes, str]:
-    """Make one object of the sea: its key, its content and the text of its `.idx`, as `make_gfs` does."""
+    """Make an object of the sea: its key, its content and the text of its `.idx`, as `make_gfs` does."""
     utc = _cycle(run)
     resolutions = dict(WAVES)
     if lead not in LEADS or region not in resolutions or model not in {"gfs", "gdas"}:
@@ -96,7 +96,7 @@ def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: st
 
 
 def gfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of one UTC day as (bucket, key, content), short leads first.
+    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
     Their sidecars are the third part of `make_gfs` and `make_gfs_wave`. Raises ValueError when a day has not so many.
     """

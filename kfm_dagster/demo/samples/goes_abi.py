@@ -1,6 +1,6 @@
-"""Sample GOES ABI objects: small NetCDF-4 files under true keys, with the headers of real ones and no pixels.
+"""Sample GOES ABI objects: small NetCDF-4 files under true keys, with the headers of real files and no pixels.
 
-Belongs here: which objects there are, and when. Does not belong here: how they are read, their variables
+Belongs here: the objects and their times. Does not belong here: how they are read, their variables
 (`goes_abi_layout.py`), how an object is made of a template (`goes_template.py`). Scan times and extents are those of
 real objects of ABI mode 6.
 """
@@ -26,7 +26,7 @@ _BANDS = range(1, 17)
 def make_goes_abi(
     *, product: str, start: datetime, satellite: int, band: int | None = None, created: datetime | None = None
 ) -> tuple[str, bytes]:
-    """Make one object: its key and its content, a pure function of the arguments.
+    """Make an object: its key and its content, a pure function of the arguments.
 
     `product` is the name in the key, with region: `ABI-L1b-RadF`, `ABI-L2-CMIPC`, `ABI-L1b-RadM1`, `ABI-L2-MCMIPM2`.
     `band` is 1 to 16, None for MCMIP. `start` is aware; a later `created` makes a re-issue of the same scan. Raises
@@ -49,10 +49,10 @@ def make_goes_abi(
 
 
 def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` distinct objects of one UTC day, in the order of their scans.
+    """Yield bucket, key and content of `count` distinct objects of a UTC day, in the order of their scans.
 
     The day is that of ABI mode 6: a full disk every ten minutes, CONUS every five, both mesoscale regions every minute;
-    of each scan sixteen Rad, sixteen CMIP and one MCMIP, 109,296 objects in all, of which `count` are taken evenly.
+    of each scan sixteen Rad, sixteen CMIP and one MCMIP, 109,296 objects in all. `count` of them are taken evenly.
     Raises ValueError when the day has fewer.
     """
     granules: list[tuple[str, int | None]] = [("ABI-L1b-Rad", band) for band in _BANDS]
@@ -81,10 +81,10 @@ def _scans(day: date) -> list[tuple[datetime, str]]:
 
 def _understand(product: str, band: int | None) -> tuple[str, str]:
     """Kind (Rad, CMIP, MCMIP) and region of a product name."""
-    found = _PRODUCT.fullmatch(product)
-    if found is None or (band is None) != (found["kind"] == "MCMIP") or (band is not None and band not in _BANDS):
+    match = _PRODUCT.fullmatch(product)
+    if match is None or (band is None) != (match["kind"] == "MCMIP") or (band is not None and band not in _BANDS):
         raise ValueError(f"no ABI product {product!r} with band {band}")
-    return found["kind"], found["region"]
+    return match["kind"], match["region"]
 
 
 def _named(product: str, band: int | None) -> str:

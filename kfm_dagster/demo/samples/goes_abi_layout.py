@@ -76,11 +76,11 @@ _LONGEST_PLAIN_AXIS = 10_000
 """Longer axes are compressed, which keeps a full disk at 0.5 km below 100 KB."""
 _CHUNK = 250
 _DIMENSIONS = {"number_of_time_bounds": 2, "band": 1, "number_of_image_bounds": 2}
-"""Dimensions that are no variable."""
+"""Dimensions without a variable."""
 
 
 def write(file: h5py.File, *, kind: str, region: str, satellite: int, band: int | None, texts: Attributes) -> None:
-    """Fill a new file; `kind` is Rad, CMIP or MCMIP, `region` a key of SCENES, `texts` the attributes of one object.
+    """Fill a new file; `kind` is Rad, CMIP or MCMIP, `region` a key of SCENES, `texts` the attributes of an object.
 
     Raises ValueError for a satellite that has no ABI.
     """
@@ -195,7 +195,7 @@ def _navigation(file: h5py.File, scene: Scene, longitude: float) -> None:
         geospatial_lat_units="degrees_north",
         geospatial_lon_units="degrees_east",
     )  # fmt: skip
-    # GOES-16 and GOES-17 stood 0.2 degrees west of the grid's origin, and their files say so.
+    # GOES-16 and GOES-17 were 0.2 degrees west of the grid's origin, as in their files.
     for name, value, units in (
         ("subpoint_lat", 0.0, "degrees_north"),
         ("subpoint_lon", longitude - 0.2, "degrees_east"),

@@ -48,7 +48,7 @@ _CHUNK = 16
 def make_goes_glm(
     *, start: datetime, satellite: int, flashes: int = 1, created: datetime | None = None
 ) -> tuple[str, bytes]:
-    """Make one object: its key and its content, a pure function of the arguments.
+    """Make an object: its key and its content, a pure function of the arguments.
 
     `start` is aware; the file is of the 20 seconds from then on and holds `flashes` flashes of two groups of three
     events each. A later `created` makes a re-issue of it. Raises ValueError for a satellite that has no GLM.
@@ -67,9 +67,9 @@ def make_goes_glm(
 
 
 def goes_glm_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of `count` distinct objects of one UTC day, in the order of their times.
+    """Yield bucket, key and content of `count` distinct objects of a UTC day, in the order of their times.
 
-    A day has FILES_A_DAY, of which `count` are taken evenly; the last one ends at midnight. They hold from none to
+    `count` of a day's FILES_A_DAY are taken evenly; the last ends at midnight. They hold from none to
     MOST_FLASHES flashes in turn. Raises ValueError when the day has fewer.
     """
     if not 0 <= count <= FILES_A_DAY:
@@ -117,7 +117,7 @@ def _dimensions(file: h5py.File) -> None:
 
 
 def _lightning(file: h5py.File, flashes: int, longitude: float) -> None:
-    """Write every event, group and flash; what the file calls parents are the ids of groups and flashes."""
+    """Write every event, group and flash; the file's parent ids are the ids of groups and flashes."""
     parts = {"event": _GROUPS * _EVENTS, "group": _GROUPS, "flash": 1}
     plural = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 
@@ -148,7 +148,7 @@ def _lightning(file: h5py.File, flashes: int, longitude: float) -> None:
 
 
 def _packed(degrees: npt.NDArray[Any], offset: float) -> npt.NDArray[Any]:
-    """Degrees as unsigned 16-bit integers, which netCDF-4 writes as signed ones."""
+    """Degrees as unsigned 16-bit integers, which netCDF-4 writes as signed integers."""
     return np.round((degrees - offset) / _STEP).astype("<u2").view("<i2")
 
 
@@ -178,7 +178,7 @@ def _quantities(file: h5py.File, flashes: int, longitude: float) -> None:
         variable(file, name, np.int32(flashes * each), _FillValue=np.array([-1], "<i4"), units="count")
     for name, share in (("percent_navigated_L1b_events", 1.0), ("percent_uncorrectable_L0_errors", 0.0)):
         variable(file, name, np.float32(share), _FillValue=f4(-999), units="percent")
-    # GOES-16 and GOES-17 stood 0.2 degrees west of their slots, and their files say so.
+    # GOES-16 and GOES-17 were 0.2 degrees west of their slots, as in their files.
     for name, value, units in (
         ("subpoint_lat", 0.0, "degrees_north"),
         ("subpoint_lon", longitude - 0.2, "degrees_east"),

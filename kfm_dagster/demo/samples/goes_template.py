@@ -53,7 +53,7 @@ _SATELLITES: Mapping[int, Satellite] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Granule:
-    """What an object's key and its file say of it. `product` is the name up to the satellite: `GLM-L2-LCFA`."""
+    """Facts in an object's key and file. `product` is the name up to the satellite: `GLM-L2-LCFA`."""
 
     product: str
     folder: str
@@ -92,7 +92,7 @@ class Granule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """A file and where its variable parts stand: byte offsets by attribute or variable name."""
+    """A file and the byte offsets of its variable parts, by attribute or variable name."""
 
     content: bytes
     offsets: Mapping[str, int]
@@ -126,7 +126,7 @@ def make_template(
 
 
 def satellite_of(number: int) -> Satellite:
-    """Satellite of a number. Raises ValueError for one that is none of the GOES-R series."""
+    """Satellite of a number. Raises ValueError for a number outside the GOES-R series."""
     if number not in _SATELLITES:
         raise ValueError(f"no satellite GOES-{number}")
     return _SATELLITES[number]

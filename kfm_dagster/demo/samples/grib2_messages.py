@@ -48,7 +48,7 @@ class GridSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsembleRole:
-    """What a field is of an ensemble: product template 4.1 or 4.2, the octets that it adds, and the index's text."""
+    """A field's part in an ensemble: product template 4.1 or 4.2, the octets that it adds, and the index's text."""
 
     template: int
     octets: bytes
@@ -72,7 +72,7 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastStep:
-    """When a field is valid: a time after the run in a unit (code table 4.4), from which on `hours` are summed."""
+    """When a field is valid: a time after the run in a unit (code table 4.4); sums cover the `hours` from then."""
 
     unit: int
     time: int
@@ -188,7 +188,7 @@ def _percent(field: Field) -> str:
 
 
 def full_hour(run: datetime) -> datetime:
-    """Return a run in UTC. Raises ValueError for one that is not an aware full hour."""
+    """Return a run in UTC. Raises ValueError unless it is an aware full hour."""
     utc = run.astimezone(UTC)
     if run.tzinfo is None or (utc.minute, utc.second, utc.microsecond) != (0, 0, 0):
         raise ValueError(f"run {run!r} is not an aware full hour")
@@ -200,7 +200,7 @@ def _section(number: int, body: bytes) -> bytes:
 
 
 def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) -> bytes:
-    """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for a percentile of one.
+    """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for an accumulation's percentile.
 
     Of an ensemble's they are 4.1 and 4.2, and 4.11 and 4.12 for accumulations.
     """

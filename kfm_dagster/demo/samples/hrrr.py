@@ -3,7 +3,7 @@
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
 message is written (`grib2_messages.py`).
 
-Names cover more than NCEP publishes, so that one day can hold a benchmark: every cycle has leads 0 to 99, both regions
+Names cover more than NCEP publishes, so that a day can hold a benchmark: every cycle has leads 0 to 99, both regions
 and all four products (19,200 objects). NCEP stops at 18 or 48 hours, and runs Alaska every third hour.
 """
 
@@ -55,7 +55,7 @@ _FIELDS: dict[str, tuple[Field, ...]] = {
     ),
 }
 _QUARTERS = (45, 30, 15, 0)
-"""Minutes before the lead at which the field of the sub-hourly product is valid."""
+"""Minutes before the lead when the sub-hourly product's fields are valid."""
 
 _GRIDS = {
     # The definition of the real CONUS objects, byte for byte.
@@ -82,9 +82,9 @@ _GRIDS = {
 
 
 def make_hrrr(*, run: datetime, lead: int, product: str = "sfc", region: str = "conus") -> tuple[str, bytes, str]:
-    """Make one object: its key, its content and the text of its `.idx`.
+    """Make an object: its key, its content and the text of its `.idx`.
 
-    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for what has no key.
+    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for a combination without a key.
     """
     utc = full_hour(run)
     if not 0 <= lead <= MAX_LEAD or product not in PRODUCTS or region not in REGIONS:
@@ -111,7 +111,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 
 
 def hrrr_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of one UTC day as (bucket, key, content), short leads first.
+    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
     Their sidecars are the third part of `make_hrrr`. Raises ValueError when a day has not so many keys.
     """

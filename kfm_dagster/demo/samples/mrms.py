@@ -29,7 +29,7 @@ _PNG = 41
 
 
 def _field(number: tuple[int, int], height_m: int, value: float) -> Field:
-    # Discipline 209 has no names of its own in wgrib2's tables, and MRMS has no index to say them in.
+    # Discipline 209 has no names of its own in wgrib2's tables, and MRMS has no index with names.
     return Field(name="", level="", parameter=(209, *number), surface=(102, height_m), value=value)
 
 
@@ -69,7 +69,7 @@ _GRIDS = {
 
 
 def make_mrms(*, valid: datetime, product: str = "PrecipRate_00.00", region: str = "CONUS") -> tuple[str, bytes]:
-    """Make one object: its key and its content. `valid` is aware, on a full second. Raises ValueError otherwise."""
+    """Make an object: its key and its content. `valid` is aware, on a full second. Raises ValueError otherwise."""
     utc = valid.astimezone(UTC)
     if valid.tzinfo is None or utc.microsecond or product not in PRODUCTS or region not in REGIONS:
         raise ValueError(f"no MRMS key for {valid!r}, product {product!r}, region {region!r}")
@@ -79,7 +79,7 @@ def make_mrms(*, valid: datetime, product: str = "PrecipRate_00.00", region: str
 
 
 def mrms_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct objects of one UTC day as (bucket, key, content), in the order of their times.
+    """Yield `count` distinct objects of a UTC day as (bucket, key, content), in the order of their times.
 
     Raises ValueError when a day has not so many keys.
     """

@@ -85,9 +85,9 @@ _GRIDS = {
 
 
 def make_nbm(*, run: datetime, lead: int, product: str = "core", region: str = "co") -> tuple[str, bytes, str]:
-    """Make one object: its key, its content and the text of its `.idx`.
+    """Make an object: its key, its content and the text of its `.idx`.
 
-    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for what has no key.
+    `run` is aware, on a full hour; `lead` in hours. Raises ValueError for a combination without a key.
     """
     utc = full_hour(run)
     if lead not in LEADS or product not in PRODUCTS or region not in REGIONS:
@@ -110,7 +110,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 
 
 def nbm_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield `count` distinct data objects of one UTC day as (bucket, key, content), short leads first.
+    """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
     Their sidecars are the third part of `make_nbm`. Raises ValueError when a day has not so many keys.
     """

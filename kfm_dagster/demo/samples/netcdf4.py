@@ -1,6 +1,6 @@
-"""What every sample in NetCDF-4 is made of: dimensions, variables and attributes as netCDF-4 writes them, by h5py.
+"""Parts of every NetCDF-4 sample: dimensions, variables and attributes as netCDF-4 writes them, by h5py.
 
-Belongs here: the format. Does not belong here: what a product's files say (`goes_abi_layout.py`, `oisst.py`).
+Belongs here: the format. Does not belong here: the content of a product's files (`goes_abi_layout.py`, `oisst.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def variable(
     chunk: int | None = None,
     **attributes: Any,
 ) -> None:
-    """Write a variable with its values; one with `chunk` grows without limit along its one dimension."""
+    """Write a variable with its values; with `chunk`, its single dimension is unlimited."""
     growing = {"chunks": (chunk,), "maxshape": (None,)} if chunk else {}
     dataset = file.create_dataset(name, data=value, **growing)
     attach(file, dataset, dimensions)

@@ -14,12 +14,12 @@ from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2, nexrad_le
 
 BUCKET = "unidata-nexrad-level2-chunks"
 CHUNKS = 4
-"""Of a sample volume: the metadata and three records of radials. Real ones have 30 to 80."""
+"""Chunks of a sample volume: the metadata and three records of radials. Real volumes have 30 to 80."""
 _HEADER_BYTES = 24
 
 
 def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) -> list[tuple[str, bytes]]:
-    """Key and content of every chunk of one volume, in order; put together they are the archive's object.
+    """Key and content of a volume's chunks in order; concatenated they are the archive's object.
 
     start: aware. Raises KeyError when the site is in neither table.
     """

@@ -25,8 +25,8 @@ TDWR_ELEVATIONS = (0.599, 0.3, 1.0, 2.5, 5.1, 8.2, 11.6, 15.6, 20.6, 28.3, 42.7,
 """Target elevations of a TDWR's volume, degrees; the first cut is the long range scan, of reflectivity alone, as
 in a real volume of TDAL (Unidata MetPy, tests/io/test_nexrad.py)."""
 GATES = 40
-"""Gates per radial: a real one has up to 1,840, but the reader says the same of few. Only the lowest cut has them all,
-because they say how far the radar reaches."""
+"""Gates per radial: a real radial has up to 1,840, but only the number of the lowest cut matters to the reader:
+it gives the radar's range. So only the lowest cut has all of its gates."""
 RADIALS = 3
 """Radials of a cut."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
@@ -80,7 +80,7 @@ _FEEDHORN_M = 20
 
 
 def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) -> tuple[str, bytes]:
-    """Key and content of one volume of a site of either table; the same arguments give the same bytes.
+    """Key and content of a volume of a site of either table; the same arguments give the same bytes.
 
     start: aware; the header and the first radial carry it in milliseconds, the key in seconds.
     Raises KeyError when the site is in none.
@@ -127,7 +127,7 @@ def _scan(icao: str) -> _Scan:
 
 
 def _record(data: bytes, *, last: bool = False) -> bytes:
-    """LDM record (ICD 2620010, 7.3.4): the size before it is negative for the last one."""
+    """LDM record (ICD 2620010, 7.3.4): the size before the last record is negative."""
     return struct.pack(">i", -len(data) if last else len(data)) + data
 
 

@@ -22,7 +22,7 @@ GENERATED_AFTER = timedelta(seconds=45)
 """From the volume scan's start to the product."""
 RADIALS = 36
 GATES = 40
-"""Of 0.25 to 1 km: a real radial has up to 1,840, but the reader says the same of few."""
+"""Gates of 0.25 to 1 km: a real radial has up to 1,840, but the reader's result does not depend on their number."""
 _FEET = 0.3048
 _DIVIDER = -1
 _DESCRIPTION_END = 120
@@ -31,7 +31,7 @@ _DESCRIPTION = struct.Struct(">hiihhhhhhHiHihhhh16h7HBB3I")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """A product: code, WMO heading without its last digit, blocks, and what its description says of it."""
+    """A product: code, WMO heading without its last digit, blocks, and the values in its description."""
 
     code: int
     heading: str
@@ -47,7 +47,7 @@ class _Kind:
 
 
 def make_nexrad_level3(*, site: str, product: str, start: datetime, volume_number: int = 1) -> tuple[str, bytes]:
-    """Key and content of one product of PRODUCTS; the same arguments give the same bytes.
+    """Key and content of a product of PRODUCTS; the same arguments give the same bytes.
 
     site: ICAO identifier in either table. start: aware; of the volume scan, to the second.
     Raises KeyError when site or product is in no table.
@@ -151,7 +151,7 @@ def _symbology(packets: bytes) -> bytes:
 
 
 def _page(*packets: bytes) -> bytes:
-    """Graphic block of one page."""
+    """Graphic block of a single page."""
     body = b"".join(packets)
     return _block(2, struct.pack(">HHH", 1, 1, len(body)) + body)
 
@@ -189,7 +189,7 @@ def _rain(noise: random.Random, identifier: str) -> dict[str, bytes]:
 
 
 def _storms(noise: random.Random, identifier: str) -> dict[str, bytes]:
-    """Packet 15 (figure 3-14), a storm's identifier, a graphic page and a tabular one."""
+    """Packet 15 (figure 3-14), a storm's identifier, a graphic page and a tabular page."""
     storm = struct.pack(">hhhh2s", 15, 6, noise.randrange(-460, 460), noise.randrange(-460, 460), b"A0")
     return {
         "symbology": _symbology(storm),

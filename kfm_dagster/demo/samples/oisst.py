@@ -1,7 +1,7 @@
-"""Sample OISST analyses: small NetCDF-4 files under true keys, with the headers of real ones and no temperature.
+"""Sample OISST analyses: small NetCDF-4 files under true keys, with the headers of real files and no temperature.
 
-Belongs here: what a file of NCEI's Daily Optimum Interpolation Sea Surface Temperature, version 2.1, says. Does not
-belong here: how it is read. Names, types, packing and axes are those of a real file; no chunk of a field is written, so
+Belongs here: the content of a file of NCEI's Daily Optimum Interpolation Sea Surface Temperature, version 2.1. Does not
+belong here: reading it. Names, types, packing and axes are those of a real file; no chunk of a field is written, so
 that every cell is the fill value and a file has 27 KB.
 """
 
@@ -52,7 +52,7 @@ def make_oisst(day: date, *, preliminary: bool = False) -> tuple[str, bytes]:
 
 
 def oisst_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of the first `count` objects of one UTC day: the preliminary and the final one.
+    """Yield bucket, key and content of the first `count` objects of a UTC day: the preliminary and the final object.
 
     Raises ValueError when more are asked for.
     """
