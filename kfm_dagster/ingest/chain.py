@@ -1,4 +1,4 @@
-"""A dataset's chain in one process, and the rollback of a run after a stage failed for good (PCS-03).
+"""A dataset's chain in a process, and the rollback of a run after a stage failed for good (PCS-03).
 
 A rollback undoes the run's other stages, too: those before the failed one, and those after it of an earlier process of
 the run, because a re-execution may fail sooner. One transaction, in reverse topological order: first it releases the
@@ -6,7 +6,7 @@ claims, so that no effect is undone that another run may rely on; then it withdr
 byte, and revokes each stage's output in run-state, after the commit if run-state is outside the database.
 
 Belongs here: running the nodes without Dagster, and taking a run back. Does not belong here: the nodes (`nodes.py`),
-the run contract around each (`stages/run_contract.py`), what the failed stage undoes itself (`stages/lifecycle.py`), or
+the run contract around each (`stages/run_contract.py`), the failed stage's own compensation (`stages/lifecycle.py`), or
 runs whose process died: they are not rolled back, because the next attempt of their units converges.
 """
 
@@ -81,8 +81,8 @@ def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[fl
 def read_configuration(settings: Settings) -> Configuration:
     """Read all files that settings name, and refuse unknown stages; creates nothing.
 
-    Commands that start servers, daemons or workers call it first, so that a wrong file gives one line instead of one
-    for every process. Raises ContractError, CardError or ConfigurationError.
+    Commands that start servers, daemons or workers call it first, so that a wrong file is reported once
+    and not by every process. Raises ContractError, CardError or ConfigurationError.
     """
     configuration = Configuration.load(settings)
     configuration.card.refuse_unknown_stages((*operators(), PATH_ARRIVAL))
@@ -93,7 +93,7 @@ _ROLLED_BACK = "run rolled back"
 
 
 class ClaimsLostError(KfmError):
-    """A run cannot be rolled back, because others may rely on what it did."""
+    """A run cannot be rolled back, because others may rely on its effects."""
 
     exit_code = ExitCode.REFUSED
 
@@ -178,7 +178,7 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
 def _tell_run_state_again(node: ChainNode) -> None:
     """Revoke the outputs that run-state still has after a rollback; log and audit a failure.
 
-    A re-execution of the run would reuse these outputs as current ones.
+    A re-execution of the run would reuse these outputs as current.
     """
     try:
         states = list(_standing(node))
@@ -216,12 +216,12 @@ def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
 
 
 def _others(node: ChainNode) -> Iterator[type[ChainNode]]:
-    """Yield the chain's other nodes, the last one first."""
+    """Yield the chain's other nodes, last first."""
     return (other for other in reversed(chain()) if other is not type(node))
 
 
 def _standing(node: ChainNode) -> Iterator[RunState]:
-    """Yield the records of the run's other stages with a current output, the last one first."""
+    """Yield the records of the run's other stages with a current output, last first."""
     for other in _others(node):
         state = node.pipeline.stages.run_states.get(f"{node.dataset}.{other.operator}", node.run_id)
         if state is not None and state.artifact_uri is not None:

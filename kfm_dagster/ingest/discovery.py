@@ -39,21 +39,21 @@ from kfm_dagster.storage.objects import ListedObject
 from kfm_dagster.telemetry.traces import is_tracing, record_span
 
 LISTING_CHUNK = 5_000
-"""Listed objects that enter the ledger in one transaction; a busy day has over 100,000."""
+"""Listed objects per transaction of the ledger; a busy day has over 100,000."""
 
 
 @unique
 class Source(StrEnum):
-    """Where message_parse takes its units from."""
+    """The source of message_parse's units."""
 
     LEDGER = "ledger"
-    """What is pending in the ledger."""
+    """Units pending in the ledger."""
     LISTING = "listing"
-    """The bucket's objects of the partition's day, and what is pending in the ledger."""
+    """The bucket's objects of the partition's day, and units pending in the ledger."""
 
 
 LeftOut = Mapping[str, Mapping[str, int | str]]
-"""Keys of a listing without a unit, by reason: their number `keys`, and one of them, `first`."""
+"""Keys of a listing without a unit, by reason: their number `keys`, and the `first` key."""
 _WHY_LEFT_OUT = {
     KeyKind.IGNORED: IgnoreReason.KNOWN_NEIGHBOUR.value,
     KeyKind.FOREIGN: ParseIssue.KEY_GRAMMAR_MISMATCH.value,
@@ -63,7 +63,7 @@ _WHY_LEFT_OUT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayListing:
-    """A backfill's account of the listing of one of its days."""
+    """A backfill's account of a day's listing."""
 
     clock: Callable[[], datetime]
     backfill_id: str
@@ -92,8 +92,8 @@ class DayListing:
 class MessageParse(ChainNode):
     """Claim units that have a pending record; a listing gives its objects theirs first.
 
-    A listing enters the ledger in the bulk lane, so that what is announced today goes first. With `lane` only units of
-    that lane are claimed; a run that a person starts claims from both, live units first.
+    A listing enters the ledger in the bulk lane, so that today's announced units are claimed first. With `lane`,
+    only units of that lane are claimed; a run that a person starts claims from both, live units first.
     """
 
     operator = "message_parse"
@@ -108,9 +108,9 @@ class MessageParse(ChainNode):
     limit: int
     lane: Lane | None = None
     account: DayListing | None = None
-    """Of the backfill that asked for this listing, where one did."""
+    """The account of the backfill that requested this listing, if any."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
-    """What the bucket holds of the day, once `inputs` has listed it. A backfill counts while it lists."""
+    """The day's objects in the bucket, once `inputs` has listed them. A backfill counts while it lists."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
     _left_out: dict[str, dict[str, int | str]] = field(default_factory=dict, init=False, repr=False)
     _whole: bool = field(default=False, init=False, repr=False)
@@ -155,9 +155,9 @@ class MessageParse(ChainNode):
 
     @cached_property
     def _kept(self) -> ManifestEntry | Exception:
-        """The file of what the bucket holds, or why there is none: to be raised where a stage writes its failure down.
+        """The file of the listed objects, or the error, raised where a stage records failures.
 
-        Kept, so that what was listed can be read again; an intent is no place for a busy day's objects.
+        Stored, so that the listing can be read again; a busy day's objects are too many for an intent.
         """
         try:
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)
@@ -249,7 +249,7 @@ class MessageParse(ChainNode):
         ]
 
     def _enter_listing(self) -> None:
-        """Record every object of the day and requeue failed units, one chunk per transaction.
+        """Record every object of the day and requeue failed units, a chunk per transaction.
 
         After a crash the listing starts again and skips the recorded objects, so that none is entered twice.
         """

@@ -39,7 +39,7 @@ FOLDER = "evidence"
 EDGE_BYTES = 512
 """Bytes stored from each end of an object: in all our formats they show the format, and whether the object is cut."""
 LIMIT = 500
-"""Limit of the cases of one call; the next call takes the rest."""
+"""Limit of cases per call; the next call takes the rest."""
 BUDGET_SECONDS = 15.0
 """A call begins no further part after this time: a store that does not answer must not delay a tick of 60 s."""
 _PART = 50
@@ -62,9 +62,9 @@ class EvidenceCollector:
     def collect(self, *, limit: int = LIMIT) -> int:
         """Collect missing evidence of quarantined units, oldest first; return how many.
 
-        Does not raise for a store's failure. If the landing zone or artifact store does not answer, the next call takes
-        the cases, and so for a case with an Item that cannot be taken back; the evidence notes an object that cannot be
-        read. An error in one case's message or object leaves out both, with a note (SEC-12).
+        Does not raise for a store's failure. The next call takes the cases if the landing zone or artifact store does
+        not answer, and a case whose Item cannot be withdrawn. The evidence notes an unreadable object. An error in a
+        case's message or object leaves out both, with a note (SEC-12).
         """
         due = self._cases.due(limit=limit)
         end = time.monotonic() + BUDGET_SECONDS
@@ -80,7 +80,7 @@ class EvidenceCollector:
         return collected
 
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
-        """Take back the units' Items without lineage; return the cases without a remaining one."""
+        """Withdraw the units' Items without lineage; return the cases without such an Item left."""
         try:
             take_back_orphans(self._pipeline, {case.wal_id for case in part})
         except CatalogUndoError as error:
@@ -147,7 +147,7 @@ class EvidenceCollector:
         try:
             handle = self._pipeline.objects.open(contract, record.object_uri)
             head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
-            # For an object shorter than both ends, the last bytes begin after the first ones.
+            # For an object shorter than both ends, the last bytes begin after the first bytes.
             start = max(head.size - EDGE_BYTES, len(first))
             last = handle.read(start, head.size - start) if shown and start < head.size else b""
         except ObjectReadError as error:

@@ -1,4 +1,4 @@
-"""Evidence bundles: the facts about a quarantined unit as one JSON document (BEY-06).
+"""Evidence bundles: the facts about a quarantined unit as a JSON document (BEY-06).
 
 Belongs here: the shape of a bundle, and its redaction. Pure: equal facts give equal bytes. Does not belong here:
 collecting the facts (`evidence.py`).
@@ -42,16 +42,16 @@ _OPERATORS = dict(zip(_COLUMNS, OPERATORS, strict=True))
 
 @unique
 class ObjectState(StrEnum):
-    """What was found where the object should be."""
+    """The state of the object at its address."""
 
     PRESENT = "present"
     ABSENT = "absent"
     UNREADABLE = "unreadable"
     """The store refused, did not answer, or the contract does not name the object."""
     OVERWRITTEN = "overwritten"
-    """Not looked at: a newer version stands in its place."""
+    """Not examined: a newer version has replaced it."""
     WITHHELD = "withheld"
-    """It is there; governance keeps its content out of the evidence."""
+    """The object exists; governance keeps its content out of the evidence."""
 
 
 Announced = tuple[AnnouncingMessage, SqsMessage | str]

@@ -1,4 +1,4 @@
-"""Feed watch: when the deployment checks for missing data, and what it records (BEY-05).
+"""Feed watch: times and records of the deployment's checks for missing data (BEY-05).
 
 A settling run records its day without a query, because its gate G6 has counted the day. Every hour, a schedule checks
 the days with newly settled hours, because missing data start no run. And each tick of a sensor or worker checks the

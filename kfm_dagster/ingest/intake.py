@@ -1,4 +1,4 @@
-"""Intake: one tick of taking messages in - receive, land, parse, record.
+"""Intake: receive, land, parse and record the messages of a tick.
 
 A tick lands the raw messages before it parses them, records rejections with their reasons, and creates a pending
 ledger record for every unit in the same transaction as its delivery. So each received message has a record, even after
@@ -39,11 +39,11 @@ WAIT_FACTOR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class IntakeReport:
-    """The result of one tick.
+    """The result of a tick.
 
     `completions` counts units that read an object again with a late sidecar, `closings` units that read a volume's
     newest chunk again as its last. `work` has dataset and partition of units that wait for a run. `full`: nothing was
-    received, because too many live units are in flight; `off`: the switches by which nothing may be received. `policy`
+    received, because too many live units are in flight; `off`: the switches that forbid receiving. `policy`
     has all switches that the tick saw. `unverified` messages wait on the queue, unrecorded, until their certificate can
     be fetched.
     """
@@ -65,7 +65,7 @@ class IntakeReport:
     work: frozenset[tuple[str, str]] = frozenset()
 
     def joined(self, other: IntakeReport) -> IntakeReport:
-        """Return the report of both parts of one tick."""
+        """Return the report of both parts of a tick."""
         names = [field.name for field in dataclasses.fields(self) if type(getattr(self, field.name)) is int]
         counts = {name: getattr(self, name) + getattr(other, name) for name in names}
         return dataclasses.replace(self, **counts, work=self.work | other.work)

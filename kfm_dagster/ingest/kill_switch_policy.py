@@ -22,7 +22,7 @@ from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KillSwitchPolicy:
-    """The switches that are on, by dataset; read once, so that a tick applies one state."""
+    """The switches that are on, by dataset; read once, so that a tick applies a single state."""
 
     engaged: Mapping[str, KillSwitch]
 
@@ -37,7 +37,7 @@ class KillSwitchPolicy:
         return self.engaged.get(EVERY_DATASET) or self.engaged.get(dataset)
 
     def of_queue(self, registry: ContractRegistry, queue: str) -> list[KillSwitch]:
-        """Return the switches if all datasets of a queue are off; none if one of them is on.
+        """Return the switches if all datasets of a queue are off, otherwise none.
 
         A queue that no contract names may have messages of any dataset with a topic.
         """

@@ -33,7 +33,7 @@ def look_after(
 ) -> Collection[tuple[str, str]]:
     """Release dead runs' claims, requeue, acknowledge, watch feeds, publish lineage, follow.
 
-    `dead` selects the dead ones of root run ids. Returns (dataset, partition) of the requeued units. A step that fails
+    `dead` filters root run ids for dead runs. Returns (dataset, partition) of the requeued units. A step that fails
     gives a warning, and the others continue (SEC-09). Raises the database's error, because every step needs it.
     """
     due: dict[tuple[str, str], int] = {}
@@ -81,7 +81,7 @@ def give_back(
 ) -> None:
     """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
 
-    `dead` selects the dead ones of root run ids. Their pending intents fail, and are given up once a later run has done
+    `dead` filters root run ids for dead runs. Their pending intents fail, and are given up once a later run has done
     the same node's work.
     """
     ledger, intents, lifecycle = pipeline.ledger, pipeline.nodes.intents, pipeline.stages.lifecycle

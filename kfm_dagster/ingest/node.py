@@ -48,15 +48,15 @@ _SILENT = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE.value, MetadataIssue.STO
 
 
 class StoreSilentError(DependencyUnavailableError):
-    """An object's store does not answer, so that nothing can be said of the result."""
+    """An object's store does not answer, so the result is unknown."""
 
 
 @dataclass(kw_only=True)
 class ChainNode(StageNode):
-    """A step of every dataset's chain: what it is stands on the class, its dataset, partition and run on the instance.
+    """A step of every dataset's chain; an instance has its dataset, partition and run.
 
-    What is overridden here is all that a step needs; ops, assets, jobs, gates, rollback, comparison and the names that
-    the pipeline card may use are derived from the classes (`nodes.chain`).
+    Subclasses override only the members of this class. Ops, assets, jobs, gates, rollback, comparison and the names
+    that the pipeline card may use are derived from the subclasses (`nodes.chain`).
     """
 
     operator: ClassVar[str]
@@ -64,15 +64,15 @@ class ChainNode(StageNode):
     asset: ClassVar[str]
     """Names the asset that the op makes."""
     description: ClassVar[str]
-    """What the asset is, for the UI."""
+    """The asset's description in the UI."""
     did: ClassVar[tuple[str, str]] = ("worked on", "unit")
-    """What it does, in the past tense, and what it counts: how a run is explained."""
+    """Its action in the past tense and the noun that it counts, to explain a run."""
     follows: ClassVar[type[ChainNode] | None] = None
-    """The node whose output it is given; None for the first one, and for what stands beside the chain."""
+    """The node whose output it receives; None for the first node, and for a node beside the chain."""
     section: ClassVar[str | None] = None
     """The section of the envelope that every unit has after it unless it failed."""
     required_gates: ClassVar[tuple[Gate, ...]] = ()
-    """The gates that look at its output; the others have nothing to look at there."""
+    """The gates that check its output; the other gates do not apply to it."""
     replayable: ClassVar[bool] = False
     """Whether `results` is a function of what it is given, so that a run can be compared with itself."""
 
@@ -82,9 +82,9 @@ class ChainNode(StageNode):
     run_id: str
     received: Sequence[Envelope] = field(default=(), repr=False)
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict, repr=False)
-    """What a step read of each dataset's objects for the step after it; the process gives it."""
+    """Data that a step read from each dataset's objects for the next step; the process supplies it."""
     partition_facts: PartitionFacts | None = field(default=None, init=False, repr=False)
-    """What the ledger had of the partition when the gates looked; None where they had no reason to."""
+    """The ledger's facts about the partition when the gates ran; None if no gate needed them."""
 
     @property
     def contract(self) -> DatasetContract:
@@ -108,7 +108,7 @@ class ChainNode(StageNode):
 
     @classmethod
     def chain(cls) -> tuple[type[ChainNode], ...]:
-        """Return the nodes from the chain's first one to this one, in order."""
+        """Return the chain's nodes up to this node, in order."""
         return (*(cls.follows.chain() if cls.follows else ()), cls)
 
     @override
@@ -234,7 +234,7 @@ class EffectNode(ChainNode):
 
 
 def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope]) -> UnitStep:
-    """Return a step over one unit whose error fails that unit only (SEC-09).
+    """Return a step whose error fails only its unit (SEC-09).
 
     A KfmError that is not about the object, for example about a wrong contract, concerns every unit and is raised.
     """
@@ -271,7 +271,7 @@ class Heartbeat:
 
     A run loses its claims when its lease expires, and messages come again after their visibility timeout; both are
     shorter than the longest work. So a thread beside the work renews them, and ends with it.
-    `attempts` has the units of the work with the attempt of their claims; units without one have no lease.
+    `attempts` has the units of the work with the attempt of their claims; units without an attempt have no lease.
     """
 
     def __init__(self, pipeline: Pipeline, *, run_id: str, attempts: Mapping[WalId, int]) -> None:
@@ -282,7 +282,7 @@ class Heartbeat:
 
     @property
     def interval_seconds(self) -> float:
-        """Seconds between two ticks; a message that is not prolonged at one tick is seen again before it comes back."""
+        """Seconds between two ticks: if prolonging fails at a tick, the next tick precedes the message's return."""
         return min(self._pipeline.settings.lease_seconds, *self._timeouts.values()) / PART
 
     @contextmanager

@@ -2,7 +2,7 @@
 
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
-A node binds an operator (pure, over one envelope) to a batch: bounded concurrency for reads, one call for writes. The
+A node binds an operator (pure, over an envelope) to a batch: bounded concurrency for reads, a call for writes. The
 first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of masking
 (`governance/rules.py`), the order of hash, skip, compute and commit (`stages/run_contract.py`).
 """
@@ -58,7 +58,7 @@ __all__ = [
 REGISTER_CHUNK = 1_000
 """Items in memory at a time; each takes about 30 KB until it is written."""
 MISMATCHES_NAMED = 20
-"""Limit of the units in one line of the log."""
+"""Limit of units per log line."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class IntegrityCheck(ChainNode):
 
 @dataclass(kw_only=True)
 class MetadataExtract(ChainNode):
-    """Read each object's headers, and hear governance on what they say."""
+    """Read each object's headers, and apply governance to them."""
 
     operator = "metadata_extract"
     asset = "metadata"
@@ -157,7 +157,7 @@ class MetadataExtract(ChainNode):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the units whose headers say too little, or what governance refuses."""
+        """Count the units with insufficient headers or refused by governance."""
         return _summary(
             [unit.metadata.status is CheckStatus.FAILED or hard_fails(unit) for unit in batch if unit.metadata]
         )
@@ -233,7 +233,7 @@ class StacRegister(EffectNode):
         return results
 
     def verify(self, made: list[Envelope], /) -> None:
-        """Read the Items back. Raises KfmError if one is missing or differs."""
+        """Read the Items back. Raises KfmError for a missing or differing Item."""
         self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in made if unit.stac])
 
     @override

@@ -2,7 +2,7 @@
 
 It reads the stored outputs of all runs' metadata nodes, and is beside the chain: no unit waits for it or fails by it.
 It is a stage like the chain's: the pipeline card decides the effects of G3, G4 and G7. Its output batch has the units
-with their failures; the computed arrivals are in the table. Volumes of one site and pattern have the same paths, so the
+with their failures; the computed arrivals are in the table. Volumes of a site and pattern have the same paths, so the
 second table has each path once, under the digest of its arrays.
 Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams
 (`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
@@ -80,7 +80,7 @@ ARRIVALS = pa.schema(
         pa.field("c_ref_m_s", _NUMBER, nullable=False),
         pa.field("lambda_ref_m", _NUMBER, nullable=False),
         pa.field("frequency_stated", pa.bool_(), nullable=False),
-        # Begin and end, from the antenna, of the window in which the mean of Phi is zero.
+        # Begin and end, from the antenna, of the window whose mean Phi is zero.
         pa.field("reference_window_m", pa.list_(_NUMBER, 2), nullable=False),
         pa.field("optical_path_m", _NUMBER, nullable=False),
         pa.field("t_arr_s", _NUMBER, nullable=False),
@@ -97,7 +97,7 @@ _OF_ARRIVAL = [column.name for column in fields(Arrival) if column.name in ARRIV
 PATHS = pa.schema(
     [
         pa.field("path_id", _TEXT, nullable=False),
-        # Lists of one length: ground distance and height above the sea, the element and the index at each ell.
+        # Lists of equal length: ground distance and height above the sea, the element and the index at each ell.
         pa.field("ell_m", pa.list_(_NUMBER), nullable=False),
         pa.field("gamma_ell_m", pa.list_(pa.list_(_NUMBER, 2)), nullable=False),
         pa.field("d_ell_m", pa.list_(_NUMBER), nullable=False),
@@ -178,7 +178,7 @@ READER = "nexrad-level2"
 LOOKS_BACK = timedelta(days=2)
 """Age limit of new metadata: older days were requested before, or a person requests them."""
 PAUSE = timedelta(minutes=10)
-"""Least time between two tables of one day, whose volumes may arrive one by one."""
+"""Least time between two tables of a day, because its volumes may arrive singly."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
 GATES = (Gate.G3, Gate.G4, Gate.G7)
 """The gates that check the path quantities."""
@@ -195,7 +195,7 @@ class PathDay:
 
 @dataclass(kw_only=True)
 class PathArrivals(ChainNode):
-    """The node for one dataset and day; it claims nothing and needs no batch to be given."""
+    """The node for one dataset and day; it claims no units and needs no batch."""
 
     operator = NODE
     asset = NODE
@@ -218,7 +218,7 @@ class PathArrivals(ChainNode):
 
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
-        """The day's batches of metadata, oldest first; a retry takes those of the attempt before and no newer ones."""
+        """The day's batches of metadata, oldest first; a retry takes the previous attempt's batches only."""
         outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{MetadataExtract.operator}@{self.partition}")
         batches = [
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
@@ -333,7 +333,7 @@ def _quantities(found: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str
 
 
 def _covariances(found: Mapping[WalId, PathArrival]) -> dict[WalId, dict[str, Floats]]:
-    shared: dict[int, dict[str, Floats]] = {}  # by identity: volumes of one site and pattern share a matrix
+    shared: dict[int, dict[str, Floats]] = {}  # by identity: volumes of a site and pattern share a matrix
     for volume in found.values():
         if id(volume.phase_covariance) not in shared:
             beams = zip(volume.arrivals, volume.phase_covariance, strict=True)

@@ -96,7 +96,7 @@ class Pipeline:
     clock: Callable[[], datetime] = utc_now
     card: Card = field(default_factory=Card.load)
     sources: FollowerSources | None = None
-    """Sources of followers; None: the installed ones, loaded on first use."""
+    """Sources of followers; None: the installed sources, loaded on first use."""
     connect_queue: Callable[[Settings], Queue] = connect
     connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters
     energy: CodecarbonMeter | None = None
@@ -162,7 +162,7 @@ class Pipeline:
 
     @cached_property
     def gaps(self) -> Gaps:
-        """What is missing of the feeds."""
+        """The feeds' missing data."""
         return Gaps(database=self.database)
 
     @cached_property
@@ -308,7 +308,7 @@ class Pipeline:
 
     @cached_property
     def artifacts(self) -> Artifacts:
-        """What the stages have stored."""
+        """The stages' stored outputs."""
         return Artifacts(lambda: self.store)
 
     @cached_property

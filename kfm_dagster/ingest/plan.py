@@ -3,8 +3,8 @@
 Starting a run costs seconds and a unit a millisecond, so a partition gets a run only if it has more pending units than
 its coming runs will claim; units that arrive later wait in the ledger for the next run.
 
-A run takes units of one lane: bulk work never lengthens a live run, and the number of bulk runs at a time is limited,
-however many bulk units wait.
+A run takes units of a single lane: bulk work never lengthens a live run. The number of bulk runs at a time is
+limited, however many bulk units wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
 WORTH_A_RUN = 100
-"""Number of units that get a second run instead of waiting for the end of the active one: their CPU time is a third of
+"""Number of units that get a second run instead of waiting for the active run's end: their CPU time is a third of
 a run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at little more than its least cost."""
 
 LaneKey = tuple[str, Lane]
-"""A partition and a lane, by which runs are counted."""
+"""A partition and a lane: the key that counts runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ def plan_runs(
     """Return the runs that the pending units need beyond the active runs, live runs first.
 
     An idle partition gets runs for all pending units of a lane; a partition with active runs only for batches that are
-    worth a run: otherwise a live feed would start a run for each few units that arrive during another one.
+    worth a run: otherwise a live feed would start a run for each few units that arrive during another.
     Each lane gets runs up to its limit, the earliest partitions first.
 
     Dagster remembers a run_key for ever, so `salt(partition)` must change after each run of the partition.
@@ -145,7 +145,7 @@ def _runs_of(
     max_units_per_run: int,
     salt: Callable[[str], str],
 ) -> Iterator[PlannedRun]:
-    """Yield the runs that one lane of one partition needs beyond its active runs."""
+    """Yield the runs that a partition's lane needs beyond its active runs."""
     partition, lane = key
     # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
     full_runs, rest = divmod(max(by_dataset.values()), max_units_per_run)

@@ -35,7 +35,7 @@ class RequestedRuns:
     _of: dict[str, tuple[datetime, Counter[tuple[str, Lane]]]] = field(default_factory=dict)
 
     def record(self, sensor: str, runs: Iterable[tuple[str, Lane]], *, at: datetime) -> None:
-        """Replace the requests of the sensor's last tick by those of its present one."""
+        """Replace the requests of the sensor's last tick by its current requests."""
         self._of[sensor] = (at, Counter(runs))
 
     def by_others(self, sensor: str, *, at: datetime) -> Counter[tuple[str, Lane]]:
@@ -46,7 +46,7 @@ class RequestedRuns:
 
 @dataclass(kw_only=True)
 class ProcessState:
-    """The memory of one process over one deployment."""
+    """The memory of a process about its deployment."""
 
     requested: RequestedRuns = field(default_factory=RequestedRuns)
     """The runs that the sensors' last ticks requested."""
@@ -64,7 +64,7 @@ class ProcessState:
     """Whether the roots are marked as this deployment's."""
 
     def ensure_ready(self, settings: Settings, database: Database) -> None:
-        """Check the stores until one preflight succeeds. Raises PreflightError and ForeignRootError.
+        """Check the stores until a preflight succeeds. Raises PreflightError and ForeignRootError.
 
         Without the queue: receiving from a queue that is missing or refuses reports the error and receives nothing.
         """

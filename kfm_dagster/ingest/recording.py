@@ -188,8 +188,8 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Create a pending unit for each endless volume that the new units close; return how many.
 
     Runs in the transaction that admits the units, in both directions: a chunk closes the volume before its own, and its
-    own volume if a later one is known. So the volume that is admitted second finds the other. The closing unit has the
-    age of its chunk, whose number with CLOSED is its precedence: it replaces the chunk's Item, and a later chunk
+    own volume if a later volume is known. So the volume that is admitted second finds the other. The closing unit has
+    the age of its chunk, whose number with CLOSED is its precedence: it replaces the chunk's Item, and a later chunk
     replaces both.
     """
     feeds = ledger.registry.chunk_feeds

@@ -1,4 +1,4 @@
-"""Rehearsal: run one object through a contract's whole chain, in a temporary deployment.
+"""Rehearsal: run an object through a contract's whole chain, in a temporary deployment.
 
 Readers, gates and the Item's validation are an ingest's, so the findings are the same. Does not belong here: errors in
 a contract by itself (`contracts/loader.py`).
@@ -42,7 +42,7 @@ LEFT_OUT = "storage.listing_sets: a backfill does not look for this object; it i
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The result for one object: its status, the Item if any, findings, and suspicions."""
+    """The result for an object: its status, the Item if any, findings, and suspicions."""
 
     uri: str
     status: Status | None
@@ -52,14 +52,14 @@ class Rehearsal:
 
     @property
     def is_sound(self) -> bool:
-        """Whether an ingest would give a valid Item, with nothing for a gate to say."""
+        """Whether an ingest would give a valid Item without findings of the gates."""
         return self.status is Status.SUCCEEDED and not self.findings
 
 
 def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsal:
     """Ingest a file DIR/BUCKET/KEY and its sidecars by a dataset's contract; leave no files.
 
-    An object outside the contract's listing sets is ingested like an announced one, and reported as suspect. Raises
+    An object outside the contract's listing sets is ingested like an announced object, and reported as suspect. Raises
     ContractError for a file that the contract does not name.
     """
     contract = registry[dataset]
@@ -68,7 +68,7 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
     storage = contract.storage
     left_out = bool(storage.listing_sets) and not key.startswith(tuple(storage.day_prefixes(match.start.date())))
     if left_out:
-        # The listing of the one object only.
+        # A listing of this object only.
         storage = storage.model_copy(update={"listing": ["{key}"], "listing_sets": {"key": [key]}})
         contract = contract.model_copy(update={"storage": storage})
         registry = ContractRegistry.of([each for each in registry if each.id != dataset] + [contract])

@@ -13,7 +13,7 @@ from kfm_dagster.failpoints import Given, Made, with_context
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threads:
-    """The threads of one process."""
+    """The threads of a process."""
 
     most: int
     """Number of threads that read at once."""
@@ -21,7 +21,7 @@ class Threads:
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
         """Apply `work` to each element; return the results in the batch's order.
 
-        A single thread is the caller's: a pool's one would only contend with it for the interpreter.
+        A single thread is the caller's: a pool's thread would only contend with it for the interpreter.
         """
         if self.most == 1:
             return [work(element) for element in batch]

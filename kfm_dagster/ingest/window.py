@@ -23,7 +23,7 @@ DEFAULT_DAYS = timedelta(days=1_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionWindow:
-    """The window of one database."""
+    """The window of a database."""
 
     database: Database
     settings: Settings

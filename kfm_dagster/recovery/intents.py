@@ -1,6 +1,6 @@
 """Replay of the chain's failed intents that no later run has overtaken (ADR 023).
 
-    failed intent > its payload > the statuses of its units in the ledger > one of the actions below
+    failed intent > its payload > the statuses of its units in the ledger > an action
 
 A batch names attempts, and nothing is computed again under an attempt that has ended: the ledger requeues its units,
 and the run that claims them overtakes the intent. Any process may repeat it safely.
@@ -29,12 +29,12 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference
 
 INTENTS_PER_TICK = 20
-"""Each reads at most one batch; the next tick takes the rest."""
+"""Each intent reads at most a batch; the next tick takes the rest."""
 
 
 @unique
 class IntentAction(StrEnum):
-    """What a replay does with a failed intent."""
+    """The action of a replay on a failed intent."""
 
     CLOSE = "close"
     """Nothing of it is left to do: it is SKIPPED."""

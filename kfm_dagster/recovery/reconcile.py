@@ -53,20 +53,20 @@ class Difference(StrEnum):
     """A place where two of the four do not agree."""
 
     OBJECT_WITHOUT_UNIT = "object_without_unit"
-    """The bucket has an object, or a version of one, that the ledger does not know."""
+    """The bucket has an object or version that the ledger does not know."""
     UNIT_WITHOUT_OBJECT = "unit_without_object"
     """The ledger has a unit whose object is gone from the bucket."""
     SUCCESS_WITHOUT_ITEM = "success_without_item"
-    """A unit has succeeded and its Item is not in the catalog's index, or its file is gone or says something else."""
+    """A unit has succeeded, and its Item is not in the catalog's index, or its file is missing or differs."""
     ITEM_WITHOUT_SUCCESS = "item_without_success"
-    """The catalog has an Item, or a file of one, and no unit that has made it succeeded or may still succeed."""
+    """The catalog has an Item or its file, and none of the units that wrote it succeeded or may still succeed."""
     SUCCESS_WITHOUT_LINEAGE = "success_without_lineage"
-    """A unit has succeeded and a path has not recorded its lineage, or the file that has it is gone."""
+    """A unit has succeeded, and a path has not recorded its lineage, or the lineage file is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedDay:
-    """One day of one dataset: its counts, and its differences by name in order."""
+    """A day of a dataset: its counts, and its differences by name in order."""
 
     dataset: str
     day: date
@@ -77,7 +77,7 @@ class ComparedDay:
     missing_objects: Sequence[str] = ()
     missing_items: Mapping[WalId, str] = field(default_factory=dict)
     remakeable: Sequence[WalId] = ()
-    """Units with a missing Item and an unchanged object, from which the Item can be made again."""
+    """Units with a missing Item and an unchanged object: the Item can be created again from it."""
     stray_items: Sequence[str] = ()
     missing_lineage: Sequence[str] = ()
 
@@ -144,7 +144,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Listed:
-    """A day of a bucket: ETags by URI, URIs without a unit, and objects that should have one."""
+    """A day of a bucket: ETags by URI, URIs without a unit, and objects that should have a unit."""
 
     etags: Mapping[str, str | None]
     unknown: Sequence[str]
@@ -260,7 +260,7 @@ def _stray(
     """Return the day's number of Items, and the Items that no present or coming unit made."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _answered_for(row)]
-    # A collection that two datasets share has one folder; its files are compared with the dataset that owns it.
+    # A collection that two datasets share has a single folder; its files are compared with the dataset that owns it.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
         # A restored ledger lacks Items whose files exist already, and will make them again.
@@ -286,7 +286,7 @@ def _parts(values: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 ITEMS_PER_REPLAY = 10_000
-"""Most units that one selection names (`Filters.wal_ids`)."""
+"""Most units that a selection names (`Filters.wal_ids`)."""
 
 
 def repair_day(
@@ -321,7 +321,7 @@ def repair_day(
 
 
 def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk: Sequence[Envelope]) -> int:
-    """Create the units of a chunk of objects, in one transaction with its governance entry."""
+    """Create the units of a chunk of objects in the transaction of its governance entry."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
         # A run needs a partition, which a day before the window does not have.

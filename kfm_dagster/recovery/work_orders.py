@@ -68,7 +68,7 @@ def release(
 ) -> int | None:
     """Requeue all quarantined units or none; under review, return the id of a proposal instead.
 
-    Raises RecordMovedError for a unit that is no longer at the seen version, UnattributedDecisionError
+    Raises RecordMovedError for a unit that has left the seen version, UnattributedDecisionError
     without a change reference, and UnknownReplayReasonError.
     """
     if ledger.review.required(settings, decision, tx=tx):
@@ -80,7 +80,7 @@ def release(
 
 
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
-    """Approve a proposal and carry it out in one transaction; return it and its replay's id.
+    """Approve a proposal and carry it out in a transaction; return it and its replay's id.
 
     Raises RefusedError, RecordMovedError for a unit that has changed since, and GuardError where a guard refuses the
     replay by now.
@@ -119,7 +119,7 @@ def _release(
 class DiscardPlan:
     """Units to discard: versions of the named units with open cases, and counts by kind.
 
-    `named` counts every named unit; the rest were discarded before, or are no longer quarantined.
+    `named` counts every named unit; the rest were discarded or released before.
     """
 
     named: int
@@ -129,7 +129,7 @@ class DiscardPlan:
 
     @property
     def seen(self) -> str:
-        """Digest of units and versions: what a decision says that it has seen."""
+        """Digest of the units and versions that a decision has seen."""
         lines = "".join(f"{wal_id} {version}\n" for wal_id, version in sorted(self.versions.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 

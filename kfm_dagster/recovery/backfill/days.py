@@ -1,11 +1,11 @@
 """Backfills: list and ingest days of datasets, day by day, beside live messages (DAG-05).
 
-A backfill is rows in the database, from which the next tick continues. Its listings enter the ledger in the bulk lane,
-one chunk per transaction, and the ledger's own sensor plans the runs of their units. A further day is listed only while
+A backfill is rows in the database; each tick continues it from there. Its listings enter the ledger in the bulk lane,
+a chunk per transaction, and the ledger's own sensor plans the runs of their units. A further day is listed only while
 the bulk units in flight are fewer than the live share leaves. Succeeded units stay unchanged and failed units are
 requeued with the reason `backfill`, so the same backfill twice changes nothing.
 
-A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of one day of one dataset, with its interval
+A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of a dataset's single day, with its interval
 in its id. The database takes an id once: so an interval has at most one listing, however many processes run and
 whatever crashes.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
@@ -50,7 +50,7 @@ class ListingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvanceReport:
-    """The runs that one step requests; without a request, `reason` says why."""
+    """The runs that a step requests; without a request, `reason` is the reason."""
 
     requests: tuple[ListingRequest, ...] = ()
     finished: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Backfills:
     ) -> Backfill:
         """Record a backfill for the sensor `nodd_due`; earlier days lower the partition window.
 
-        `selection` describes it, where a person has written one. Raises the errors of `days`.
+        `selection` describes it, if a person has written it. Raises the errors of `days`.
         """
         days = self.days(datasets, first_day, last_day)
         selection = selection or selection_of_days(self.pipeline.settings.env, sorted(days), first_day, last_day)
@@ -144,8 +144,8 @@ class Backfills:
     ) -> AdvanceReport:
         """Advance every running backfill by a step: end finished backfills, request listings.
 
-        `listing` has the (backfill, day) pairs with an active run, `limit` is the most that may have one, and `known`
-        tells whether Dagster knows a day; unknown days wait. A day whose run died before it was listed is requested
+        `listing` has the (backfill, day) pairs with an active run, `limit` is their maximum, and `known`
+        returns whether Dagster knows a day; unknown days wait. A day whose run died before it was listed is requested
         again; a further day is requested only while few enough bulk units are in flight.
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)

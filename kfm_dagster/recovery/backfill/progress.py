@@ -24,7 +24,7 @@ from kfm_dagster.storage.database import Database, Transaction
 
 @unique
 class DayState(StrEnum):
-    """Where one day of one dataset stands; the database allows waiting > requested > listed."""
+    """The state of a dataset's day; the database allows waiting > requested > listed."""
 
     WAITING = "waiting"
     """Its turn has not come, or its dataset is switched off."""
@@ -81,7 +81,7 @@ class Backfill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayProgress:
-    """One day of one dataset. `units` counts the day's records by status, from every source.
+    """A day of a dataset. `units` counts the day's records by status, from every source.
 
     `left_out` has the keys of an ended listing that gave no unit (`ingest.discovery.LeftOut`).
     """
@@ -109,7 +109,7 @@ class DayProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnlistedDays:
-    """Days of one dataset that a running backfill has still to list."""
+    """Days of a dataset that a running backfill has still to list."""
 
     backfill_id: str
     dataset: str

@@ -25,19 +25,19 @@ from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 
 LOOK_LIMIT = 10_000
-"""Most dead letters of one look; SQS keeps 120,000 messages of a queue in flight."""
+"""Most dead letters of a look; SQS keeps 120,000 messages of a queue in flight."""
 OLDEST_SAMPLE = 100
 """Dead letters among which a status finds the oldest; SQS has no attribute for it."""
 
 
 @unique
 class DeadLetterClass(StrEnum):
-    """What a dead letter needs, in the order of precedence: the first that fits any part of it."""
+    """The class of a dead letter by its repair: the first that fits any part of it."""
 
     UNREADABLE = "unreadable"
-    """A record of it gives no unit: it is kept with its reason for a person."""
+    """A record of it gives no unit: a person decides, by the stored reason."""
     UNKNOWN = "unknown"
-    """It parses, and the ledger has no record of a unit: the unit gets one."""
+    """It parses, and the ledger has no record of a unit: a record is created."""
     FAILED = "failed"
     """A unit failed: it is let in again, or quarantined when its policy allows no replay."""
     WAITING = "waiting"

@@ -1,6 +1,6 @@
 """Treatments of dead letters: drain, redrive to the primary queue, or discard them.
 
-A drain lands a batch and records it in one transaction: records for unknown units, failed > pending for failed units
+A drain lands a batch and records it in a transaction: records for unknown units, failed > pending for failed units
 whose policy allows it, quarantine for other failed units, the receipt by which the pipeline deletes each message once
 its units are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats
 nothing. A redrive sends before it deletes, so a message may be on both queues but never on neither; an unreadable
@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
-"""Recurred units of one error code that stop a drain: one is chance, five are a cause."""
+"""Recurred units with the same error code that stop a drain: five have a common cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
     DeadLetterClass.WAITING: "its units are being worked on",

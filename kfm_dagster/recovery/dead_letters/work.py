@@ -28,7 +28,7 @@ from kfm_dagster.recovery.dead_letters.letters import (
 from kfm_dagster.settings import Environment
 
 MAX_BATCH_SIZE = 1_000
-"""Messages of one transaction; more would hold the ledger's locks for seconds."""
+"""Messages per transaction; more would hold the ledger's locks for seconds."""
 
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
@@ -49,9 +49,9 @@ class LetterOutcome(StrEnum):
     LEFT = "left"
     """Nothing was done: it is not selected, its dataset is switched off, or this is not the way to treat its class."""
     MOVED = "moved"
-    """It stands on the primary queue under a new id and is off the dead-letter queue."""
+    """It is on the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"
-    """It stands on both queues: sent, and not deleted. The ledger makes one unit of both."""
+    """It is on both queues: sent, and not deleted. The ledger creates a single unit for both."""
     REFUSED = "refused"
     """The primary queue did not take it; it stays."""
     DISCARDED = "discarded"
@@ -155,7 +155,7 @@ class DeadLetterWork:
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """What became of each message; `detail` says why, or names the new message."""
+        """The outcome of each message; `detail` is the reason, or the new message's id."""
         return tuple(self._outcomes.values())
 
     @property
@@ -191,7 +191,7 @@ class DeadLetterWork:
         }
 
     def imbalance(self) -> str | None:
-        """Return what the ledger's account lacks, or None when it balances."""
+        """Return the imbalance of the ledger's account as text, or None when it balances."""
         balance = self.pipeline.deliveries.conservation()
         if balance.residual_units or balance.residual_messages:
             return f"{balance.residual_units} units and {balance.residual_messages} messages without an account"

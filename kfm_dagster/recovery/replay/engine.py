@@ -1,6 +1,6 @@
 """The replay engine: freeze a selection, and admit it batch by batch through the ledger.
 
-Any process may call `advance`: one transaction admits a batch and records the decision on each of its units, so that a
+Any process may call `advance`: a transaction admits a batch and records the decision on each of its units, so that a
 process that dies at any instant has admitted it wholly or not at all. Ordinary runs process the admitted units. Does
 not belong here: rules (`plan.py`, `limits.py`, `units.py`), rows (`runs.py`).
 """
@@ -51,7 +51,7 @@ from kfm_dagster.views.view import json_row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advance:
-    """The result of one advance: an admitted batch, a hold, a new state, or no change."""
+    """The result of an advance: an admitted batch, a hold, a new state, or no change."""
 
     replay_run_id: str
     state: ReplayState
@@ -90,7 +90,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayEngine:
-    """Replays of one deployment."""
+    """Replays of a deployment."""
 
     pipeline: Pipeline
     limits: Mapping[Environment, Limits] = field(default_factory=lambda: LIMITS)
@@ -159,7 +159,7 @@ class ReplayEngine:
         return replace(decision, change_ref=decision.change_ref or selection.change_ref)
 
     def advance(self, replay_run_id: str) -> Advance:
-        """Advance a running replay by one batch at most; any process may repeat it safely.
+        """Advance a running replay by a batch at most; any process may repeat it safely.
 
         Backfills.advance advances a backfill, as it knows the listings in progress. Raises UnknownNameError.
         """

@@ -40,9 +40,9 @@ class Limits:
     batches_in_flight_per_dataset: int = 20
     batches_in_flight: int = 40
     max_window: timedelta | None = None
-    """Longest span of time that one selection may cover; None: any."""
+    """Longest span of time that a selection may cover; None: any."""
     global_scope: bool = True
-    """Whether one selection may have every dataset."""
+    """Whether a selection may have every dataset."""
     needs_change_ref: bool = False
     """Whether a replay needs a change or incident reference even if it replaces no result."""
 
@@ -58,7 +58,7 @@ LIMITS: Mapping[Environment, Limits] = {
         batches_in_flight=16,
         max_window=timedelta(days=92),
     ),
-    # 5,000 records are ten batches of 500: at one every two seconds the bulk lane never holds more than a run claims.
+    # 5,000 records are ten batches of 500: at a batch per two seconds the bulk lane never has more than a run claims.
     Environment.PROD: Limits(
         max_selection_records=5_000,
         max_batch_size=500,
@@ -76,9 +76,9 @@ LIMITS: Mapping[Environment, Limits] = {
 QUEUE_AGE_SLO_SECONDS = 90.0
 """Longest wait of a live unit (service level NODD-Q-AGE-CRIT: P90 of the queue age)."""
 SLOW_DOWN_AT = 0.5
-"""Share of it from which replays run at half their rate."""
+"""Share of this wait above which replays run at half their rate."""
 HOLD_AT = 0.8
-"""Share of it from which replays admit nothing."""
+"""Share of this wait above which replays admit nothing."""
 
 
 @unique
@@ -92,13 +92,13 @@ class Guard(StrEnum):
     GLOBAL_SCOPE = "global_scope"
     """Every dataset is meant at once."""
     WINDOW = "window"
-    """The time is open, or longer than one replay may cover."""
+    """The time is open, or longer than a replay may cover."""
     MAX_SELECTION_RECORDS = "max_selection_records"
-    """More records than one replay may select."""
+    """More records than a replay may select."""
     MAX_BATCH_SIZE = "max_batch_size"
     """Larger batches than a transaction should hold."""
     MAX_BATCHES = "max_batches"
-    """More batches than one replay may have."""
+    """More batches than a replay may have."""
     RATE = "rate"
     """Faster than the environment allows."""
     APPROVAL = "approval"
@@ -108,7 +108,7 @@ class Guard(StrEnum):
     KILL_SWITCH = "kill_switch"
     """A dataset of the selection is switched off."""
     DOWNGRADE = "downgrade"
-    """Results of a newer release would be replaced by those of this one."""
+    """Results of a newer release would be replaced by this release's results."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,13 +182,13 @@ class HoldReason(StrEnum):
     """Why the next batch has to wait."""
 
     GUARD = "guard"
-    """A guard refuses what it allowed at the start; a person has to act."""
+    """A guard refuses now, although it allowed the start; a person has to act."""
     QUEUE_AGE = "queue_age"
     """Live units wait too long."""
     IN_FLIGHT = "in_flight"
     """Earlier batches are not done."""
     RATE = "rate"
-    """It would be too soon after the last one."""
+    """It would follow the last batch too soon."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +208,7 @@ class Traffic:
     """The batches of all replays, and how long live units wait.
 
     `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress, `recent` the
-    times at which any replay's latest batches were decided on, and how many units each admitted.
+    decision times of all replays' latest batches, with their numbers of admitted units.
     """
 
     now: datetime

@@ -166,7 +166,7 @@ def approval(request: Request) -> Refusal | None:
 
 
 def change_reference(request: Request) -> Refusal | None:
-    """Refuse a replay without a change reference where the environment needs one."""
+    """Refuse a replay without the change reference that the environment requires."""
     if request.change_ref or not request.limits.needs_change_ref:
         return None
     return Refusal(
@@ -193,7 +193,7 @@ def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
 
 
 def selected_records(request: Request, records: int, *, more: bool) -> Refusal | None:
-    """Refuse more records than one replay may have, unless the selection has a limit itself."""
+    """Refuse more records than a replay may have, unless the selection has a limit itself."""
     if not more or request.selection.spec.limits.max_records is not None:
         return None
     return Refusal(
@@ -256,7 +256,7 @@ EXAMPLES = 5
 class PlannedReplay:
     """The units to requeue, their batches, the skipped units, and the refusals.
 
-    `more` tells that records beyond the limit match; `seconds` is the least time that the rate allows.
+    `more` means that records beyond the limit match; `seconds` is the least time that the rate allows.
     """
 
     selection: Selection
@@ -278,7 +278,7 @@ class PlannedReplay:
 
     @property
     def overrides(self) -> Units:
-        """What the units in a terminal state need to leave it, at the versions that they have."""
+        """The overrides that terminal units need to leave their state, with the units' versions."""
         versions: dict[GovernanceAction, dict[WalId, int]] = {}
         for unit in self.units:
             if (action := override_action(unit.status, self.selection)) is not None:

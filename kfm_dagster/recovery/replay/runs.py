@@ -25,22 +25,22 @@ from kfm_dagster.views.view import json_row
 
 @unique
 class ReplayState(StrEnum):
-    """Where a replay stands."""
+    """The state of a replay."""
 
     PLANNED = "planned"
-    """Its selection is being frozen; nobody else sees it so."""
+    """Its selection is being frozen; no other process sees this state."""
     RUNNING = "running"
-    """Its batches are let in, one after the other."""
+    """Its batches are admitted in order."""
     PAUSED = "paused"
-    """A person wants it to wait."""
+    """A person paused it."""
     STOPPED = "stopped"
     """A person, or a result that differs, ended it; it can be resumed."""
     FINISHED = "finished"
-    """Every unit is decided about, and every one that was let in has ended."""
+    """Every unit is decided on, and every admitted unit has ended."""
 
 
 ENDED = (ReplayState.STOPPED, ReplayState.FINISHED)
-"""States in which no further batch comes without a person."""
+"""States that admit no further batch unless a person resumes the replay."""
 NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.PLANNED: (ReplayState.RUNNING,),
     ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
@@ -79,7 +79,7 @@ class ReplayRun:
 
 @unique
 class UnitOutcome(StrEnum):
-    """What came of a unit of a replay; the database's view `replay_outcomes` says it."""
+    """The outcome of a replay's unit, from the database's view `replay_outcomes`."""
 
     SELECTED = "selected"
     """Its batch has not come."""
@@ -88,10 +88,10 @@ class UnitOutcome(StrEnum):
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     RETRYING = "retrying"
-    """An attempt failed and another one is due."""
+    """An attempt failed and another is due."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """An attempt failed and no further one is due."""
+    """An attempt failed and no other is due."""
     QUARANTINED = "quarantined"
 
 
@@ -138,7 +138,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Differing:
-    """A unit whose result differs from the one before, without permission."""
+    """A unit whose result differs from its earlier result, without permission."""
 
     wal_id: WalId
     dataset: str
@@ -254,12 +254,12 @@ def account(tx: Transaction, replay_run_id: str) -> Account:
 
 
 def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutcome] = UnitOutcome) -> str:
-    """Return the numbers of units by outcome, in one line without zeros."""
+    """Return the numbers of units by outcome, in a line without zeros."""
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in among if counts.get(outcome)) or "no units"
 
 
 def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
-    """Return the units of a replay whose result differs from the one before, without permission."""
+    """Return the units of a replay whose result differs from the earlier result, without permission."""
     return tx.rows(Differing, "replay.differing", replay_run_id=replay_run_id)
 
 

@@ -1,6 +1,6 @@
 """The selection spec of a replay: its records, its mode and options, and its limits.
 
-A YAML file or the options of a command give the same document, checked by one strict model; the same spec on the same
+A YAML file or the options of a command give the same document, checked by a strict model; the same spec on the same
 ledger selects the same records in the same order. Does not belong here: querying the ledger (`units.py`), and
 whether a valid spec is allowed (`plan.py`).
 """
@@ -29,14 +29,14 @@ SCHEMA_FILE = "docs/spec/replay-selection.schema.json"
 
 @unique
 class Mode(StrEnum):
-    """What a replay does with what it selects."""
+    """The action of a replay on its selected units."""
 
     FAILED_ONLY = "failed-only"
     """Let failed units in again, within their contract's policy."""
     REPAIR_AND_REPLACE = "repair-and-replace"
     """Let succeeded and quarantined units in again, too, under an approval."""
     BACKFILL = "backfill"
-    """List the buckets of whole days, and ingest what the ledger does not have."""
+    """List the buckets of whole days, and ingest the objects that the ledger does not have."""
 
 
 class _Strict(BaseModel):
@@ -74,7 +74,7 @@ class _Span(_Strict):
 
 
 class EventTime(_Span):
-    """When the source says that the objects were written; the start belongs to it, the end does not."""
+    """The objects' writing times by their source, from the start up to but without the end."""
 
     start: AwareDatetime | None = None
     end: AwareDatetime | None = None
@@ -107,7 +107,7 @@ class Attempts(_Strict):
 
 
 class Filters(_Strict):
-    """Which records; each filter that is given narrows the selection."""
+    """The filter of records; each filter narrows the selection."""
 
     datasets: list[Dataset] = Field([], description='Dataset ids; "*" stands for all of them (not in prod).')
     status: list[Status] = Field([], description="Default: failed. Never pending or in_progress.")
@@ -148,7 +148,7 @@ class Options(_Strict):
 
 
 class Spec(_Strict):
-    """What to do with which records."""
+    """A mode, and the records that it applies to."""
 
     mode: Mode = Mode.FAILED_ONLY
     filters: Filters
@@ -227,7 +227,7 @@ class Selection(_Strict):
         return self.model_dump(mode="json", exclude_defaults=True)
 
     def sha256(self) -> str:
-        """Return the digest by which an approval can name this selection."""
+        """Return the digest that identifies this selection in an approval."""
         return hashlib.sha256(orjson.dumps(self.as_json(), option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

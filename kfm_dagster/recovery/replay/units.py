@@ -33,19 +33,19 @@ class SkipReason(StrEnum):
     """Why a selected unit was not let in."""
 
     MOVED = "moved"
-    """Somebody else changed the record since it was selected, so that the selection does not fit it any more."""
+    """The record has changed since its selection, so the selection does not fit it any more."""
     SUPERSEDED = "superseded"
-    """A newer version of the object is known; this one cannot be read any more."""
+    """A newer version of the object is known; this version cannot be read any more."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
     NEVER_REPLAYED = "never_replayed"
-    """The error code says that another attempt cannot help."""
+    """By its error code, another attempt cannot help."""
     SWITCHED_OFF = "switched_off"
     """The dataset's kill switch is on."""
     NO_CONTRACT = "no_contract"
     """The dataset has no contract any more."""
     DOWNGRADE = "downgrade"
-    """A newer release has made the result that stands."""
+    """A newer release has made the current result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class SelectedUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """The rules by which units are requeued."""
+    """The rules for requeuing units."""
 
     registry: ContractRegistry
     switched_off: frozenset[str]
@@ -94,7 +94,7 @@ class Admission:
         return self._policy(unit) if unit.status is Status.FAILED else None
 
     def is_newer(self, made_by: str | None) -> bool:
-        """Tell whether a release is newer than this one; an unreadable version counts as newer."""
+        """Return whether a release is newer than this release; an unreadable version counts as newer."""
         if made_by is None:
             return False
         try:
@@ -229,7 +229,7 @@ def admit(
 
 
 def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -> SkipReason | None:
-    """Return MOVED for a record that is no longer as it was selected.
+    """Return MOVED for a record that has changed since its selection.
 
     A failed unit that failed once more meanwhile still counts as selected; a success or a quarantine of another version
     is another result, whose replacement is not approved.
