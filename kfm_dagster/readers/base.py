@@ -1,7 +1,7 @@
 """The interface of readers: their input, result and error.
 
 A reader sees an object only through a `ByteSource` (range requests) and must bound what it reads, allocates and loops
-over, whatever the bytes say. It raises `ReadError` with an issue code and nothing else. It knows no contract: the
+over, whatever the bytes contain. It raises `ReadError` with an issue code and nothing else. It knows no contract: the
 contract's rules are applied by `operators/metadata_extract.py`.
 """
 
@@ -36,9 +36,9 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRequest:
-    """One object to read. `groups` are the named groups of the key grammar.
+    """An object to read. `groups` are the named groups of the key grammar.
 
-    `sidecar(suffix)` opens key + suffix. `closed`: the object is its whole's last piece, as a later whole has begun.
+    `sidecar(suffix)` opens key + suffix. `closed`: the object is the last part of its whole: a later whole has begun.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called: `TMP 2 m above ground 1 hour fcst`."""
+        """Name of the field: `TMP 2 m above ground 1 hour fcst`."""
         return " ".join(filter(None, (self.variable, self.level, self.step, self.qualifier)))
 
 
@@ -89,7 +89,7 @@ class HeaderMetadata:
 
 
 class ReadError(Exception):
-    """The object cannot be read; `code` says why."""
+    """The object cannot be read; `code` is the reason."""
 
     def __init__(self, code: MetadataIssue, message: str) -> None:
         self.code = code
@@ -132,7 +132,7 @@ class LazyReader:
 
     @property
     def first_bytes(self) -> int:
-        """How many bytes of an object its first request is for: the module's FIRST_BYTES."""
+        """Bytes of an object that its first request reads: the module's FIRST_BYTES."""
         return int(self.module.FIRST_BYTES)
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:

@@ -31,7 +31,7 @@ _UNEVEN = 0.002
 _ROUNDED = 1e-5
 """Degrees: rounding of an axis with five decimals."""
 _DECIMALS = 9
-"""Decimals of a degree. Sums of decimal numbers have errors in further ones."""
+"""Decimals of a degree. Sums of decimal numbers have errors in further decimals."""
 _FARTHEST = 720.0
 """Largest longitude of an axis in degrees: twice round."""
 
@@ -60,7 +60,7 @@ _REFORM = datetime(1582, 10, 15, tzinfo=UTC)
 class GridAxis:
     """An axis of longitude or latitude in degrees.
 
-    The edges are the outer ones of its first and last cell, in the file's order. `step` is from cell to cell, negative
+    The edges are the outer edges of its first and last cell, in the file's order. `step` is from cell to cell, negative
     for descending values, None when cells differ in size.
     """
 

@@ -1,6 +1,6 @@
 """Reader of GOES-R ABI radiances (L1b Rad) and every L2 product: NetCDF-4 headers, no pixel.
 
-Belongs here: the attributes and variables to read, what they mean, and their agreement with the key. Does not belong
+Belongs here: the attributes and variables to read, their meaning, and their agreement with the key. Does not belong
 here: the common headers of all instruments (`goes_granule.py`), the fixed grid (`geostationary.py`), how HDF5 stores
 headers (`hdf5.py`).
 
@@ -150,7 +150,7 @@ FIRST_BYTES = BLOCK_BYTES
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
 _ALL_BANDS = "ABI-L2-MCMIP"
-"""Product with every band; other products have one if their key names a channel, else none."""
+"""Product with every band; other products have the band of the channel in their key, if any."""
 
 _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "swir22", 14: "lwir11", 15: "lwir12"}
 """STAC common band names (EO extension 2.0.0), for bands that fit them (Schmit et al. 2017, BAMS 98, table 1)."""
@@ -162,8 +162,8 @@ _SHORTEST, _LONGEST = 0.4, 14.0
 _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; as 32-bit floats they have errors below 2e-8."""
 _LIMB_CURVATURE = 0.153
-"""Semi-major axis through the distance from the perspective point to the limb: by half of that times the square of an
-angle on the ground the scan angle falls from the limb inwards."""
+"""Semi-major axis divided by the distance from the perspective point to the limb. Half of it times the square of an
+angle on the ground is the decrease of the scan angle from the limb inwards."""
 _SAID = {"description": "long_name", "unit": "units"}
 """Fields of a Variable Object with their attributes."""
 _EXTENT_DECIMALS = 6
@@ -173,7 +173,7 @@ _Findings = tuple[tuple[MetadataIssue, str], ...]
 
 
 def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
-    """Read the headers of one ABI object and check them against its key.
+    """Read the headers of an ABI object and check them against its key.
 
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
     MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and the errors of `read_hdf5`.
@@ -304,7 +304,7 @@ def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
 
 
 def _bands(numbers: list[float], native: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return STAC bands, one per channel of the instrument, else one per image of the product."""
+    """Return STAC bands: the instrument's channels, else the product's images."""
     images = {name: band_fields(image["dtype"], image) for name, image in native.get("images", {}).items()}
     if not numbers:
         return [{"name": name, **fields} for name, fields in images.items()]

@@ -1,6 +1,6 @@
 """Reader of GOES-R GLM lightning (L2 LCFA): NetCDF-4 headers and counts, never an event.
 
-Belongs here: what the headers mean, and their agreement with each other and the key. Does not belong here: the common
+Belongs here: the headers' meaning, and their agreement with each other and the key. Does not belong here: the common
 headers of all instruments (`goes_granule.py`), how HDF5 stores them (`hdf5.py`).
 
 A file covers 20 seconds, also across midnight, and may hold no flash. Its footprint is the detector's field of view,
@@ -52,7 +52,7 @@ _DIMENSIONS = {
 _OF_FRAME = "group_frame_time_offset"
 """Files have times of frames since their unit of times is the second (October 2018)."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
-"""Quantities in several units, with the variable that states it: milliseconds or seconds, km2 or m2."""
+"""Quantities in several units, with the variable that states the unit: milliseconds or seconds, km2 or m2."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
 _AREA = "area coverage (pixels containing at least one constituent event only)"
 _COLUMNS: Mapping[str, tuple[str, str]] = {
@@ -92,7 +92,7 @@ _MOST = 1 << 31
 
 
 def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
-    """Read the headers of one lightning file and check them against its key.
+    """Read the headers of a lightning file and check them against its key.
 
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
     MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and the errors of `read_hdf5`.

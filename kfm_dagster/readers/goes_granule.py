@@ -1,6 +1,6 @@
 """Common metadata of GOES-R granules: satellite, times and name, checked against the key.
 
-Belongs here: global attributes and properties that the instruments share. Does not belong here: the products of one
+Belongs here: global attributes and properties that the instruments share. Does not belong here: the products of an
 instrument (`goes_abi.py`, `goes_glm.py`), how HDF5 stores them (`hdf5.py`).
 
 Names and texts: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
@@ -74,7 +74,7 @@ def _moment(attributes: Mapping[str, str], name: str) -> datetime:
     text = attributes.get(name, "")
     try:
         moment = datetime.fromisoformat(text)
-        # Python would take a naive time as one of the machine's own zone.
+        # Python would interpret a naive time in the machine's own zone.
         aware = moment.astimezone(UTC) if moment.tzinfo else None
     except (ValueError, OverflowError):
         aware = None

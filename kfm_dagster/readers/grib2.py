@@ -79,7 +79,7 @@ Findings = list[tuple[MetadataIssue, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """Known messages of an object; `messages` is None when there may be further ones."""
+    """Known messages of an object; `messages` is None when there may be more."""
 
     messages: int | None
     spans: frozenset[Span] = frozenset()
@@ -167,9 +167,9 @@ def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None
 
 
 def _window(span: Span, groups: Mapping[str, str]) -> Span:
-    """Return the key's window, which ends with the field; the field's own without one."""
+    """Return the key's window, which ends with the field; else the field's own times."""
     if groups.get("since"):
-        # At the hour itself the whole day before, which includes the alternative, an empty window.
+        # A field at the hour itself has the whole day before; this includes the alternative, an empty window.
         hour = span.end.replace(hour=int(groups["since"]), minute=0, second=0)
         return Span(hour if hour < span.end else hour - timedelta(days=1), span.end)
     length = timedelta(hours=int(groups.get("hours", 0)), minutes=int(groups.get("minutes", 0)))
@@ -216,7 +216,7 @@ def _from_index(
     try:
         entries = read_index(sidecar)
         if fault := next(_index_faults(entries, window, first), None):
-            raise ReadError(MetadataIssue.SIDECAR_MISMATCH, fault)  # noqa: TRY301, as if the index had said it
+            raise ReadError(MetadataIssue.SIDECAR_MISMATCH, fault)  # noqa: TRY301, handled like a fault of the index
         end = _end_of_last(window, entries[-1].offset)
     except ReadError as error:
         if error.code is not MetadataIssue.SIDECAR_MISMATCH:

@@ -38,7 +38,7 @@ MAX_CHARACTERS = 65_536
 def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Collection[datetime]) -> dict[str, Any]:
     """Return an object's fields; `valid` are the valid times, or ends of windows.
 
-    Without layers there are no variables, as the first message is not the whole. A grid that is not even has no fields.
+    Without layers there are no variables, because the first message is not the whole. An uneven grid has no fields.
     """
     if grid.transform is None:
         return {}

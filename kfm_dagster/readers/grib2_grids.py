@@ -45,13 +45,13 @@ _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """One grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
+    """A grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
     `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
     every GRIB2 grid whatever its scanning mode; a grid round the earth begins in the west, even if its file begins at
     Greenwich. None when rows are not evenly spaced. `native` has ecCodes' key names. `fault` names a contradiction of
     increments and corners; the grid is then placed by the corners, or on a projection by the increments.
-    All files of a grid share one `geometry` with tuples as coordinates.
+    All files of a grid share its `geometry`, which has tuples as coordinates.
     """
 
     template: int
@@ -162,7 +162,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of template 3.0 or 3.40.
 
     Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments (3.40: none of rows). The exact
-    corners define the grid. Increments are rounded (0.166667) or missing; stated ones must reach from corner to corner.
+    corners define the grid. Increments are rounded (0.166667) or missing; if stated, they reach from corner to corner.
     """
     basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
@@ -188,7 +188,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even_rows else 0))
         if flags & flag and value not in (0, _MISSING_32)
     }
-    # A grid round the earth has no gap on the ground, although its last column is one step before the first.
+    # A grid round the earth has no gap on the ground, although its last column is a step before the first.
     round_earth = span + dx >= 360.0 - dx / 2
     first_longitude = first_column(west, dx) if round_earth and span < 360.0 else west
     corners = (first_longitude - dx / 2, south - dy / 2, first_longitude + span + dx / 2, north + dy / 2)

@@ -1,8 +1,8 @@
 """Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over their content.
 
 An object up to MAX_PACKED_BYTES is read whole, with one request more than integrity's if it has more than FIRST_BYTES,
-and unpacked to its end: gzip's own end, checksum and length prove that it is whole, and each message must end where its
-length says. No index is requested. Of a larger object only the beginning is read, with a finding of unchecked
+and unpacked to its end: gzip's own end, checksum and length prove that it is whole, and each message must have its
+stated length. No index is requested. Of a larger object only the beginning is read, with a finding of unchecked
 completeness.
 
 Belongs here: `read_grib2_gzip`, and the amount to read of an object. Does not belong here: unpacking (`unpacked.py`).
@@ -21,7 +21,7 @@ __all__ = ["FIRST_BYTES", "PROPERTIES", "read_grib2_gzip"]
 
 FIRST_BYTES = 256 * 1024
 """Bytes of an object that its first request reads: many of MRMS's are smaller (hail, lightning, rotation: 0.02 to 0.15
-MB), and those of a batch of 5,000 are about the 1 GiB that is kept between stages (`storage/read_ahead.py`)."""
+MB), and these bytes of a batch of 5,000 are about the 1 GiB that is kept between stages (`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
 MAX_UNPACKED_BYTES = 64 * 1024 * 1024
@@ -49,7 +49,7 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
 
 
 class _Beginning(BytesSource):
-    """The first STEP_BYTES of what is in a gzipped object, of which nobody knows how much it is."""
+    """The first STEP_BYTES of a gzipped object's content, whose size is unknown."""
 
     def __init__(self, source: ByteSource) -> None:
         pieces = iter([source.read(0, FIRST_BYTES)])
@@ -57,5 +57,5 @@ class _Beginning(BytesSource):
 
     @property
     def size(self) -> int:
-        """More than any message says that it has."""
+        """More bytes than any message can state."""
         return 1 << 64

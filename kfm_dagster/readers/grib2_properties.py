@@ -28,7 +28,7 @@ Codes = tuple[int, int, int]
 
 
 class Parameter(NamedTuple):
-    """A row of the table. `missing` and `no_coverage` are codes in a field, None without one."""
+    """A row of the table. `missing` and `no_coverage` are codes in a field, None if it has none."""
 
     abbreviation: str
     unit: str
@@ -95,7 +95,7 @@ NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
 """Groups of the key that become properties unchanged."""
 
 CENTRES: Mapping[int, str] = {7: "kwbc", 34: "rjtd", 54: "cwao", 74: "egrr", 78: "edzw", 98: "ecmf"}
-"""Common code table C-11 to ecCodes' abbreviation; other centres go by their number."""
+"""Common code table C-11 to ecCodes' abbreviation; other centres have their number."""
 
 PRODUCTION_STATUS: Mapping[int, str] = {0: "operational", 1: "test", 2: "research", 3: "reanalysis"}
 """Code table 1.3."""

@@ -73,7 +73,7 @@ class Product:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GribMessage:
-    """The header of one message. `grid` is section 3, cut at SECTION_BYTES.
+    """A message's header. `grid` is section 3, cut at SECTION_BYTES.
 
     Bytes, aware UTC, and codes of tables 1.3 and 1.4 and common tables C-1 and C-12.
     """
@@ -99,14 +99,14 @@ class GribMessage:
 
     @property
     def span(self) -> Span | None:
-        """When its field holds; None where its template or its unit of time is not one that is read."""
+        """Time of its field; None for an unknown template or unit of time."""
         if self.product.begin is None or self.product.step is None:
             return None
         return Span(self.reference + self.product.begin, self.reference + self.product.step)
 
 
 class HeaderWindow:
-    """Small reads of a ByteSource, by requests of at least REQUEST_BYTES; keeps the last one."""
+    """Small reads of a ByteSource, by requests of at least REQUEST_BYTES; keeps the last."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -171,7 +171,7 @@ def read_message(window: HeaderWindow, start: int) -> GribMessage:
 def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
     """Yield the header of each field from the message at `start` on, without the packed data.
 
-    Raises ReadError when a message does not end where its length says, or no whole message follows it.
+    Raises ReadError when a message does not have its stated length, or no whole message follows it.
     """
     following: int | None = start
     while following is not None:

@@ -41,7 +41,7 @@ _STEP_UNITS = {
 
 
 class IndexEntry(NamedTuple):
-    """One line. `submessage` is 0 if the line has none; `reference` has the digits of `d=`."""
+    """A line. `submessage` is 0 if the line has none; `reference` has the digits of `d=`."""
 
     message: int
     submessage: int
@@ -82,7 +82,7 @@ def order_fault(entries: Sequence[IndexEntry]) -> str | None:
     """Return the first fault in the order of messages and offsets, or None.
 
     wgrib2 numbers messages and submessages without a gap. Offsets ascend from message to message, and the submessages
-    of one message share its offset.
+    of a message share its offset.
     """
     for prev, this in pairwise(entries):
         same = prev.message == this.message

@@ -6,10 +6,10 @@ specification 3.0.
 
 Why not libhdf5: it trusts its input. A sample with one overwritten length (a continuation message of 2**64 - 1 bytes)
 made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee such cases. It also
-runs under one global lock, held during our requests, so one thread's request would stop the headers of all others. Here
+runs under a global lock, held during our requests, so a thread's request would stop the headers of all others. Here
 every address, length, count and depth is checked before it is used, and threads share nothing.
 
-Not supported, and refused as unreadable: structures that NetCDF-4 headers do not need (links other than hard ones,
+Not supported, and refused as unreadable: structures that NetCDF-4 headers do not need (links other than hard links,
 variables of variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree
 version 1). Checksums of the structures that are read are verified.
 """
@@ -41,7 +41,7 @@ need two or three of the blocks behind, in any order, and each would be a reques
 MAX_TEXT_BYTES = 4096
 """Longest text attribute that is read; the texts in Items have at most 500 bytes."""
 MAX_NUMBERS = 256
-"""Most numbers read from one attribute; a list of flags has 32."""
+"""Most numbers read from an attribute; a list of flags has 32."""
 MAX_MEMBERS = 512
 """Most variables listed of a group, and attributes of an object; real files have at most 150."""
 
@@ -275,7 +275,7 @@ class Hdf5Group(Hdf5Object):
 
 
 class Hdf5Dataset(Hdf5Object):
-    """A variable, of which only few elements are ever read."""
+    """A variable; only a few of its elements are ever read."""
 
     def __init__(self, file: FileBytes, address: int, heap: GlobalHeap, *, name: str) -> None:
         super().__init__(file, address, heap)
@@ -295,7 +295,7 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def has_values(self) -> bool:
-        """Tell whether it is a variable, by what makes one for libhdf5, too. Raises ReadError for what is nothing."""
+        """Whether libhdf5, too, opens it as a variable. Raises ReadError for an unknown kind."""
         kinds = self._messages.keys()
         if not kinds & {messages.DATATYPE, messages.SYMBOL_TABLE, messages.LINK_INFO}:
             raise unreadable(f"{self.name} is neither a variable, nor a group, nor a type")
@@ -304,13 +304,13 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def data_type(self) -> str | None:
-        """Type of the values by its common name, such as `int16`; None for what is no number."""
+        """Type of the values by its common name, such as `int16`; None unless they are numbers."""
         datatype = messages.known_datatype(self._one(messages.DATATYPE))
         return datatype.name if datatype else None
 
     @property
     def scales(self) -> tuple[int | None, ...] | None:
-        """Address of the scale of each dimension, the first of several; None when no dimension has any.
+        """Address of each dimension's scale, the first of several; None when no dimension has any.
 
         HDF5 dimension scale specification 1.0, section 3: an attribute DIMENSION_LIST, with a list for each dimension.
         """
@@ -336,7 +336,7 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def storage(self) -> StoredValues:
-        """How all values are stored; for who refers to them or reads few. Raises ReadError for what is no number."""
+        """Storage of all values, for references or a few reads. Raises ReadError unless numeric."""
         datatype = messages.datatype(self._one(messages.DATATYPE))
         if self._layout is None:
             raise unreadable(f"the chunks of variable {self.name} are not in a B-tree of version 1")

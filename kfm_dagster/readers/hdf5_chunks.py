@@ -30,7 +30,7 @@ from kfm_dagster.readers.hdf5_messages import (
 )
 
 MAX_CHUNKS = 16_384
-"""Most chunks of one variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
+"""Most chunks of a variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
 MAX_CHUNK_BYTES = 1 << 20
 """Largest chunk that is decompressed here; the ABI's longest axis has 43 KB."""
 MAX_SMALL_BYTES = 1 << 18
@@ -47,7 +47,7 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredValues:
-    """How a variable's values are stored. `filters` are identifiers in the order of writing."""
+    """Storage of a variable's values. `filters` are identifiers in the order of writing."""
 
     file: FileBytes
     name: str
@@ -60,12 +60,12 @@ class StoredValues:
 
     @property
     def chunk(self) -> tuple[int, ...]:
-        """Extents of a chunk; the whole shape of what is not chunked."""
+        """Extents of a chunk; the whole shape if the values are not chunked."""
         return self.layout.chunk or self.shape
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks the variable has, written or not."""
+        """Number of the variable's chunks, written or not."""
         return math.prod(-(-length // extent) for length, extent in zip(self.shape, self.chunk, strict=True))
 
     def chunks(self) -> tuple[StoredChunk, ...]:
@@ -133,7 +133,7 @@ class StoredValues:
     def values(self) -> bytes:
         """Return all values of a small variable of at most one dimension, in the file's byte order.
 
-        Raises ReadError(RESOURCE_LIMIT) for a larger one.
+        Raises ReadError(RESOURCE_LIMIT) for a larger variable.
         """
         count, size = math.prod(self.shape), self.datatype.size
         if len(self.shape) > 1 or count * size > MAX_SMALL_BYTES:
@@ -185,7 +185,7 @@ def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, n
 
 
 MAX_OBJECTS = 1 << 14
-"""Most objects read in all collections; each text of any length and list of dimensions is one."""
+"""Most objects read in all collections: an object is a text of any length, or a list of dimensions."""
 MAX_COLLECTION_BYTES = 1 << 18
 MAX_OBJECT_BYTES = 1 << 16
 

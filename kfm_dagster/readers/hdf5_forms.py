@@ -4,8 +4,8 @@ The checks are independent of our needs: users open the asset with libhdf5, so a
 sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 knows: no file that libhdf5 refuses passes,
 and every number and text has the value that libhdf5 reads (HDF5 file format specification 3.0, IV.A).
 
-Belongs here: whether a message is sound, and checksums: lookup3 of structures (those of the format's first versions
-have none), Fletcher's of chunks. Does not belong here: a message's values (`hdf5_messages.py`), and where a structure
+Belongs here: whether a message is sound, and checksums: lookup3 of structures (the format's first versions have
+none), Fletcher's of chunks. Does not belong here: a message's values (`hdf5_messages.py`), and where a structure
 has its checksum.
 
 lookup3 in Python takes 0.13 microseconds a byte, and the headers of a GOES-R file are 10 to 30 KB.

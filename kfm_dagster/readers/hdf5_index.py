@@ -19,7 +19,7 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash, u
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
-"""Most entries and nodes read of one index; the largest of a GOES-R file has about 100."""
+"""Most entries and nodes read of an index; the largest of a GOES-R file has about 100."""
 MAX_NODE_BYTES = 1 << 16
 MAX_BLOCK_BYTES = 1 << 16
 MAX_ROWS, MAX_WIDTH = 64, 64
@@ -38,7 +38,7 @@ _NO_FREE_BLOCK = 1
 
 
 class _Budget:
-    """Entries that one walk may still read."""
+    """Entries that the walk may still read."""
 
     def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._most = self._left = most
@@ -73,7 +73,7 @@ def symbol_table(file: FileBytes, tree: int, heap: int) -> dict[bytes, int]:
 
 def _local_heap(file: FileBytes, address: int) -> bytes:
     """Return a symbol table's names (III.D), after a check of its free blocks."""
-    # A free block begins with the next one's offset (1: none) and its own size.
+    # A free block begins with the offset of the next block (1: none) and its own size.
     signature, version, length, free, names_at = _LOCAL_HEAP.unpack(file.read(address, _LOCAL_HEAP.size))
     if signature != b"HEAP" or version or length > MAX_NODE_BYTES:
         raise unreadable(f"a local heap of version {version} and {length} bytes")
@@ -122,7 +122,7 @@ def tree_1_children(
         width, most = key_bytes + 8, 2 * file.tree_ranks[kind]
         if not 0 < count <= most:
             raise unreadable(f"a B-tree node with {count} children, {most} at most")
-        # A node has room for its most children, and for one key more.
+        # A node has room for the most children that it may have, and for one more key.
         body = file.read(address + _TREE_1.size, most * width + key_bytes)
         children = [
             (body[at : at + key_bytes], _U64.unpack_from(body, at + key_bytes)[0], body[at + width :][:key_bytes])
@@ -238,7 +238,7 @@ def _width(most: int) -> int:
 
 
 class _FractalHeap:
-    """Managed objects of a fractal heap: a direct block, or an indirect one of these (III.G)."""
+    """Managed objects of a fractal heap: a direct block, or an indirect block of them (III.G)."""
 
     def __init__(self, file: FileBytes, address: int) -> None:
         self._file = file
@@ -315,7 +315,7 @@ class _FractalHeap:
 
     @property
     def _begin(self) -> int:
-        """Size of a block's signature, version, heap address and block offset, which its own part follows."""
+        """Size of a block's signature, version, heap address and block offset: its common part."""
         return 13 + self._offset_bytes
 
     def _indirect(self) -> bytes:

@@ -1,7 +1,7 @@
 """HDF5 object headers: their messages, with attributes, types, shapes and layouts.
 
 Belongs here: section IV of the HDF5 file format specification 3.0, as far as NetCDF-4 headers need it. Does not belong
-here: how objects are found by name (`hdf5_index.py`), the interface for readers (`hdf5.py`).
+here: the search of objects by name (`hdf5_index.py`), the interface for readers (`hdf5.py`).
 
 All integers are little-endian; addresses and lengths have 8 bytes (the superblock was checked for that).
 """
@@ -41,7 +41,7 @@ MAX_DEFLATE_LEVEL = 9
 _CONTINUATION = 0x10
 
 MAX_HEADER_BYTES = 1 << 16
-"""Most bytes of one object header, with continuations; a GOES-R root header has 16 KiB at most."""
+"""Most bytes of an object header, with continuations; a GOES-R root header has 16 KiB at most."""
 
 MAX_EXTENT = 1 << 48
 """Elements along a dimension: more than any store holds, and libhdf5 counts chunks in powers of 2 up to 2**63."""
@@ -186,7 +186,7 @@ def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A number, or a text (`struct_code` None): of fixed length, or `in_heap`, the global one."""
+    """A number, or a text (`struct_code` None): of fixed length, or `in_heap` (the global heap)."""
 
     size: int
     struct_code: str | None
@@ -196,7 +196,7 @@ class Datatype:
 
     @property
     def name(self) -> str | None:
-        """Name of a number's type as STAC 1.1 (data types) and NumPy have it, such as `int16`; None for a text."""
+        """Name of a number's type in STAC 1.1 (data types) and NumPy: `int16`; None for a text."""
         return None if self.struct_code is None else np.dtype(self.struct_code).name
 
 

@@ -3,9 +3,9 @@
 Belongs here: the control data section of each report (station, time, place, kind), whether the object is whole, and the
 columns of the mandatory data section. Does not belong here: its values, and the additional data section.
 
-Only a complete read of a gzip stream tells whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
-end, by one range request of FIRST_BYTES and one for each MiB after it, without keeping it. Of an object that is larger,
-or unpacks to more than MAX_TEXT_BYTES, the beginning is read, with a finding of unchecked completeness.
+Only a complete read of a gzip stream shows whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
+end without keeping it: a range request of FIRST_BYTES, and another for each MiB after it. If an object is larger, or
+unpacks to more than MAX_TEXT_BYTES, only its beginning is read, with a finding of unchecked completeness.
 
 Source: NOAA NCEI and US Air Force 14th Weather Squadron, Federal Climate Complex Data Documentation for Integrated
 Surface Data (ISD), 12 January 2018, "Control Data Section" and "Mandatory Data Section"; positions count from 1.
@@ -36,9 +36,9 @@ FIRST_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 """Bytes of each request after the first."""
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
-"""A station that reports every 20 minutes makes 0.8 MB a year; one every 5 minutes would make 3.5 MB."""
+"""Reports every 20 minutes make 0.8 MB a year; every 5 minutes, they would make 3.5 MB."""
 MAX_TEXT_BYTES = 128 * 1024 * 1024
-"""Unpacked: real objects unpack to 9 times their size, so one of MAX_OBJECT_BYTES to 72 MiB."""
+"""Unpacked: real objects unpack to 9 times their size, so an object of MAX_OBJECT_BYTES to 72 MiB."""
 STEP_BYTES = 256 * 1024
 """Text in memory at a time."""
 MANDATORY_BYTES = 105
@@ -101,7 +101,7 @@ class _Reports:
     kinds: dict[bytes, _Kind] = field(default_factory=dict)
     """In the order of their last reports."""
     odd: int = 0
-    """Reports that are not as long as they say."""
+    """Reports whose length differs from their stated length."""
     unread: str = ""
     """Reason why the object may have unread reports; empty when all were read."""
 
@@ -152,7 +152,7 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
 
     `start` and `end` are the first and last report, and `datetime` the first; when the end was not reached
     (`isd:end-known` is False), `end` is the start and the properties are those of the beginning. The geometry is a
-    Point, the last place that a report names, and empty when no report names one. Raises ReadError: UNREADABLE_FORMAT,
+    Point, the last place of the reports, and empty when they have none. Raises ReadError: UNREADABLE_FORMAT,
     TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH
     and PLATFORM_MISMATCH against the key.
     """

@@ -175,9 +175,9 @@ def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
     layers = {
         name: variable
         for name, variable in header.variables.items()
-        if variable.dimensions[-2:] == plane and all(header.dimensions[one] == 1 for one in variable.dimensions[:-2])
+        if variable.dimensions[-2:] == plane and all(header.dimensions[axis] == 1 for axis in variable.dimensions[:-2])
     }
-    bands = [{"name": name, **band_fields(one.data_type, one.attributes)} for name, one in layers.items()]
+    bands = [{"name": name, **band_fields(layer.data_type, layer.attributes)} for name, layer in layers.items()]
     return {"bands": bands} if bands else {}
 
 

@@ -1,7 +1,7 @@
 """Header of a NetCDF-4 file: dimensions, variables, attributes, some values of its axes.
 
 Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
-what the names mean (`cf_axes.py`), how HDF5 stores them (`hdf5.py`). Only the root group is read.
+the meaning of the names (`cf_axes.py`), their storage in HDF5 (`hdf5.py`). Only the root group is read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Variable:
 class NetcdfHeader:
     """Global attributes, lengths of dimensions, variables of named dimensions; all by name.
 
-    `axes` are the coordinate variables: variables with one dimension, of their own name (CF 1.11, section 1.3).
+    `axes` are the coordinate variables: variables with a single dimension, of their own name (CF 1.11, section 1.3).
     """
 
     attributes: Mapping[str, AttributeValue]

@@ -5,7 +5,7 @@ metadata, every other chunk (I, and E at the end) holds radials. Chunks are numb
 chunks written, and each radial states position and coverage pattern: no other chunk has to be read. Concatenated in
 order they are the archive's volume.
 
-Belongs here: the state of a volume by one chunk. Does not belong here: records (`nexrad_messages.py`), the radar
+Belongs here: the state of a volume by a chunk. Does not belong here: records (`nexrad_messages.py`), the radar
 (`nexrad_radar.py`), and the order of arrival (the catalog's).
 
 Cost: the whole chunk, in one range request of 128 KiB or two; real ones have 2 to 120 KB.
@@ -74,7 +74,7 @@ class Chunk:
     last: Radial | None
     radials: int
     is_last_record: bool
-    """Whether the record is marked as the last one, by a negative size."""
+    """Whether the record is marked as the last, by a negative size."""
 
 
 def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:

@@ -3,9 +3,9 @@
 Three marks show the end of a volume: the last LDM record ends with the object (ICD 2620010, 7.3.4), a gzip stream has
 its own end, and the last radial has the status "end of volume" (ICD 2620002, tables III and XVII). An object cut within
 a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. An object cut exactly between two records looks like
-a volume that the radar did not finish (it was restarted, or lost its power): no reader can tell them apart, so the
-volume is read as it is, and `VolumeEnd.unchecked` says why it may be incomplete. Records lost between the first and the
-last are not searched: that would take a request for each of 30 to 80 records.
+a volume that the radar did not finish (it was restarted, or lost its power): no reader can distinguish these, so the
+volume is read as it is, and `VolumeEnd.unchecked` states why it may be incomplete. Records lost between the first and
+the last are not searched: that would take a request for each of 30 to 80 records.
 
 Belongs here: reading the end with one or two range requests, or by a bounded read of all where nothing else works.
 Does not belong here: the head (`nexrad_level2.py`).
@@ -47,7 +47,7 @@ MAX_GZIP_BYTES = 16 * 1024 * 1024
 MAX_VOLUME_BYTES = 256 * 1024 * 1024
 """Unpacked; 17 cuts of 720 radials of 10 KB are 120 MB."""
 MAX_STARTS = 16
-"""Places tried as the start of a radial in an unpacked tail; in real ones the first is right."""
+"""Places tried as the start of a radial in an unpacked tail; in real tails the first is right."""
 _RECORD_START = b"BZh"
 
 
@@ -78,7 +78,7 @@ def end_of_frames(stored: BlockCache, first: Radial) -> VolumeEnd:
     """Read an uncompressed volume's last messages up to the object's end. Raises ReadError."""
     start = _tail_start(stored.size)
     tail = stored.read(start, stored.size - start)
-    # Without messages of type 31, all are frames of one size from the volume header on.
+    # Without messages of type 31, all messages are frames of equal size from the volume header on.
     frames = [(HEADER_BYTES - start) % FRAME_BYTES]
     for place in frames if first.message_type == 1 else _radial_starts(tail, first.icao):
         if _leads_to_the_end(tail, place):
@@ -109,11 +109,11 @@ def _tail_start(size: int) -> int:
 
 
 def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
-    """Return the volume's end by its first radial and its last ones.
+    """Return the volume's end by its first radial and its last messages.
 
     A cut is for surveillance (reflectivity and polarimetry), for Doppler (velocity and width), or for both (ICD
-    2620002, table XI, waveform): a volume begins with the first kind, so that its ends name all moments if one is a
-    velocity.
+    2620002, table XI, waveform): a volume begins with the first kind, so that the cuts at its two ends have all
+    moments if velocity is among them.
     """
     last, moments = _survey(found)
     moments |= set(first.moments)
@@ -125,7 +125,7 @@ def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
 
 
 def _survey(found: Iterable[tuple[int, bytes]]) -> tuple[Radial | None, set[str]]:
-    """Return the last radial, and the moments of the cuts, by the radials that begin or end one."""
+    """Return the last radial, and the moments of the radials that begin or end a cut."""
     last: tuple[int, bytes] | None = None
     moments: set[str] = set()
     for kind, body in found:

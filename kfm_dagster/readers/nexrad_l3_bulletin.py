@@ -21,7 +21,7 @@ from kfm_dagster.readers.base import ReadError
 HEADING_BYTES = 64
 """Longest heading, with a start of transmission before it."""
 FRAME_BYTES = 4000
-"""Most bytes in a zlib frame, and the size of all but the last one (17 frames of a real object)."""
+"""Most bytes in a zlib frame, and the size of all but the last frame (17 frames of a real object)."""
 MAX_FRAMES = 2048
 
 _START = re.compile(rb"\x01\r\r\n\d{3,5} ?\r\r\n")
@@ -113,7 +113,7 @@ def _heading(data: bytes, start: int) -> re.Match[bytes]:
 
 
 def _inflated(data: bytes) -> bytes:
-    """Inflate frame after frame; the bytes behind the last one are not compressed."""
+    """Inflate frame after frame; the bytes behind the last frame are not compressed."""
     plain = bytearray()
     place = 0
     for _ in range(MAX_FRAMES):

@@ -134,7 +134,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A message. `time` is from its header; None without one, as in archives of the 1990s.
+    """A message. `time` is from its header; None without a time, as in archives of the 1990s.
 
     unchecked: why the message may not be whole although its length is right; None if everything fits.
     """
@@ -171,7 +171,7 @@ def decode_message(data: bytes) -> Message:
 def accumulation(description: Description, kind: ProductKind) -> tuple[datetime | None, datetime | None]:
     """Return begin and end of a product's accumulation; None if not stated.
 
-    With an end alone the begin follows from the product's fixed length, or its stated one (173).
+    With an end alone the begin follows from the product's fixed length, or its stated length (173).
     """
     begin, end = (_date_and_minute(description, places) for places in (kind.begin, kind.end))
     minutes = description.parameters[kind.length - 1] if kind.length else kind.minutes or 0

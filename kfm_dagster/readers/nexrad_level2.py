@@ -5,8 +5,8 @@ messages), gzip around it, the bounds for hostile bytes, and the Item's fields o
 the fields of a record (`nexrad_messages.py`), the end of a volume (`nexrad_end.py`), and the position of the radar
 (`nexrad_radar.py`).
 
-Cost: one to three range requests of 128 KiB for the head and one of up to 256 KiB for the end; a gzipped volume is read
-whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
+Cost: one to three range requests of 128 KiB for the head and a request of up to 256 KiB for the end; a gzipped volume
+is read whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]
 
 
 def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
-    """Yield [start, end) in pieces within one block of the cache, to request only used blocks."""
+    """Yield [start, end) in pieces within a block of the cache, to request only used blocks."""
     return pieces(source, start, end, step=READ_BYTES, first=READ_BYTES - start % READ_BYTES)
 
 
@@ -158,7 +158,7 @@ TIME_TOLERANCE = timedelta(seconds=60)
 """Most time between the key, the volume header and the first radial.
 
 In real volumes the key has one of the other two times, which are up to 11.5 s apart; the next volume of a site follows
-after 3 minutes at the earliest, so that one minute cannot confuse two.
+after 3 minutes at the earliest, so that a minute cannot confuse two volumes.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
 """First radial to last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
@@ -226,7 +226,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     radial, end, (state, operability, build) = volume.radial, volume.end, volume.status
     planned = volume.pattern.elevations if volume.pattern else ()
     recorded = planned[: end.radial.cut] if end.radial else planned
-    # Binary angles below the horizon count from the full turn. Several cuts may have one angle.
+    # Binary angles below the horizon count from the full turn. Several cuts may have the same angle.
     angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in recorded})
     check_cuts(kind, angles)
     optional = {

@@ -3,8 +3,8 @@
 Belongs here: the Item's fields by a product's description. Does not belong here: the layout of an object
 (`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`).
 
-Cost: an object is read whole, because only a complete read proves it whole: one request of 256 KiB, enough for nearly
-all real objects, and a second one for the rest of up to 4 MiB. bzip2 is unpacked outside the GIL.
+Cost: an object is read whole, because only a complete read proves it whole: a request of 256 KiB, enough for nearly all
+real objects, and a second request for the rest of up to 4 MiB. bzip2 is unpacked outside the GIL.
 
 Footprint: a disc of the product's range around the radar. A product without a range is a Point, the radar's position:
 a VAD wind profile is of the air above it, a status message of the radar itself, and a text has no area.
@@ -91,10 +91,10 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     """Read an object. Conforms to `Reader`.
 
     `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S). start, end and datetime
-    are the start of the volume scan (with SAILS of the elevation), of an accumulation its begin, end and end again, of
-    a general status message its time, of a plain text the heading's. `processing:datetime` is the time of generation.
-    An object with more or fewer bytes than its lengths has a finding COMPLETENESS_UNCHECKED, and so has a plain text,
-    without a length, when the end of its transmission is missing.
+    are the start of the volume scan (with SAILS the elevation's). An accumulation has its begin, end and end again, a
+    general status message its time, a plain text the heading's. `processing:datetime` is the time of generation.
+    An object with more or fewer bytes than its lengths has a finding COMPLETENESS_UNCHECKED. A plain text has no
+    length: it has the finding when the end of its transmission is missing.
     Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
     TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
@@ -266,7 +266,7 @@ def _of_description(message: Message, description: Description) -> dict[str, Any
 
 
 def _elevation(description: Description) -> float | None:
-    """Return the degrees (parameter 3, in tenths) of one elevation; None for a whole volume."""
+    """Return the elevation in degrees (parameter 3, in tenths); None for a whole volume."""
     angle = description.parameters[2] / 10
     return angle if description.elevation_number > 0 and ELEVATIONS[0] <= angle <= ELEVATIONS[1] else None
 

@@ -120,7 +120,7 @@ def decode_header(data: bytes) -> VolumeHeader:
 
 
 def radial_status(kind: int, body: bytes) -> int:
-    """Return a radial's status: 0, 3 and 5 begin a cut, 2 and 4 end one. Raises ReadError."""
+    """Return a radial's status: 0, 3 and 5 begin a cut, 2 and 4 end it. Raises ReadError."""
     (status,) = _unpack("B", body, 21 if kind == 31 else 13)
     return int(status)
 
@@ -146,7 +146,7 @@ def _radial_31(body: bytes) -> Radial:
         elif block == b"D":
             moments.add(_text(name))
             if name == b"REF":
-                # Table XVII-B, after name and reserved word: gates, range to the middle of the first one, spacing.
+                # Table XVII-B, after name and reserved word: gates, range to the middle of the first gate, spacing.
                 gates, first, spacing = _unpack(">HhH", body, pointer + 8)
     return Radial(
         message_type=31,
@@ -246,7 +246,7 @@ MESSAGE_BYTES = _MESSAGE.size
 
 
 def record_size(word: bytes) -> tuple[int, bool]:
-    """Return the size of an LDM record in bytes, and whether it is marked as the last one.
+    """Return the size of an LDM record in bytes, and whether it is marked as the last.
 
     The mark is a negative size (ICD 2620010, 7.3.4). Raises ReadError for a size of 0 or above MAX_RECORD_BYTES.
     """

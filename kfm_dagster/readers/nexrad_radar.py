@@ -130,7 +130,7 @@ _BINARY_DEGREES = 0.006
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RadarKind:
-    """Common values of the radars of one kind. `patterns` are numbers of coverage patterns."""
+    """Common values of the radars of a kind. `patterns` are numbers of coverage patterns."""
 
     name: str
     range_m: int

@@ -1,6 +1,6 @@
 """Byte sources: bytes in memory, and a block cache over another source.
 
-Belongs here: the ranges and number of requests. Does not belong here: what the bytes mean.
+Belongs here: the ranges and number of requests. Does not belong here: the meaning of the bytes.
 
 Blocks are 64 KiB: real GOES ABI files keep their metadata in 2 to 5 of them, so a header costs that many requests.
 """
@@ -12,7 +12,7 @@ from kfm_dagster.readers.base import ByteSource, ReadError
 
 BLOCK_BYTES = 64 * 1024
 MAX_BLOCKS = 64
-"""Most distinct blocks of one header read (4 MiB): a hostile file cannot force its download."""
+"""Most distinct blocks that reading a header requests (4 MiB): a hostile file cannot force its download."""
 
 
 class BytesSource:
@@ -32,7 +32,7 @@ class BytesSource:
 
 
 class BlockCache:
-    """A ByteSource that requests and keeps whole blocks of another; adjacent ones at once.
+    """A ByteSource that requests and keeps whole blocks of another, adjacent blocks at once.
 
     A read of any of the last `tail_blocks` blocks requests all of them, except the object's very first block. A cache
     serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are

@@ -43,7 +43,7 @@ def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue])
 
 
 def shown_text(value: AttributeValue | None) -> str:
-    """Return a text in one line; empty for no text, an unprintable or a too long one."""
+    """Return a text in one line; empty without a text, or if it is unprintable or too long."""
     line = " ".join(value.split()) if isinstance(value, str) else ""
     return line if line.isprintable() and len(line) <= _LONGEST_TEXT else ""
 

@@ -1,7 +1,7 @@
 """Compressed streams as bytes, decompressed only as far as read, and within a bound.
 
 Belongs here: gzip and bzip2 behind one interface, a gzipped object as a ByteSource, and the bounds for hostile streams.
-Does not belong here: what the bytes mean, and how they are requested (`ranges.py`).
+Does not belong here: the meaning of the bytes, and the requests for them (`ranges.py`).
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Gunzip:
 
     @property
     def eof(self) -> bool:
-        """Tell whether the end of the stream was reached, and its checksum held."""
+        """Whether the end of the stream was reached, with a valid checksum."""
         return self._inflate.eof
 
     @property
     def needs_input(self) -> bool:
-        """Tell whether nothing more comes without more input."""
+        """Whether further output needs further input."""
         return not self._inflate.unconsumed_tail
 
     @property
     def unused_data(self) -> bytes:
-        """What was given after the end of the stream."""
+        """Input after the end of the stream."""
         return self._inflate.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -85,12 +85,12 @@ class Unpacked:
 
     @property
     def start(self) -> int:
-        """Where the bytes begin that are not forgotten."""
+        """Offset of the first byte that can still be read."""
         return self._start
 
     @property
     def complete(self) -> bool:
-        """Tell whether the stream's own end was reached: a stream that was cut has none."""
+        """Whether the stream's own end was reached: a stream that was cut has none."""
         return self._decompressor.eof
 
     def read(self, start: int, length: int) -> bytes:
@@ -120,7 +120,7 @@ class Gunzipped:
     """The content of a gzipped object of one stream, as a ByteSource; memory keeps its ends.
 
     Opening it unpacks it to its end, which proves that it is whole, with valid checksum and length (RFC 1952, 2.3.1).
-    Reads within STEP_BYTES of an end are free; any other read continues from the last one, or begins again.
+    Reads within STEP_BYTES of an end are free; any other read continues from the last read, or begins again.
     """
 
     def __init__(self, packed: bytes, *, limit: int) -> None:
@@ -144,7 +144,7 @@ class Gunzipped:
 
     @property
     def size(self) -> int:
-        """Size of what is in it, in bytes."""
+        """Size of the content in bytes."""
         return self._size
 
     def read(self, start: int, length: int) -> bytes:
