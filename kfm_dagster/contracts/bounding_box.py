@@ -1,7 +1,7 @@
 """The bounding box of a GeoJSON geometry (RFC 7946, 5): only this module derives it.
 
-Belongs here: what follows from a geometry alone. Does not belong here: where a geometry comes from (`readers/`), nor
-the extent that a file declares, which is a property.
+Belongs here: values derived from a geometry alone. Does not belong here: reading geometries (`readers/`), and the
+extent that a file declares, which is a property.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ Box = tuple[float, float, float, float]
 """(west, south, east, north) in degrees; west > east when it crosses the antimeridian (RFC 7946, 5.2)."""
 
 _PARTS_AT = {"Point": 0, "MultiPoint": 1, "Polygon": 0, "MultiPolygon": 1}
-"""Levels of arrays around one part of a geometry."""
+"""Levels of arrays around each part of a geometry."""
 
 
 def bounding_box(geometry: Mapping[str, Any]) -> Box:
     """Return the exact bounds of a (multi)point or (multi)polygon split at the antimeridian.
 
-    A geometry crosses it when one part reaches 180 and another -180 degrees; its box then leaves out the widest range
-    of longitudes that no part has. Raises KeyError, TypeError or ValueError for any other value.
+    A geometry crosses it when a part reaches 180 degrees and another part -180; its box then excludes the widest range
+    of longitudes without a part. Raises KeyError, TypeError or ValueError for any other value.
     """
     coordinates = geometry["coordinates"]
     parts = [list(_positions(part)) for part in (coordinates if _PARTS_AT[geometry["type"]] else [coordinates])]

@@ -20,14 +20,14 @@ LEAST_CADENCE = timedelta(minutes=1)
 SILENT_AFTER = 2
 """Cadences without an announcement, after which a product is silent."""
 DROP_OVER = 4
-"""Cadences over which the rate is measured, so that one late frame is not a drop."""
+"""Cadences over which the rate is measured, so that a single late frame is not a drop."""
 DROP_BELOW = 0.5
-"""Share of the expected rate below which it has dropped."""
+"""Share of the expected rate; a lower rate is a drop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductCount:
-    """Distinct objects of one hour and set of extension fields, in progress or done."""
+    """Distinct objects per hour and set of extension fields, in progress or done."""
 
     hour: int
     groups: Mapping[str, Any]
@@ -36,7 +36,7 @@ class ProductCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProductHour:
-    """One hour of one product: the expected and the known objects that begin in it."""
+    """An hour of a product: the expected and the known objects that begin in it."""
 
     product: str
     hour: datetime
@@ -45,7 +45,7 @@ class ProductHour:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing; surplus is no fault."""
+        """Whether no object is missing; surplus objects are not a fault."""
         return self.seen >= self.expected
 
 
@@ -62,7 +62,7 @@ def settled_until(coverage: Coverage, at: datetime) -> datetime:
 def hours_due(
     product: ExpectedProduct, day: date, *, until: datetime, followed_since: datetime | None = None
 ) -> list[datetime]:
-    """Return the hours of a day before `until` in which a product is due.
+    """Return a product's due hours of a day, before `until`.
 
     followed_since: the start of the first announced object; its hour is left out, as earlier objects may be missing.
     """
@@ -99,14 +99,14 @@ def product_hours(
 
 
 def products_of(coverage: Coverage, groups: Mapping[str, Any], at: datetime) -> list[ExpectedProduct]:
-    """Return the products to which an object with these extension fields counts in its hour."""
+    """Return the products that count an object with these extension fields in its hour."""
     hour = floor_hour(at)
     return [product for product in coverage.products if product.is_due(hour) and _holds(product, groups)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """The pace of a product: two windows before now, and the objects due in the longer one."""
+    """The pace of a product: two windows before now, and the objects due in the longer window."""
 
     silent_after: timedelta
     over: timedelta
@@ -114,15 +114,15 @@ class Pace:
 
     @property
     def least(self) -> float:
-        """Objects below which the rate has dropped."""
+        """Number of objects; fewer are a drop."""
         return self.expected * DROP_BELOW
 
 
 def pace_of(product: ExpectedProduct) -> Pace:
-    """Return the windows of announcement times in which a product is expected."""
+    """Return the windows before now in which a product's announcements are expected."""
     cadence = max(product.cadence, LEAST_CADENCE)
     over = DROP_OVER * cadence
-    # A product of some hours only comes in one burst per cadence; the others come evenly, or in bursts within the hour.
+    # A product of some hours only arrives in a burst per cadence; others arrive evenly, or in bursts within the hour.
     expected = DROP_OVER * product.per_hour if product.hours else product.per_hour * over / HOUR
     return Pace(silent_after=SILENT_AFTER * cadence, over=over, expected=max(1, int(expected)))
 

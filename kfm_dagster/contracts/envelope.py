@@ -1,7 +1,7 @@
 """Envelopes: the canonical, frozen description of an ingest unit; each operator adds to it.
 
 An envelope starts with the message's facts. Each operator adds exactly one section (`integrity`, `metadata`, `stac`,
-`provenance`) and touches nothing else; `evolve` is the only way to add one. All datetimes are aware and UTC.
+`provenance`) and touches nothing else; `evolve` is the only way to add a section. All datetimes are aware and UTC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def section() -> Any:
 
 
 def extension(reason: str) -> Any:
-    """Return an optional field that the ledger keeps among a record's extension fields.
+    """Return an optional field that the ledger stores among a record's extension fields.
 
     `reason` explains why the unit carries it (NODD WAL specification, section 3, last paragraph). The field is
     declared only here, where the codec reads it.
@@ -42,7 +42,7 @@ WalId = NewType("WalId", str)
 COMPLETED_BY = " "
 """Separates, in `object_version`, an object's ETag and the sidecar that completes it. No ETag holds a blank."""
 CLOSED = f"{COMPLETED_BY}closed"
-"""`object_version` of a closing, which reads a chunk again as its volume's last one; chunks have no version."""
+"""`object_version` of a closing, which reads a chunk again as its volume's last chunk; chunks have no version."""
 
 
 @unique
@@ -56,12 +56,12 @@ class Priority(StrEnum):
 
 @unique
 class Lane(StrEnum):
-    """Whose turn a unit waits for: what is happening now never waits for what is being repaired."""
+    """Lane in which a unit waits: live units never wait for bulk units."""
 
     LIVE = "live"
     """Announced by a message, on its first way or on an automatic retry."""
     BULK = "bulk"
-    """Found by a backfill, or let in again by a replay or a drain of the dead letters."""
+    """Discovered by a backfill, or requeued by a replay or a drain of the dead letters."""
 
 
 @unique
@@ -148,7 +148,7 @@ class StacResult:
     item_href: str | None = None
     content_sha256: str | None = None
     superseded: bool = False
-    """Whether the current Item is a newer unit's: this unit was read and checked, but not registered."""
+    """Whether a newer unit owns the current Item: this unit was read and checked, but not registered."""
     superseded_by: WalId | None = None
     """That newer unit."""
     replaces: WalId | None = None
@@ -170,7 +170,7 @@ class ProvenanceResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Envelope:
-    """One ingest unit. `attempt` and `record_version` are its claim's, 0 before the claim."""
+    """An ingest unit. `attempt` and `record_version` are its claim's, 0 before the claim."""
 
     wal_id: WalId
     dataset: str
@@ -229,7 +229,7 @@ class Envelope:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the unit closes the volume of its chunk, because the radar has begun a later one (ADR 028)."""
+        """Whether the unit closes the volume of its chunk, because the radar has begun a later volume (ADR 028)."""
         return self.object_version == CLOSED
 
     @property
@@ -242,7 +242,7 @@ class Envelope:
     def failure(self) -> Issue | None:
         """The first issue that took this unit out of the chain, or None while it is in.
 
-        A lineage path that failed alone leaves provenance `partial`, which is no failure of the unit.
+        A lineage path that failed alone leaves provenance `partial`; that does not fail the unit.
         """
         for name in _SECTIONS:
             result: Any = getattr(self, name)
@@ -255,7 +255,7 @@ class Envelope:
         return next(iter(self.gate_issues), None)
 
     def evolve(self, **changes: Any) -> Envelope:
-        """Return a copy with the given fields replaced."""
+        """Return a copy with these fields replaced."""
         return dataclasses.replace(self, **changes)
 
 

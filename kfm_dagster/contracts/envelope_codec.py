@@ -1,9 +1,8 @@
 """Envelope codec: leaves derived from the envelope's dataclass fields, and values at rest.
 
-A leaf is a field of the envelope or of one of its sections: `object_size`, `integrity_status`. Rows of the ledger and
-columns of an artifact are made of leaves, so that a field is named in `envelope.py` and nowhere else. Belongs here:
-leaves and values. Does not belong here: the other columns of a ledger row (`ledger/rows.py`), Arrow
-(`stages/envelope_table.py`).
+A leaf is a field of the envelope or of a section: `object_size`, `integrity_status`. Rows of the ledger and columns of
+an artifact consist of leaves, so that a field is named only in `envelope.py`. Belongs here: leaves and values. Does not
+belong here: the other columns of a ledger row (`ledger/rows.py`), Arrow (`stages/envelope_table.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Leaf:
     """Converts a value that is not None to its value at rest; None where both are the same."""
     decode: Convert | None
     extension: bool
-    """Whether the ledger keeps the leaf among a record's extension fields."""
+    """Whether the ledger stores the leaf among a record's extension fields."""
 
     def at_rest(self, values: Sequence[Any]) -> list[Any]:
         """Return the values at rest."""
@@ -64,7 +63,7 @@ class Section:
     leaves: tuple[Leaf, ...]
 
     def values(self, units: Sequence[Envelope]) -> Iterator[tuple[Leaf, list[Any]]]:
-        """Yield each leaf with its values, one per unit; None for a unit without the section."""
+        """Yield each leaf with a value per unit; None for a unit without the section."""
         parts = units if self.member is None else [getattr(unit, self.member) for unit in units]
         for leaf in self.leaves:
             yield leaf, [None if part is None else getattr(part, leaf.member) for part in parts]
@@ -114,7 +113,7 @@ def leaves() -> tuple[Leaf, ...]:
 
 
 def values(units: Sequence[Envelope]) -> Iterator[tuple[Leaf, list[Any]]]:
-    """Yield each leaf with its values, one per unit."""
+    """Yield each leaf with a value per unit."""
     for section in sections():
         yield from section.values(units)
 

@@ -94,7 +94,7 @@ class Filter(BaseModel):
 
 
 class OfDataset(Filter):
-    """Rows of one dataset, or of all."""
+    """Rows of a dataset, or of all datasets."""
 
     dataset: DatasetId | None = Field(None, description="Only of this dataset.")
 

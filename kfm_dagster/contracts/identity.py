@@ -2,7 +2,7 @@
 
 `wal_id` is a UUIDv8 (RFC 9562, section 5.8: 122 bits free for the application) made of the first 128 bits of a SHA-256
 over the identity fields, with version and variant bits set. The encoding is canonical JSON, so that no separator inside
-a key can make two identities equal. A unique prefix stands for an id, as in Git. Does not belong here: the existing
+a key can make two identities equal. A unique prefix abbreviates an id, as in Git. Does not belong here: the existing
 ids; each room queries its own table.
 """
 
@@ -28,9 +28,9 @@ LATEST = datetime(2501, 1, 1, tzinfo=UTC)
 AHEAD = timedelta(days=2)
 """How far ahead a unit's day may be: clocks of two machines differ, and the unit's run waits until the day begins."""
 SHORTEST_PREFIX = 8
-"""Least characters of a prefix that may stand for an id: the first group of a UUID."""
+"""Minimum length of an abbreviated id: the first group of a UUID."""
 MATCHES_ASKED = 6
-"""Most ids that a look-up has to return: one more than a refusal names."""
+"""Maximum ids that a look-up needs to return: one more than a refusal names."""
 
 
 def uuid8(*fields: str | None) -> str:
@@ -44,7 +44,7 @@ def uuid8(*fields: str | None) -> str:
 def pseudonym(dataset: str) -> str:
     """Return the public name of a governed dataset, the same in every release.
 
-    Records can be followed by it. It hides the name but is not a secret: a reader who guesses the name can compute it.
+    It allows following a dataset's records. It hides the name but is not a secret: a guessed name can be verified.
     """
     return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
 
@@ -70,7 +70,7 @@ def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
 
 
 def is_plausible(value: datetime) -> bool:
-    """Return whether a time from outside can be that of an observation, a forecast or an event."""
+    """Return whether a time from outside is plausible for an observation, a forecast or an event."""
     return EARLIEST <= value < LATEST
 
 
@@ -95,7 +95,7 @@ class AmbiguousIdError(KfmError):
 
 
 def whole_id(given: str, matches: Collection[str], *, what: str) -> str | None:
-    """Return the id that `given` names among `matches`, which begin with it; None without any.
+    """Return the id that `given` abbreviates, of `matches`, which begin with it; None without a match.
 
     `what` names the kind of id in a refusal. Raises AmbiguousIdError for a prefix of several
     ids, or of fewer than SHORTEST_PREFIX characters.

@@ -1,6 +1,6 @@
 """Issue codes: the bounded, machine-readable reasons of operators for a unit's status.
 
-One enum per operator. A dataset contract maps a code to `failed` or `suspect`; codes that it does not name are
+Each operator has an enum. A dataset contract maps a code to `failed` or `suspect`; codes that it does not name are
 `failed` (fail closed). Does not belong here: exceptions that stop a program (`errors.py`).
 """
 
@@ -13,10 +13,10 @@ from enum import StrEnum, unique
 
 @unique
 class Severity(StrEnum):
-    """What an issue does to its unit."""
+    """Effect of an issue on its unit."""
 
     SUSPECT = "suspect"
-    """The unit goes on; the issue stays visible downstream and in the STAC Item."""
+    """The unit continues; the issue stays visible downstream and in the STAC Item."""
     FAILED = "failed"
     """The unit leaves the chain."""
 
@@ -35,12 +35,12 @@ class ParseIssue(StrEnum):
     UNSUPPORTED_SCHEMA_VERSION = "unsupported_schema_version"
     SIGNATURE_INVALID = "signature_invalid"
     DATABASE_REFUSED = "database_refused"
-    """It parses, and no row of the ledger can hold it."""
+    """It parses, but no row of the ledger can hold it."""
 
 
 @unique
 class IntegrityIssue(StrEnum):
-    """What integrity-check found wrong with the object as stored."""
+    """Faults of the stored object that integrity-check detects."""
 
     MISSING_OBJECT = "missing_object"
     ACCESS_DENIED = "access_denied"
@@ -49,7 +49,7 @@ class IntegrityIssue(StrEnum):
     SIZE_TOO_LARGE = "size_too_large"
     SIZE_MISMATCH = "size_mismatch"
     SIZE_UNLIKE_PEERS = "size_unlike_peers"
-    """Far from the sizes that objects of its product had of late."""
+    """Far from the recent sizes of its product's objects."""
     ETAG_MISMATCH = "etag_mismatch"
     UNEXPECTED_CONTENT_TYPE = "unexpected_content_type"
     BAD_MAGIC = "bad_magic"
@@ -58,7 +58,7 @@ class IntegrityIssue(StrEnum):
 
 @unique
 class MetadataIssue(StrEnum):
-    """What metadata-extract found wrong with the object's headers."""
+    """Faults of the object's headers that metadata-extract detects."""
 
     MISSING_GEOLOCATION = "missing_geolocation"
     INVALID_GEOMETRY = "invalid_geometry"
@@ -79,7 +79,7 @@ class MetadataIssue(StrEnum):
     COMPLETENESS_UNCHECKED = "completeness_unchecked"
     """Whether the object is whole could not be checked within the reader's bounds, so it is never `ok`."""
     CONTRACT_FAULT = "contract_fault"
-    """The contract asks for what no object can give, so no attempt cures it before the contract is mended."""
+    """The contract requires a value that no object can have; no attempt succeeds until the contract is corrected."""
     RESOURCE_LIMIT = "resource_limit"
     STORAGE_UNAVAILABLE = "storage_unavailable"
 
@@ -96,7 +96,7 @@ class StacIssue(StrEnum):
 
 @unique
 class ProvenanceIssue(StrEnum):
-    """Which lineage path did not take the unit."""
+    """Lineage path that did not accept the unit."""
 
     PROV_STORE_UNAVAILABLE = "prov_store_unavailable"
     OPENLINEAGE_EMIT_FAILED = "openlineage_emit_failed"
@@ -104,7 +104,7 @@ class ProvenanceIssue(StrEnum):
 
 @unique
 class GateIssue(StrEnum):
-    """Which gate of the pipeline card made a unit leave; the member's name is the gate's."""
+    """Gate of the pipeline card that dropped a unit; the member's name is the gate's."""
 
     G1 = "gate_schema_incomplete"
     G2 = "gate_citation_missing"
@@ -128,14 +128,14 @@ class FenceIssue(StrEnum):
     """Why a worker may not write for a unit, although its operators did their work."""
 
     CLAIM_LOST = "claim_lost"
-    """The claim is another attempt's: this worker's lease ran out, or its run was given up."""
+    """Another attempt holds the claim: this worker's lease expired, or its run was given up."""
     KILL_SWITCH = "kill_switch"
     """The dataset's kill switch is on; the unit is tried again when it is off."""
 
 
 @unique
 class ChainIssue(StrEnum):
-    """Why an attempt fails that no operator failed."""
+    """Why an attempt fails although no operator failed."""
 
     INCOMPLETE = "incomplete_chain"
     """A sub-status forbids the success."""
@@ -145,12 +145,12 @@ ERROR_CODES: tuple[str, ...] = (
     *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
     *ChainIssue,
 )  # fmt: skip
-"""Codes with which a run can fail an attempt."""
+"""Codes that a run can give a failed attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
-    """One finding about a unit: a bounded code, its severity by the contract, and a short text.
+    """A finding about a unit: a bounded code, its severity by the contract, and a short text.
 
     The text may quote an object, so characters that are unsafe in a terminal are escaped.
     """

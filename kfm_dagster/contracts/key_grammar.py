@@ -22,7 +22,7 @@ MAX_KEY_BYTES = 1024
 
 
 class KeyKind(Enum):
-    """What a key of a known bucket is to a dataset."""
+    """Kind of a key of a known bucket, for a dataset."""
 
     DATA = auto()
     SIDECAR = auto()
@@ -42,11 +42,11 @@ class KeyMatch:
 
 
 class InvalidKeyTimeError(ValueError):
-    """The key matches the pattern, but its stamps are no valid time range."""
+    """The key matches the pattern, but its stamps are not a valid time range."""
 
 
 class KeyGrammarReader:
-    """The compiled grammar of one contract."""
+    """A contract's compiled grammar."""
 
     def __init__(self, contract: DatasetContract) -> None:
         self.contract = contract
@@ -59,7 +59,7 @@ class KeyGrammarReader:
         self._end = _stamp_reader(grammar.end) if grammar.end else None
 
     def kind(self, key: str) -> KeyKind:
-        """Return whether a key is of a data object, a sidecar, an ignored object or a foreign one.
+        """Return a key's kind: data object, sidecar, ignored or foreign.
 
         A key that is unsafe as a path is FOREIGN, even if the contract's patterns match it.
         """
@@ -117,7 +117,7 @@ class KeyGrammarReader:
 
 
 def is_safe_key(key: str) -> bool:
-    """Return whether a key names one object, and is safe as a path below a folder.
+    """Return whether a key names a single object, and is safe as a path below a folder.
 
     Refused: control characters, NUL, backslashes, empty segments (so also a leading slash), `.` and `..` segments, and
     keys over MAX_KEY_BYTES.

@@ -31,7 +31,7 @@ def parse_contract(text: str, *, source: str) -> DatasetContract:
 
 @lru_cache(maxsize=64)
 def _parsed_once(text: str, source: str) -> DatasetContract:
-    # Contracts are frozen. Parsing the built-in ones takes two thirds of the time of opening a pipeline.
+    # Contracts are frozen. Parsing the built-in contracts takes two thirds of the time to open a pipeline.
     return parse_contract(text, source=source)
 
 
@@ -45,7 +45,7 @@ class Route:
 
 @dataclass(frozen=True)
 class ContractRegistry:
-    """All contracts in force, and the routing that follows from them."""
+    """All contracts in force, and the routing derived from them."""
 
     contracts: Mapping[str, DatasetContract]
 
@@ -87,7 +87,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def public_id(self, dataset: str) -> str:
-        """Return a dataset's public name; one without a contract (another team's) keeps its own."""
+        """Return a dataset's public name; without a contract (another team's dataset) it is the id."""
         contract = self.contracts.get(dataset)
         return dataset if contract is None else contract.public_id
 
@@ -111,7 +111,7 @@ class ContractRegistry:
 
     @cached_property
     def first_day(self) -> date:
-        """Day with which the first of the datasets begins: no partition is earlier."""
+        """First day of the earliest dataset: no partition is earlier."""
         return min(contract.storage.first_day for contract in self)
 
     @cached_property
@@ -130,7 +130,7 @@ class ContractRegistry:
 
     @cached_property
     def shapes(self) -> Mapping[str, MessageShape]:
-        """What the messages of each topic are, by ARN."""
+        """Message shape of each topic, by ARN."""
         return {topic.arn: topic.message_shape for contract in self for topic in contract.notifications.topics}
 
     @cached_property
@@ -149,7 +149,7 @@ class ContractRegistry:
 
     @cached_property
     def announced(self) -> Mapping[tuple[str | None, str], frozenset[str]]:
-        """Dataset ids by topic and bucket; topic None is raw message delivery, which names none."""
+        """Dataset ids by topic and bucket; topic None is raw message delivery, which names no topic."""
         datasets: dict[tuple[str | None, str], frozenset[str]] = {}
         for contract in self:
             for topic in (None, *(topic.arn for topic in contract.notifications.topics)):

@@ -30,7 +30,7 @@ CANONICAL_FIELDS: tuple[str, ...] = (
     "metadata_status", "stac_status", "provenance_status", "stac_item_id", "stac_collection_id", "stac_item_href",
     "ingest_run_id", "worker_id", "replay_reason", "created_at", "updated_at", "version",
 )  # fmt: skip
-"""Fields of a ledger record (NODD WAL specification, section 3); no extension may shadow one."""
+"""Fields of a ledger record (NODD WAL specification, section 3); extensions may not shadow them."""
 
 DatasetId = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$", max_length=40)]
 TOPIC_ARN = r"^arn:aws:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$"
@@ -42,11 +42,11 @@ SetValue = Annotated[str, Field(pattern=r"^[^{}%]+$", max_length=100)]
 _SET = re.compile(r"{(\w+)}")
 
 MAX_PREFIXES = 10_000
-"""Most prefixes of a day: each is at least one request to the store."""
+"""Maximum prefixes of a day: each takes at least one request to the store."""
 
 
 class DatasetMetadata(Strict):
-    """Who this dataset is."""
+    """Identity of the dataset."""
 
     id: DatasetId
     title: str = Field(min_length=1)
@@ -67,7 +67,7 @@ class Topic(Strict):
 
 
 class Notifications(Strict):
-    """Which messages are ours and which shapes we accept."""
+    """The messages of the dataset, and their accepted shapes."""
 
     topics: list[Topic] = Field(
         [],
@@ -84,7 +84,7 @@ class Notifications(Strict):
 
     @property
     def shapes(self) -> frozenset[MessageShape]:
-        """What messages of the dataset are; S3 events, of objects that no topic announces, too."""
+        """Message shapes of the dataset; S3 events if no topic announces its objects."""
         return frozenset(topic.message_shape for topic in self.topics) or frozenset({"s3-event"})
 
     @property
@@ -108,7 +108,7 @@ class QueueConfig(Strict):
 
 
 class TimeField(Strict):
-    """How a time is written in the key: `value` joins named groups of the key pattern, `format` says what they are."""
+    """Form of a time in the key: `value` joins named groups of the key pattern, `format` describes them."""
 
     value: str
     format: str = Field(
@@ -133,7 +133,7 @@ def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
 
 
 class ImpliedGroup(Strict):
-    """A group that keys do not write, because its value follows from that of another one."""
+    """A group that is not in the keys, because another group implies its value."""
 
     by: str = Field(description="The group of the pattern.")
     values: dict[str, list[str]] = Field(description="Each value with those of the other group that imply it.")
@@ -201,7 +201,7 @@ class ScheduledListing(Strict):
 
 
 class Storage(Strict):
-    """Where the objects are and which keys are ours."""
+    """Location of the objects, and the keys of the dataset."""
 
     provider: Literal["aws", "gcp", "azure"] = "aws"
     buckets: list[Bucket] = Field(min_length=1)
@@ -283,7 +283,7 @@ class Magic(Strict):
 
 
 class IntegrityRules(Strict):
-    """What integrity-check does. Sizes in bytes."""
+    """Rules of integrity-check. Sizes in bytes."""
 
     checks: list[Literal["exists", "size", "etag_match", "headers", "magic"]] = Field(
         ["exists", "size", "etag_match", "magic"]
@@ -299,7 +299,7 @@ class IntegrityRules(Strict):
 
 
 class MetadataRules(Strict):
-    """What metadata-extract does."""
+    """Rules of metadata-extract."""
 
     reader: str
     required: list[str] = Field([], description="STAC properties that must be there, else incomplete_product_metadata.")
@@ -334,7 +334,7 @@ class AssetDefinition(Strict):
 
 
 class StacRules(Strict):
-    """How Items and the Collection look."""
+    """Content of Items and of the Collection."""
 
     collection: DatasetId
     collection_of: DatasetId | None = Field(
@@ -358,8 +358,8 @@ class StacRules(Strict):
 class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
-    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share of those, between half and the whole, so
-    that units that failed together do not come back together ("equal jitter", AWS Architecture Blog, Exponential
+    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share of these waits, between half and all, so
+    that units that failed together are not retried together ("equal jitter", AWS Architecture Blog, Exponential
     Backoff and Jitter, 2015). The share is drawn from unit and attempt, so that every worker computes the same time.
     """
 
@@ -373,7 +373,7 @@ AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED
 
 
 class PermanentErrors(Strict):
-    """Errors that another attempt will hardly cure: fewer attempts, then quarantine."""
+    """Errors that a retry hardly repairs: fewer attempts, then quarantine."""
 
     codes: list[str] = Field(
         [
@@ -397,7 +397,7 @@ class PermanentErrors(Strict):
 
 
 class Retry(Strict):
-    """When a failed unit is tried again, and when no more."""
+    """When a failed unit is retried, and when no longer."""
 
     max_attempts: int = Field(5, ge=1, le=20)
     backoff: Backoff = Backoff()
@@ -423,13 +423,13 @@ class Retry(Strict):
 
 
 class LedgerFields(Strict):
-    """Extension fields that the ledger keeps for this dataset: groups of the key grammar."""
+    """Extension fields that the ledger stores for this dataset: groups of the key grammar."""
 
     extension_fields: list[str] = Field([])
 
 
 class DatasetContract(Strict):
-    """One dataset."""
+    """Contract of a dataset."""
 
     apiVersion: Literal["kfm.nodd.dataset/v1"]  # noqa: N815 - the key's name in the file, as in Kubernetes
     kind: Literal["NoddDatasetContract"]
@@ -463,7 +463,7 @@ class DatasetContract(Strict):
 
     @property
     def public_id(self) -> str:
-        """What public outputs call the dataset."""
+        """Name of the dataset in public outputs."""
         return pseudonym(self.id) if self.governed else self.id
 
     @model_validator(mode="after")
@@ -498,7 +498,7 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _ledger_keeps_what_is_counted(self) -> DatasetContract:
-        # By these the ledger finds the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
+        # Needed to find the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
         lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
         if self.notifications.tells_chunks and lacking:
             raise ValueError(f"ledger.extension_fields of a chunk feed lack {sorted(lacking)}")

@@ -1,10 +1,10 @@
 """Quality declarations of a contract: peers, citations, units, freshness, coverage, key values.
 
-Belongs here: the declarations and what they match; the peer sizes that a unit carries (peers are objects of one
-product, whose sizes predict each other, ADR 030), and which sizes are far from them; the properties (a
-member, a grid, a parameter) on which object and key must agree. Does not belong here: the gates that apply them to a
-batch (`stages/gates/`), the effect of a contradiction on the unit (`operators/metadata_extract.py`), where peers are
-kept (`ledger/size_peers.py`), nor the rest of the contract (`model.py`).
+Belongs here: the declarations and how they match; a unit's peer sizes (peers are objects of the same product, whose
+sizes predict each other, ADR 030), and the range of sizes that are not suspect; the properties (a member, a grid, a
+parameter) that object and key must share. Does not belong here: the gates that apply them to a batch
+(`stages/gates/`), the effect of a contradiction on the unit (`operators/metadata_extract.py`), the storage of peers
+(`ledger/size_peers.py`), nor the rest of the contract (`model.py`).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def covers(pattern: str, path: str) -> bool:
 
 @unique
 class AnchorKind(StrEnum):
-    """What stands at an anchor (P/S/M/I of the pipeline card's section II; its library's "unified numbering")."""
+    """Kind of content at an anchor (P/S/M/I of the pipeline card's section II; its library's "unified numbering")."""
 
     P = "P"
     """Postulate: a definition or convention that is set, not derived. A code table, a register."""
     S = "S"
-    """Minimal equation: what the values are computed by. A projection, a grid."""
+    """Minimal equation: the rule that computes the values. A projection, a grid."""
     M = "M"
     """Metrology process: how the values were measured, or set for measuring. A scan strategy, an instrument's state."""
     I = "I"  # noqa: E741 - the letter that the card has
-    """Implementation binding: where and in which form they are. A field of a format, a module."""
+    """Implementation binding: place and form of the values. A field of a format, a module."""
 
 
 class Citation(Strict):
@@ -90,7 +90,7 @@ class Freshness(Strict):
 
 
 class ExpectedProduct(Strict):
-    """Objects that every hour of a partition must have, told by the groups of their keys that the ledger keeps."""
+    """Objects due in every hour of a partition, identified by groups of their keys that the ledger stores."""
 
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field({}, description="Extension fields of the ledger with the value that counts.")
@@ -108,7 +108,7 @@ class ExpectedProduct(Strict):
 
     @property
     def cadence(self) -> timedelta:
-        """Time between one scan, frame or run and the next."""
+        """Time from a scan, frame or run to the next."""
         if self.every_seconds is not None:
             return timedelta(seconds=self.every_seconds)
         if not self.hours:
@@ -133,7 +133,7 @@ class ExpectedProduct(Strict):
 
 
 class Coverage(Strict):
-    """What a complete partition holds."""
+    """Content of a complete partition."""
 
     settles_after_seconds: int = Field(
         ge=0, le=604_800, description="So long after its end an hour is expected to be complete."
@@ -155,7 +155,7 @@ FAR_OUT = 3
 
 
 class Peers(Strict):
-    """Which objects are one product, and how far from its peers a size is suspect."""
+    """Grouping of objects into products, and how far from its peers a size is suspect."""
 
     groups: list[str] = Field(
         description="Groups of the key grammar that tell products apart, as far as sizes go: a lead, a band, a site."

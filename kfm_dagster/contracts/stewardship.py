@@ -1,6 +1,6 @@
 """Stewardship: license, sensitivity, consent, embargo, access and masking (CARE).
 
-Belongs here: the declarations, and which of them need each other. Does not belong here: the effect on a unit
+Belongs here: the declarations, and the rules between them. Does not belong here: the effect on a unit
 (`governance/rules.py`), nor the rest of the contract (`model.py`).
 """
 
@@ -19,7 +19,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
 class Consent(Strict):
-    """Who has authority over the data, and under which agreement it is published (CARE, "authority to control")."""
+    """The authority over the data, and the agreement that permits publication (CARE, "authority to control")."""
 
     authority: _Name = Field(description="The community or body that decides.")
     reference: _Name = Field(description="The agreement, so that it can be looked up.")
@@ -27,7 +27,7 @@ class Consent(Strict):
 
 
 class Embargo(Strict):
-    """Until when units stay out of the catalog: a moment, or a time after each one's observation."""
+    """Time before which units stay out of the catalog: fixed, or counted from each unit's observation."""
 
     until: AwareDatetime | None = None
     days_after_observation: PositiveInt | None = Field(None, le=36_525)
@@ -40,11 +40,11 @@ class Embargo(Strict):
 
 
 class Masking(Strict):
-    """How locations are generalised before anything is stored, and who asked for it.
+    """Method that generalises locations before anything is stored, and its requester.
 
-    h3: to the cell that holds the footprint's centre. donut: to a cell around a place that is a secret step of
-    minimum_m to maximum_m away from there, always the same one for the same place. Only the times and the named
-    `properties` of a header are kept: a list of what to leave out would miss the next field that tells where it was.
+    h3: to the cell that contains the footprint's centre. donut: to a cell around a secretly displaced centre, minimum_m
+    to maximum_m away; the same place always has the same displacement. Only the times and the named `properties` of a
+    header are kept: a list of excluded properties would miss a new field that reveals the location.
     """
 
     method: Literal["h3", "donut"]
@@ -58,7 +58,7 @@ class Masking(Strict):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """What may be known of it, by name."""
+        """The mask's public parameters, by name."""
         values = {"resolution": self.resolution, "minimum_m": self.minimum_m, "maximum_m": self.maximum_m}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -78,7 +78,7 @@ class Masking(Strict):
 
 
 class Governance(Strict):
-    """License and sensitivity, and what has to hold before a unit is shown."""
+    """License, sensitivity, and the conditions for showing a unit."""
 
     license: str
     attribution: str | None = None

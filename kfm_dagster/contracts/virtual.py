@@ -1,4 +1,4 @@
-"""Virtual stores: which Items form one store, and along which variable (ADR 031).
+"""Virtual stores: the Items of a store, and the variable that orders them (ADR 031).
 
 Belongs here: the declarations. Does not belong here: building and publishing a store (`followers/virtual/`).
 """
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
 class VirtualStore(Strict):
-    """Items of one kind that are steps of one store for each name and day."""
+    """Items of the same kind that are the steps of a store, for each name and day."""
 
     match: dict[_Group, Regex] = Field(
         description="Groups of the key grammar, each with a regular expression that its whole value matches."
