@@ -81,7 +81,7 @@ class Progress:
 
     @property
     def drained(self) -> bool:
-        """Tell whether nothing is left to do."""
+        """Return whether nothing is left to do."""
         return self.queued == 0 and self.in_flight == 0 and self.waiting == 0
 
 

@@ -1,7 +1,7 @@
 """A dataset's chain in a process, and the rollback of a run after a stage failed for good (PCS-03).
 
 A rollback undoes the run's other stages, too: those before the failed one, and those after it of an earlier process of
-the run, because a re-execution may fail sooner. One transaction, in reverse topological order: first it releases the
+the run, because a re-execution may fail sooner. A transaction, in reverse topological order: first it releases the
 claims, so that no effect is undone that another run may rely on; then it withdraws lineage, restores Items byte for
 byte, and revokes each stage's output in run-state, after the commit if run-state is outside the database.
 

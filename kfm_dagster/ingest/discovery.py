@@ -197,7 +197,7 @@ class MessageParse(ChainNode):
 
     @override
     def can_reuse_output(self, tx: Transaction) -> bool:
-        """Tell whether no unit of the day waits or is in work."""
+        """Return whether no unit of the day waits or is in work."""
         # A listing requeues failed units, and a backfill counts its listed objects.
         waiting = (Status.PENDING, Status.IN_PROGRESS, *((Status.FAILED,) if self.source is Source.LISTING else ()))
         return self.account is None and not self.pipeline.ledger.holds(

@@ -173,7 +173,7 @@ _STAGE = "stac_register"
 def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
     """Take back Items without lineage of quarantined units in `wal_ids`; return the number.
 
-    One transaction per dataset and run, which keeps the units in quarantine: none is requeued meanwhile. Safe to
+    A transaction per dataset and run keeps the units in quarantine: none is requeued meanwhile. Safe to
     repeat, also after a crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
     """
     taken, known = 0, {contract.id for contract in pipeline.registry}

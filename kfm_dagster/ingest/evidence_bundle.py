@@ -129,7 +129,7 @@ def redacted(value: Any, *, spared: Collection[str] = ()) -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class _Redaction:
-    """One value's redaction; `left` counts the characters that may still be examined."""
+    """The redaction of a value; `left` counts the characters that may still be examined."""
 
     spared: Collection[str]
     left: int = MAX_BODY_CHARACTERS

@@ -85,7 +85,7 @@ def take_in(
     not count: a backfill must not stop live data. `wait_seconds` is the wait at an empty queue; `budget_seconds`
     replaces KFM_TICK_BUDGET_SECONDS, and `most` limits messages and units further.
 
-    One batch a tick: its run starts while the next tick receives. Raises QueueUnavailableError and
+    A tick has a single batch: its run starts while the next tick receives. Raises QueueUnavailableError and
     DatabaseUnavailableError; unrecorded messages come back after their visibility timeout. Raises StoreAccessError if
     the landing zone refuses a batch; then all its messages are visible again at once.
     """

@@ -107,7 +107,7 @@ PATHS = pa.schema(
 
 
 def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, bytes]:
-    """Encode both tables; equal arrivals give equal bytes under one pyarrow release."""
+    """Encode both tables; equal arrivals give equal bytes under the same pyarrow release."""
     paths: dict[str, BeamPath] = {}
     # Volumes of a site and pattern share their beams, so that each digest is computed once.
     ids: dict[BeamPath, str] = {}

@@ -30,7 +30,7 @@ LaneKey = tuple[str, Lane]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run to request: a partition, a lane, and the datasets with pending units there."""
+    """A run to request: a partition, a lane, and the datasets with pending units there."""
 
     partition: str
     lane: Lane

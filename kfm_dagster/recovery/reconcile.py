@@ -175,7 +175,7 @@ def _listed(
 
 
 def _is_same(unit: Any, etag: str | None) -> bool:
-    """Tell whether a unit's version is an object's ETag; a missing version or ETag matches."""
+    """Return whether a unit's version is an object's ETag; a missing version or ETag matches."""
     version = (unit.object_version or "").partition(COMPLETED_BY)[0]
     return not version or etag is None or version == etag
 
@@ -200,7 +200,7 @@ class _Files:
         return self._names[folder]
 
     def has(self, path: str) -> bool:
-        """Tell whether a file exists."""
+        """Return whether a file exists."""
         folder, _, name = path.rpartition("/")
         return name in self.of(folder)
 
@@ -225,7 +225,7 @@ def _without_item(
 ) -> dict[WalId, str]:
     """Return units, with Item ids, whose Item is not indexed or whose file is lost or differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
-    # One version of an object made the current Item, and only that version can make it again.
+    # Only the version of the object that made the current Item can make it again.
     makers = {
         row.stac_item_href: indexed[row.stac_item_id]
         for row in succeeded

@@ -1,8 +1,8 @@
-"""The stage audit: one line per event of a stage (`AuditKind`), in a hash chain (PCS-15).
+"""The stage audit: a line per event of a stage (`AuditKind`), in a hash chain (PCS-15).
 
-The lines form one chain: each has the SHA-256 of itself and of the line before, so that a reader (`verify_chain`)
+The lines form a chain: each has the SHA-256 of itself and of the line before, so that a reader (`verify_chain`)
 detects a changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. A database row has
-a move with the passed gates and checkpoints before it, or one line of a failure. A truncated end shows only against a
+a move with the passed gates and checkpoints before it, or a line of a failure. A truncated end shows only against a
 head that was stored elsewhere, e.g. in a signed release.
 Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
@@ -31,7 +31,7 @@ PAGE = 5_000
 
 @unique
 class AuditKind(StrEnum):
-    """What a line tells of."""
+    """The kind of event that a line records."""
 
     TRANSITION = "transition"
     GATE = "gate"
@@ -45,7 +45,7 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditEvent:
-    """One event of a stage's attempt; `event` is its name: a move, a gate, a stop."""
+    """An event of a stage's attempt; `event` is its name: a move, a gate, a stop."""
 
     run_id: str
     stage: str
@@ -64,7 +64,7 @@ class AuditLog:
 
     @span("kfm.audit", {})
     def append(self, events: Iterable[AuditEvent], *, tx: Transaction) -> None:
-        """Write events in their order, in one statement; without events, do nothing."""
+        """Write events in their order, in a single statement; without events, do nothing."""
         blocks = list(_blocks(events))
         if not blocks:
             return
@@ -99,7 +99,7 @@ class AuditLog:
         return list(_lines(tx.run("stages.audit_since", since=moment)))
 
     def head(self, *, tx: Transaction) -> tuple[int, str]:
-        """Return the number of lines, and the hash of the last one."""
+        """Return the number of lines, and the hash of the last line."""
         row = tx.run("stages.audit_head").one_or_none()
         return (0, GENESIS) if row is None else (row.seq, row.hash)
 
@@ -110,7 +110,7 @@ class AuditLog:
 
 
 def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield lines as in `audit.jsonl`: JSON with sorted keys, one per line."""
+    """Yield lines as in `audit.jsonl`: JSON with sorted keys, an object per line."""
     for line in lines:
         yield orjson.dumps(line, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
@@ -142,7 +142,7 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
 
 
 def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
-    """Yield the events of each row: one attempt's, all but the last passed gates or checkpoints.
+    """Yield the events of each row: of an attempt, all but the last passed gates or checkpoints.
 
     Failures and moves are queried by kind, so each ends its row.
     """
@@ -183,6 +183,6 @@ def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
         attempt = {"at": rfc3339(row.at), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
         for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
             line = {"seq": seq, **attempt, **part, "previous_hash": previous}
-            # The row stores its last line's hash, against which the computed ones are checked.
+            # The row stores its last line's hash, to check the computed hashes against.
             previous = row.hash if seq == row.seq else _hash(line)
             yield {**line, "hash": previous}

@@ -26,13 +26,13 @@ class SkipCause(StrEnum):
     """This node succeeded in this run with the same inputs, or what failed in it is not this run's any more."""
     OTHER_INPUTS = "OTHER_INPUTS"
     """This node succeeded in this run with other inputs, and no unit is this run's any more: a replay applies the new
-    ones (`kfm replay run`)."""
+    inputs (`kfm replay run`)."""
     CONTENT_APPLIED = "CONTENT_APPLIED"
     """An earlier run applied exactly this content: the same inputs, parameters and code."""
 
 
 class StoredEnvelopes(Sequence[Envelope]):
-    """A stored batch that is read when somebody looks into it; how many units it has is known before."""
+    """A stored batch that is read on first access; its number of units is known before."""
 
     def __init__(self, units: int, load: Callable[[], list[Envelope]]) -> None:
         self._units = units
@@ -67,13 +67,13 @@ class StageBatch:
     stored_bytes: int | None = None
     """Size of the stored output; None where an earlier release stored it."""
     decision: GateDecision | None = field(default=None, compare=False)
-    """The gates' decision, for the stage that computed the batch and the next one; None for a stored batch."""
+    """The gates' decision, for the stage that computed the batch and the next stage; None for a stored batch."""
     columns: Sequence[Column] = field(default=(), compare=False, repr=False)
     """The encoded envelopes, for the next stage; none for a stored batch."""
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """Gates whose degraded path this output or one before it took, and E_SYNC; with any it is [Restricted]."""
+        """Gates whose degraded path this output or an earlier output took, and E_SYNC; with any it is [Restricted]."""
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property
@@ -83,7 +83,7 @@ class StageBatch:
 
     @property
     def reused_whole(self) -> bool:
-        """Whether an earlier run's output was handed on of which every unit had passed: nobody need look into it."""
+        """Whether the reused output had only passing units, so that it need not be read."""
         passed = self.state.validation_summary.get("passed")
         return self.reused and passed == len(self.envelopes)
 

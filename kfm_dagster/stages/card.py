@@ -104,7 +104,7 @@ REPLAY_PLAN = "replay_plan.yaml"
 
 @unique
 class StageState(StrEnum):
-    """How far a stage is: one operator of one dataset in one run."""
+    """The state of a stage: an operator of a dataset in a run."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -135,13 +135,13 @@ class ErrorClass(StrEnum):
     E_SYNC = "E_SYNC"
     """The clock is not locked, or its offset is over the threshold."""
     E_UQ = "E_UQ"
-    """A covariance is not positive definite, or residuals are larger than it says."""
+    """A covariance is not positive definite, or residuals exceed it."""
     E_INTERNAL = "E_INTERNAL"
     """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
 
 
 class Transition(Strict):
-    """One transition and its condition."""
+    """A transition and its condition."""
 
     origin: StageState = Field(alias="from")
     to: StageState
@@ -165,7 +165,7 @@ class Transition(Strict):
 
 
 class RetryPolicy(Strict):
-    """When a stage that failed as a whole is tried again. Deadline: no attempt begins later after the first one."""
+    """The retries of a stage that failed as a whole. Deadline: no attempt begins later than this after the first."""
 
     max_retries: int = Field(ge=0, le=20)
     backoff: Literal["const", "exp", "jitter", "exp+jitter"]
@@ -192,9 +192,9 @@ class RetryPolicy(Strict):
 
 
 class DedupeEvidence(Strict):
-    """What a declaration of exactly-once rests on: a campaign in which nothing was lost, and nothing was made twice.
+    """The evidence for a declaration of exactly-once: a campaign without any loss or duplicate.
 
-    `campaign` is its command, `commit` that of the code; the others are figures that it printed.
+    `campaign` is its command, `commit` the code's commit; the others are figures that it printed.
     """
 
     campaign: Line = Field(max_length=400)
@@ -295,7 +295,7 @@ class Replay(Strict):
 
 
 class ReplayAlerts(Strict):
-    """Which channels of `alerts.yaml` a divergence is told on."""
+    """The channels of `alerts.yaml` that report a divergence."""
 
     on_divergence: list[str]
 
@@ -304,7 +304,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`. `reasons`: words for a replay beside the ledger's own, each with what it means."""
+    """`replay_plan.yaml`. `reasons`: words for a replay beside the ledger's own, each with its meaning."""
 
     version: Literal["1.0.0"]
     replay: Replay
@@ -338,7 +338,7 @@ class Card(BaseModel):
             raise CardError(
                 "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
             )
-        # Files that a folder lacks are this release's, so that it needs only the changed ones.
+        # Files that a folder lacks are this release's, so that it needs only the changed files.
         plan, alerts = (at if (at := root / name).exists() else own_folder() / name for name in (REPLAY_PLAN, ALERTS))
         files = {STATE_MACHINE: _read(root / STATE_MACHINE), REPLAY_PLAN: _read(plan)}
         machine, replay_plan = str(root / STATE_MACHINE), str(plan)

@@ -65,12 +65,12 @@ def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ())
 
 
 def to_table(columns: Sequence[Column]) -> pa.Table:
-    """Return one row per envelope, in order."""
+    """Return a row per envelope, in order."""
     return pa.table([column.at_rest for column in columns], schema=SCHEMA)
 
 
 def to_parquet(columns: Sequence[Column]) -> bytes:
-    """Encode a batch; equal batches give equal bytes under one pyarrow release."""
+    """Encode a batch; equal batches give equal bytes under the same pyarrow release."""
     sink = pa.BufferOutputStream()
     pq.write_table(to_table(columns), sink, compression="zstd", write_statistics=False)
     return bytes(sink.getvalue())

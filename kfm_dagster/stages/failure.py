@@ -22,14 +22,14 @@ from kfm_dagster.storage.refusal import refusal_of
 
 
 class StageRefusedError(KfmError):
-    """The pipeline card does not let a stage go on. `error_class` says why, `decision` what the gates said."""
+    """The pipeline card does not let a stage go on. `error_class` is the reason, `decision` the gates'."""
 
     exit_code = ExitCode.REFUSED
     error_class: ErrorClass
     decision: GateDecision | None = None
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return its audit lines: one stop, named by its class."""
+        """Return its audit line: a stop, named by its class."""
         return [attempt.event(AuditKind.STOP, self.error_class.value, {"reason": str(self.observed)})]
 
 
@@ -54,14 +54,14 @@ class StageStoppedError(StageRefusedError):
         )
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return a line for each evaluated gate and each stop; for a missing upstream, one."""
+        """Return a line for each evaluated gate and each stop; for a missing upstream, a single line."""
         if self.decision is None or not self.decision.failing:
             return [attempt.event(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
         return list(gate_events(attempt, self.decision))
 
 
 class RolledBackError(StageRefusedError):
-    """The run was rolled back: what a stage did in it was taken back, and its retries are bound to inputs of then."""
+    """The run was rolled back: its effects are undone, and its retries are bound to its old inputs."""
 
     error_class = ErrorClass.E_INPUT
 
@@ -75,7 +75,7 @@ class RolledBackError(StageRefusedError):
 
 
 class StageFailedError(KfmError):
-    """A stage failed as a whole. `decision`: what the gates said, where they failed it."""
+    """A stage failed as a whole. `decision`: the gates' decision, if it failed the stage."""
 
     def __init__(self, *, dataset_id: str, cause: BaseException) -> None:
         self.dataset_id = dataset_id
@@ -109,7 +109,7 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def may_be_of_a_unit(error: BaseException) -> bool:
-    """Tell whether one unit can cause an error; it cannot cause our refusals or outages."""
+    """Return whether a single unit can cause an error; it cannot cause our refusals or outages."""
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, DBAPIError):
         return refusal_of(cause) is not None
@@ -117,7 +117,7 @@ def may_be_of_a_unit(error: BaseException) -> bool:
 
 
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
-    """Return the units at fault: the ones that gates name, or all if the error is of the batch.
+    """Return the units at fault: the units that gates name, or all if the error is of the batch.
 
     No unit is at fault where another process, an earlier rollback or an earlier stage is the cause.
     """

@@ -93,7 +93,7 @@ def _shared(verdict: Verdict, units: Collection[WalId]) -> bool:
 
 
 def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: bool) -> bool:
-    """Tell whether pending > running is allowed."""
+    """Return whether pending > running is allowed."""
     condition = card.condition(StageState.PENDING, StageState.RUNNING)
     facts = {*decision.passed, *({"deps_succeeded"} if deps_succeeded else ())}
     return condition is not None and condition.holds(facts)
@@ -110,14 +110,14 @@ def ending(decision: GateDecision, card: StateMachine) -> StageState:
 
 
 def may_roll_back(card: StateMachine, *, has_checkpoint: bool, do_compensate: bool) -> bool:
-    """Tell whether failed > rolled_back is allowed."""
+    """Return whether failed > rolled_back is allowed."""
     condition = card.condition(StageState.FAILED, StageState.ROLLED_BACK)
     words = {"has_checkpoint": has_checkpoint, "do_compensate": do_compensate}
     return condition is not None and condition.holds({word for word, true in words.items() if true})
 
 
 def idempotency_key(card: StateMachine, parts: Mapping[str, str]) -> str:
-    """Return the SHA-256, in hex, of the card's parts in its order, one per line."""
+    """Return the SHA-256, in hex, of the card's parts in its order, a line each."""
     text = "\n".join(f"{name}={parts[name]}" for name in card.key_parts)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -127,7 +127,7 @@ UNITS_NAMED = 100
 
 
 def gate_events(attempt: StageAttempt, decision: GateDecision) -> Iterable[AuditEvent]:
-    """Yield the audit lines of verdicts: one per applicable gate, one per stop of the stage."""
+    """Yield the audit lines of verdicts: a line per applicable gate and per stop of the stage."""
     for verdict in decision.verdicts:
         if verdict.applies:
             yield attempt.event(AuditKind.GATE, verdict.gate.value, _details(verdict, decision))

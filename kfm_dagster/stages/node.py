@@ -20,7 +20,7 @@ from kfm_dagster.storage.database import Transaction
 
 
 class StageNode(ABC):
-    """One operator over the batch of one dataset; a stage adds the batch that it is given to its inputs."""
+    """An operator over the batch of a dataset; a stage adds its received batch to its inputs."""
 
     leaves_effects: ClassVar[bool] = False
     """Whether `transform` changes something outside the database: no unit can leave alone after that.
@@ -28,7 +28,7 @@ class StageNode(ABC):
     Such a change converges when the call is repeated, and `compensate` undoes it.
     """
     step: ClassVar[str] = "commit"
-    """The one effect of a stage."""
+    """The effect of a stage."""
     received: Sequence[Envelope] = ()
     """The batch of the node before it; empty for a chain's first node. The stage sets it before any call."""
 
@@ -93,7 +93,7 @@ class StageNode(ABC):
         return len(self.received)
 
     def holds_units(self, tx: Transaction) -> bool:  # noqa: ARG002, a default
-        """Return whether the run still claims a unit; without one its stages are over."""
+        """Return whether the run still claims a unit; without a claim its stages are over."""
         return True
 
     def can_reuse_output(self, tx: Transaction) -> bool:  # noqa: ARG002, a default
@@ -113,4 +113,4 @@ class StageNode(ABC):
         return ()
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:  # noqa: B027, a default
-        """Act once the stage is durable; another process repeats it when this one dies here."""
+        """Act once the stage is durable; another process repeats it if this process dies here."""

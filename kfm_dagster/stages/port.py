@@ -35,7 +35,7 @@ class RunStateKey:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatePort:
-    """Reads and writes one run-state store, and stores the outputs that its records name."""
+    """Reads and writes a run-state store, and stores the outputs that its records name."""
 
     run_states: RunStateStore
     artifacts: Artifacts
@@ -45,7 +45,7 @@ class RunStatePort:
     def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
         """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
-        `is_over` is called where units failed, and for other inputs (another contract, card or feed): it tells whether
+        `is_over` is called if units failed, and for other inputs (another contract, card or feed): it returns whether
         the run has no units any more, so that its record and output stay (RSP-18).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
@@ -67,7 +67,7 @@ class RunStatePort:
         return None if state is None or state.artifact_uri is None else self._loaded(state)
 
     def is_intact(self, output: Output) -> bool:
-        """Tell whether an output exists, and run-state still has it for the same inputs.
+        """Return whether an output exists, and run-state still has it for the same inputs.
 
         A rollback of the data reverts run-state, too, where it is on their branch, or in a table restored with them;
         APPLIED in the database then describes an effect that is gone. Retention deletes old outputs.

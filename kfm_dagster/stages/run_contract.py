@@ -3,13 +3,13 @@
     inputs_hash -> run-state has a success? skip -> upstream succeeded, gates of the entry: running
       -> content_hash applied before? reuse that output
       -> intent PENDING -> compute -> read back its effects outside the database -> gates of the output
-      -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
+      -> a transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
       on failure: class the error -> failed -> compensation -> rolled_back
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
-second, so that there is one way to store outputs.
-Belongs here: the order. Does not belong here: what a node does (`ingest/nodes.py`), what a stage adds to it
-(`staged.py`), run-state (`port.py`), how a stage moves (`lifecycle.py`), or Dagster.
+second, so that outputs have a single way into the store.
+Belongs here: the order. Does not belong here: a node's work (`ingest/nodes.py`), a stage's additions to it
+(`staged.py`), run-state (`port.py`), a stage's moves (`lifecycle.py`), or Dagster.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StageRunner:
 
     @cached_property
     def port(self) -> RunStatePort:
-        """Asks and tells run-state."""
+        """Reads and writes run-state."""
         return RunStatePort(
             run_states=self.run_states, artifacts=self.artifacts, clock=self.clock, lakefs_branch=self.lakefs_branch
         )
@@ -96,7 +96,7 @@ class StageRunner:
             return staged
 
     def commit(self, staged: StagedNode) -> StageBatch:
-        """Commit in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
+        """Commit in a transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
         with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Tell whether other runs have every unit: if rerun, each would be refused and recorded so."""
+            """Return whether other runs have every unit: a rerun would refuse each and record that."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 
@@ -129,7 +129,7 @@ class StageRunner:
             staged.unlocked = self.lifecycle.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
-                # Locked before the audit, to which a commit appends last: neither waits for a lock of the other.
+                # Locked before the audit, because a commit appends to the audit last: so no deadlock is possible.
                 lock_node(node.name, tx=tx)
                 staged.skipped = self._done_meanwhile(staged, tx)
                 if staged.skipped is None:
@@ -170,9 +170,9 @@ class StageRunner:
             staged.content, staged.intent, staged.attempt = final, intent, attempt
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
-        """Record the failure of a stage: its attempt and run-state in one transaction.
+        """Record the failure of a stage: its attempt and run-state in a transaction.
 
-        Nothing is written if another attempt has the stage, whose run-state it is, nor in a rolled-back run, nor if the
+        Nothing is written if another attempt has the stage and so its run-state, nor in a rolled-back run, nor if the
         stage has succeeded before and was not started again.
         """
         if isinstance(error, RolledBackError):
@@ -212,7 +212,7 @@ class StageRunner:
         try:
             with self.nodes.failing(staged.intent), self.database.transaction() as tx:
                 batch = self._upsert(staged, tx)
-                # Last, because the audit is one chain: an append blocks the other writers.
+                # Last, because the audit is a single chain: an append blocks the other writers.
                 of_node = () if batch.reused else staged.node.audit_lines(staged.attempt)
                 self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)
                 return batch

@@ -1,7 +1,7 @@
 """A node in a stage: an idempotent node that adds batch, gates and run-state to another.
 
-Belongs here: what a stage adds to each member of a node, and the record of an output. Does not belong here: when it is
-called (`run_contract.py`), or the consequence of a gate's verdict (`machine.py`).
+Belongs here: a stage's additions to each member of a node, and the record of an output. Does not belong here: the
+order of calls (`run_contract.py`), or the consequence of a gate's verdict (`machine.py`).
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ class StagedNode:
 
     @property
     def decision(self) -> GateDecision | None:
-        """What the gates said of what was computed; None before that, and of what was skipped."""
+        """The gates' decision on the computed output; None before the gates, and for a skipped node."""
         return self.made and self.made[1]
 
     @cached_property
     def key(self) -> RunStateKey:
-        """What run-state has of it: its id, the run, and the hash of what it consumes within the run."""
+        """Its key in run-state: its id, the run, and the hash of its inputs within the run."""
         batch = [self.received.reference] if self.received else []
         digest = inputs_hash([*self.node.references(), *batch], self.params())
         return RunStateKey(dataset_id=self.kind, run_id=self.run_id, inputs_hash=digest)
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What the failpoints reached in the stage are labelled with."""
+        """The labels of the failpoints that the stage reaches."""
         dataset, _, operator = self.kind.rpartition(".")
         partition = self.name.partition("@")[2]
         return {"dataset": dataset, "operator": operator, "partition": partition, "run": self.run_id}

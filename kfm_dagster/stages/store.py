@@ -26,7 +26,7 @@ class StageMoveError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """One attempt of a stage. `input_hashes`: of its inputs; `restricted`: why its output is."""
+    """An attempt of a stage. `input_hashes`: of its inputs; `restricted`: why its output is."""
 
     run_id: str
     stage: str
@@ -68,7 +68,7 @@ class StageStore:
         return max(self.of_run(run_id, stage=stage, tx=tx), key=attrgetter("attempt"), default=None)
 
     def of_run(self, run_id: str, *, stage: str | None = None, tx: Transaction) -> list[StageAttempt]:
-        """Return every attempt of a run's stages, or of one stage, in the order of opening."""
+        """Return every attempt of a run's stages, or of a single stage, in the order of opening."""
         return tx.rows(StageAttempt, "stages.of_run", run_id=run_id, stage=stage)
 
     def since(self, moment: datetime, *, tx: Transaction) -> list[StageAttempt]:
@@ -92,7 +92,7 @@ class StageStore:
 
         A refused attempt is retried as it is: the same attempt, with an audit line about the retry.
 
-        Raises StageMoveError when an attempt after a failure has another key or other inputs than the failed one.
+        Raises StageMoveError when an attempt after a failure has another key or other inputs than the failed attempt.
         """
         before = self.newest(run_id, stage, tx=tx)
         if before is not None and before.state is StageState.RUNNING:

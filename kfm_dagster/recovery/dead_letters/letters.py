@@ -63,7 +63,7 @@ class KnownUnit:
 
     @property
     def recurred(self) -> bool:
-        """Tell whether the unit ended as it had before it was drained."""
+        """Return whether the unit ended as before it was drained."""
         ended = self.status in {Status.FAILED, Status.QUARANTINED}
         return ended and self.error_code is not None and self.error_code == self.let_in_with
 
@@ -106,7 +106,7 @@ class LetterSelection:
     message_ids: frozenset[str] = frozenset()
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Tell whether a dead letter matches."""
+        """Return whether a dead letter matches."""
         return (
             (not self.classes or letter.kind in self.classes)
             and (not self.datasets or letter.dataset in self.datasets)

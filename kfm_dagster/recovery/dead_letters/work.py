@@ -87,7 +87,7 @@ class Bounds:
 
 @dataclass(kw_only=True)
 class DeadLetterWork:
-    """One drain, redrive or discard, and its results so far.
+    """A drain, redrive or discard, and its results so far.
 
     `reason_to_leave` returns why a selected dead letter is left alone, `report` is called after every batch; `units`
     counts created, requeued and quarantined units.

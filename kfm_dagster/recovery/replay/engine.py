@@ -75,7 +75,7 @@ class Report:
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing more comes without a person."""
+        """Return whether no further batch comes unless a person acts."""
         return self.run.state in ENDED
 
     def as_json(self) -> dict[str, object]:
@@ -215,7 +215,7 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Tell whether a running replay continues by itself; a guard's hold waits for a person."""
+        """Return whether a running replay continues by itself; a guard's hold waits for a person."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         holds = [self.report(replay_run_id).hold for replay_run_id in replays]

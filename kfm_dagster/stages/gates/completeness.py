@@ -1,6 +1,6 @@
 """Gate G1, schema completeness: every section that the stage should add exists, in its form.
 
-Members that a contract permits as suspect are permitted here, too: an issue names each missing one. Does not belong
+Members that a contract permits as suspect are permitted here, too: an issue names each missing member. Does not belong
 here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).
 """
 
@@ -28,7 +28,7 @@ Faults = Iterator[str]
 
 
 def schema_completeness(subject: Subject) -> Verdict:
-    """Check every unit that has not failed, and name the incomplete ones."""
+    """Check every unit that has not failed, and name the incomplete units."""
     due = subject.sections
     rule = "every unit has " + ", ".join(("its identity", *due))
     if not subject.current:

@@ -2,7 +2,7 @@
 
 A quantity is a numeric field of a unit of ingest. It closes when its declared unit (the contract's, or ours for our own
 fields) has the dimension that STAC or the contract expects, is the unit that STAC or the projection prescribes, and its
-values are finite and in range. p_dim is the share of quantities that close. Does not belong here: what a unit is
+values are finite and in range. p_dim is the share of quantities that close. Does not belong here: parsing units
 (`units.py`).
 """
 

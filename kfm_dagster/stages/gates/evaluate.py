@@ -50,7 +50,7 @@ def uniqueness(subject: Subject) -> Verdict:
     findings = {
         Finding(wal_id=WalId(wal_id), what=_TEXTS[rule].format(times=times, other=other))
         for rule, wal_id, other, times in rows
-        # DuckDB found another object under the same Item id: a re-issue does not count as another one.
+        # By DuckDB another object has the same Item id: a re-issue does not count as another object.
         if rule != "catalog_item" or _precedence(grammar, uris[WalId(wal_id)]) == _precedence(grammar, other)
     }
     scope = "batch" if subject.catalog is None else "batch and catalog"
@@ -146,8 +146,8 @@ def coverage(subject: Subject) -> Verdict:
     """Compare each product's share of the due objects (G6) with the threshold, hour by hour.
 
     An hour is expected once it is over and has settled, from the product's first announcement to this deployment on,
-    or all day where the day was listed. So a warning means that objects are missing which should be here. Surplus in
-    one hour does not compensate for a hole in another, nor one product for another.
+    or all day where the day was listed. So a warning means that due objects are missing. Surplus in an hour does
+    not compensate for a hole in another hour, nor a product for another product.
     """
     least = subject.rules.G6.min_coverage
     rule = f"coverage of each product >= {least:g}"

@@ -32,7 +32,7 @@ def path_conventions(
     min_points: int = MIN_POINTS,
     sample_m: Mapping[WalId, float] = MappingProxyType({}),
 ) -> Verdict:
-    """Check G3: arrays of one length >= min_points, positive d_ell in step with ell's extent.
+    """Check G3: arrays of equal length >= min_points, positive d_ell in step with ell's extent.
 
     paths: the beams of each unit; a unit without beams has lost its path and fails. refused: units whose path could not
     be computed (missing quantities are rejected), and why. sample_m: c_ref / f_s of each unit, in metres.
@@ -89,7 +89,7 @@ def dimensional_closure_of_path(
 
 
 def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the path's lines of `check_dim_report.json`, as JSON values, one per quantity.
+    """Return the path's lines of `check_dim_report.json`, as JSON values, a line per quantity.
 
     quantities: as for dimensional_closure_of_path; a value is a unit's array, or a beam's number.
     """
@@ -132,7 +132,7 @@ def covariance_consistency(
     rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"
     if not covariances:
         return Verdict.not_applicable(Gate.G7, rule, _NO_PATH)
-    # By identity: units of one site and pattern share their matrices.
+    # By identity: units of a site and pattern share their matrices.
     distinct = {id(matrix): matrix for matrices in covariances.values() for matrix in matrices.values()}
     faults = {identity: covariance_faults(matrix) for identity, matrix in distinct.items()}
     findings = [

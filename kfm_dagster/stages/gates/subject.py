@@ -1,7 +1,7 @@
 """Subject of the gates: a stage's batch, its contract, and facts of ledger and catalog.
 
 Belongs here: values, the extracted fields and the measured geometries, computed once for all gates, and the queries of
-the facts, one statement each in the caller's transaction. Does not belong here: rules (`evaluate.py`).
+the facts, a statement each in the caller's transaction. Does not belong here: rules (`evaluate.py`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _LISTS = (list, tuple)
 _WHOLE = frozenset({
     "cube:variables", "cube:dimensions.x", "cube:dimensions.y", "cube:dimensions.valid_time", "cube:dimensions.level",
 })  # fmt: skip
-"""Objects that are one field to the gates: texts of a hundred variables, and values that `proj:transform` has."""
+"""Objects that are a single field to the gates: texts of a hundred variables, and values that `proj:transform` has."""
 NAMED = 5
 """Names of a longer list in a text."""
 
@@ -134,7 +134,7 @@ class Subject:
 
     @cached_property
     def extracted(self) -> tuple[Extracted, ...]:
-        """What was extracted of each standing unit that has metadata."""
+        """The extracted fields of each current unit that has metadata."""
         return tuple(
             Extracted(unit=unit, metadata=unit.metadata, fields=tuple(leaves(_read(unit.metadata))))
             for unit in self.current
@@ -143,7 +143,7 @@ class Subject:
 
     @cached_property
     def footprints(self) -> Mapping[int, Measured]:
-        """Every geometry, by its identity: units of one scene share it."""
+        """Every geometry, by its identity: units of a scene share it."""
         geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}

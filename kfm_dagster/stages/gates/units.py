@@ -94,7 +94,7 @@ def ask_dimension(text: str) -> str:
 
 
 def same_unit(one: str, other: str) -> bool:
-    """Tell whether a number means the same in two units. Raises UnitError."""
+    """Return whether a number means the same in two units. Raises UnitError."""
     if dimension_of(one) != dimension_of(other):
         return False
     return one == other or (one, other) in SAME or ask_same_unit(one, other)
@@ -102,7 +102,7 @@ def same_unit(one: str, other: str) -> bool:
 
 @cache
 def ask_same_unit(one: str, other: str) -> bool:
-    """Tell by pint whether a number means the same in two units of one dimension."""
+    """Return, by pint, whether a number means the same in two units of a dimension."""
     # Two points, because degrees Celsius differ from kelvins in their zero only.
     return all(math.isclose(registry().convert(value, one, other), value) for value in (1.0, 2.0))
 

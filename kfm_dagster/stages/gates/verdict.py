@@ -18,14 +18,14 @@ from kfm_dagster.contracts.envelope import WalId
 
 @unique
 class Gate(StrEnum):
-    """What a stage must pass."""
+    """A rule over a stage's output."""
 
     G1 = "G1"
     """Schema completeness: every section of every envelope that should be there, in its form."""
     G2 = "G2"
     """Citation compliance: every extracted field names its source by volume, version and a kind of anchor."""
     G3 = "G3"
-    """Path conventions: arrays of one length of at least two, and path elements that are lengths."""
+    """Path conventions: arrays of equal length of at least two, and path elements that are lengths."""
     G4 = "G4"
     """Dimensional closure: every quantity has a unit that fits its dimension."""
     G5 = "G5"
@@ -140,7 +140,7 @@ STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One fault by a gate: of a unit, or of the whole batch where `wal_id` is None."""
+    """A fault by a gate: of a unit, or of the whole batch where `wal_id` is None."""
 
     what: str
     wal_id: WalId | None = None
@@ -162,7 +162,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found."""
+        """Whether the gate has no findings."""
         return not self.findings
 
     @property
@@ -172,7 +172,7 @@ class Verdict:
 
     @property
     def of_batch(self) -> bool:
-        """Whether something was found that no unit alone is at fault for."""
+        """Whether a finding concerns the batch and no single unit."""
         return any(finding.wal_id is None for finding in self.findings)
 
     @classmethod
@@ -182,6 +182,6 @@ class Verdict:
 
 
 def of_every_gate(verdicts: Iterable[Verdict], *, maker: str) -> list[Verdict]:
-    """Return each gate's verdict, in order; gates without one do not apply to `maker`'s output."""
+    """Return each gate's verdict, in order; gates without a verdict do not apply to `maker`'s output."""
     by_gate = {verdict.gate: verdict for verdict in verdicts}
     return [by_gate.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
