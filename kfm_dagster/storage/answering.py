@@ -1,7 +1,7 @@
 """Errors of our stores: refusals that a person must correct, and outages that pass.
 
-Belongs here: names for obstore's errors, for every room that keeps files in a store, and the check that a store takes
-files. Does not belong here: the providers' objects (`object_handle.py`), whose faults are those of their unit.
+Belongs here: names for obstore's errors, for every room with files in a store, and the check that a store accepts
+files. Does not belong here: the providers' objects (`object_handle.py`), whose faults fail their unit.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def answering(what: str, setting: str) -> Iterator[None]:
 
 
 def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: bool = False) -> None:
-    """Refuse a folder or s3://bucket/prefix that takes no file. Raises as `answering` does.
+    """Refuse a folder or s3://bucket/prefix that accepts no file. Raises as `answering` does.
 
-    A folder is not created, and no file is left in it; a bucket keeps one empty object, unless with `leave_nothing`.
+    A folder is not created, and no file is left in it; a bucket keeps an empty object, unless with `leave_nothing`.
     """
     target = f"{what} {location}"
     with answering(target, setting):
@@ -87,7 +87,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
         try:
             store.get(PROBE, options={"head": True})
         except (FileNotFoundError, NotFoundError):
-            # A HEAD's answer does not tell a missing bucket from a missing key, and the key has just been written.
+            # A HEAD's answer does not distinguish a missing bucket from a missing key, and the key was just written.
             raise StoreAccessError(
                 f"{target} cannot be used",
                 observed="what is written cannot be read",

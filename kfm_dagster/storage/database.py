@@ -1,7 +1,8 @@
-"""The database: one engine, its transactions and its schema.
+"""The database: its engine, its transactions and its schema.
 
-SQLite is the embedded default, PostgreSQL the production one; both speak through SQLAlchemy Core and the statements of
-`sql/`. Domain tables belong to their rooms (`ledger/`, `run_state/`, ...); this module knows only `schema_version`.
+SQLite is the embedded default, PostgreSQL the production database; both are used through SQLAlchemy Core and the
+statements of `sql/`. Domain tables belong to their rooms (`ledger/`, `run_state/`, ...); this module knows only
+`schema_version`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kfm_dagster.storage.statements import Migration, T, migrations, typed_state
 from kfm_dagster.storage.text import json_value, parameter
 
 BUSY_TIMEOUT_SECONDS = 60
-"""Time that a SQLite writer waits for another one; a batch's transaction takes well under a second."""
+"""Time that a SQLite writer waits for another writer; a batch's transaction takes well under a second."""
 SQLITE_CACHE_KIB = 16 * 1024
 """Page cache of a connection: a batch touches an index page for nearly every unit (ids are random), more than SQLite's
 default of 2 MiB holds, so pages would be written and read again within the transaction."""
@@ -47,7 +48,7 @@ MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
 """The search path of a migration, which PostgreSQL's functions keep. Unless the path names temporary tables, they come
-first, and a role's own ones would replace ours in the triggers."""
+first, and a role's temporary tables would replace ours in the triggers."""
 
 
 class Database:
@@ -55,7 +56,7 @@ class Database:
 
     def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
-        # As it was typed: a driver quotes it so, and redaction takes its secrets from it.
+        # As configured: a driver quotes it so, and redaction takes its secrets from it.
         self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
@@ -92,11 +93,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Run one transaction: committed when the block ends, rolled back when it raises.
+        """Run a transaction: committed when the block ends, rolled back when it raises.
 
         On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. The
         `after_commit` callbacks run after the commit, and their exceptions propagate. Raises DatabaseUnavailableError
-        where the database goes away or its disk is full.
+        if the connection is lost or the disk is full.
         """
         with self._answering():
             hit(Failpoint.DATABASE_BEGIN)
@@ -110,9 +111,9 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Run one read-only transaction; on SQLite it neither waits for writers nor blocks them.
+        """Run a read-only transaction; on SQLite it neither waits for writers nor blocks them.
 
-        Raises DatabaseUnavailableError where the database goes away.
+        Raises DatabaseUnavailableError if the connection is lost.
         """
         with self._answering():
             hit(Failpoint.DATABASE_BEGIN)
@@ -130,7 +131,7 @@ class Database:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Name an outage in one line, without the failed statement and its values."""
+        """Report an outage in one line, without the failed statement and its values."""
         try:
             yield
         except DBAPIError as error:
@@ -191,7 +192,7 @@ class Transaction:
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Run a part that is rolled back alone when it raises, together with its after-commit calls."""
+        """Run a part of the transaction; if it raises, only it and its after-commit calls are rolled back."""
         before = len(self.committed)
         try:
             with self.connection.begin_nested():
@@ -201,7 +202,7 @@ class Transaction:
             raise
 
     def run(self, name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> CursorResult[Any]:
-        """Execute one named statement; its rows have times in UTC and decoded JSON.
+        """Execute a named statement; its rows have times in UTC and decoded JSON.
 
         Parameters are encoded (`text.parameter`), so that times, lists and mappings can be passed as they are.
         """
@@ -213,16 +214,16 @@ class Transaction:
         self.run("locks.take", lock=name).close()
 
     def rows(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> list[T]:
-        """Execute one named statement and build a value of a dataclass from each row (`row_values`)."""
+        """Execute a named statement and build a value of a dataclass from each row (`row_values`)."""
         return [value_of(kind, row) for row in self.run(name, parameters, **more).mappings()]
 
     def row(self, kind: type[T], name: str, parameters: Mapping[str, Any] | None = None, /, **more: Any) -> T | None:
-        """Execute one named statement of at most one row, and build a value from it."""
+        """Execute a named statement of at most one row, and build a value from it."""
         row = self.run(name, parameters, **more).mappings().one_or_none()
         return None if row is None else value_of(kind, row)
 
     def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute one named statement for many parameter sets; without any, do nothing."""
+        """Execute a named statement for many parameter sets; without any, do nothing."""
         batch = [_encoded(row) for row in rows]
         if batch:
             self.connection.execute(typed_statement(self.connection.dialect.name, name), batch)
@@ -254,7 +255,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
     if url.database and not url.database.startswith((":memory:", "file:")):
         if not read_only:
             _make_file(Path(url.database))
-        elif not Path(url.database).is_file():  # which opening would create
+        elif not Path(url.database).is_file():  # opening would create it
             raise _no_ledger(url.database)
     engine = sa.create_engine(url, json_deserializer=json_value, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
 
@@ -297,7 +298,7 @@ def _make_file(file: Path) -> None:
 
 
 def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
-    """Return the error for a database that is away or full; None for refusals and conflicts."""
+    """Return the error for an unreachable or full database; None for refusals and conflicts."""
     code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if code in NO_ROOM:
@@ -399,6 +400,6 @@ def _digest(migration: Migration) -> str:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Tell whether another transaction was first (lock timeout, failed serialisation, deadlock)."""
+    """Return whether another transaction was first (lock timeout, failed serialisation, deadlock)."""
     code = getattr(error.orig, "pgcode", None)
     return code in {"40001", "40P01", "55P03"} or "database is locked" in str(error.orig)

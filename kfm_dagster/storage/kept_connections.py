@@ -12,11 +12,11 @@ from sqlalchemy.engine import URL, CreateEnginePlugin
 from sqlalchemy.pool import QueuePool
 
 IDLE_CONNECTIONS = 1
-"""Idle connections of an engine; concurrent threads get further ones, which are closed afterwards."""
+"""Idle connections of an engine; concurrent threads get further connections, which are closed afterwards."""
 
 
 class KeptConnections(CreateEnginePlugin):
-    """Keeps one idle connection of an engine, whatever pool its caller names."""
+    """Keeps an idle connection of an engine open, whatever pool its caller names."""
 
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         """Replace the pool in the arguments of `create_engine`."""
@@ -29,5 +29,5 @@ class KeptConnections(CreateEnginePlugin):
         }
 
     def update_url(self, url: URL) -> URL:
-        """Return the URL as it is: SQLAlchemy has taken `plugin` out."""
+        """Return the URL unchanged: SQLAlchemy has removed `plugin`."""
         return url

@@ -1,18 +1,18 @@
 """One SQL text for both databases: the macros of `sql/`, as SQLite's and PostgreSQL's text.
 
-A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It stands for text, never for a value:
+A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It is replaced by text, never by a value:
 values are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: reason` is for that database alone.
 
-| macro | stands for |
+| macro | text |
 |---|---|
 | `@id`, `@bytewise(t)` | text that is compared byte by byte, in any locale: a column, an expression |
 | `@time`, `@json`, `@bytes`, `@bool`, `@bigint`, `@real`, `@uuid` | types of columns |
-| `@serial(c)`, `@bigserial(c)` | a number that the database gives, never again; the primary key of constraint c |
+| `@serial(c)`, `@bigserial(c)` | a number that the database assigns once; the primary key of constraint c |
 | `@strict`, `@without_rowid` | the end of a table; without row ids SQLite keeps the rows in the key's order |
 | `@now`, `@days_before(t, n)` | the time now; n days before t |
 | `@utc_day(t)`, `@utc_hour(t)`, `@utc_text(t)` | the day of t as text, its hour as a number, all of it as text |
 | `@seconds(t, u)` | whole seconds from u to t |
-| `@latest(t, u)` | the later one of two times, neither of which is null |
+| `@latest(t, u)` | the later of two times, both not null |
 | `@position(t, u)` | where text u begins in t, from 1; 0 where it does not |
 | `@json_type(j)`, `@json_size(j)` | `object`, `array`, ...; members of an array |
 | `@json_object('a', x, ...)` | an object of JSON |
@@ -22,9 +22,9 @@ values are bound. A statement under a comment `-- sqlite: reason` or `-- postgre
 | `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
 | `@batch(:p, b, a type, ...)` | the relation b of a JSON list of objects; types are text, integer, time, json, ... |
 | `@rows(:p, b)` | the same of a JSON list of lists, each of them `b.value` |
-| `@in_order(a, ...)` | ORDER BY bytes: two batches that overlap write and lock in one order, so none waits for the |
-| | other in a circle; SQLite has one writer |
-| `@lock(FOR ...)` | a lock on what a query reads; SQLite's transaction has locked the database |
+| `@in_order(a, ...)` | ORDER BY bytes: overlapping batches write and lock in the same order, so they cannot |
+| | deadlock; SQLite has one writer |
+| `@lock(FOR ...)` | a lock on the rows that a query reads; SQLite's transaction has locked the database |
 | `@locked(t, key, FOR ..., c)` | condition c, of rows that are locked in the order of their key first |
 | `@lock_all('name')` | the statement that serialises transactions |
 | `@indexed_by(i)` | the index that SQLite takes: without statistics its planner takes another |
@@ -35,7 +35,7 @@ values are bound. A statement under a comment `-- sqlite: reason` or `-- postgre
 | `@sqlite(...)` | a part of a statement for SQLite alone, with its reason beside it |
 | `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
 | `@changed(a, ...)` | whether an update changes one of these columns |
-| `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows for which all conditions hold. The |
+| `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows that meet all conditions. The |
 | | rule is a name, or `name: id: state` for the words `name: id: from > to` |
 | `@after(trigger, EVENT ON t, when, statement)` | a trigger that follows a row with a statement |
 | `@kept(t, rule, (key), ...)` | no row is deleted, nor replaced by another of the same key |
@@ -43,7 +43,7 @@ values are bound. A statement under a comment `-- sqlite: reason` or `-- postgre
 | `@not_replaced(t, rule, (key), ...)`, `@not_truncated(t, rule)` | only these parts of `@kept` |
 | `@not_repeated(t, (key))` | as `@not_replaced`, but a repeated row is skipped silently |
 
-Why not a library: see ADR 022. Does not belong here: which statements there are (`statements.py`).
+Why not a library: see ADR 022. Does not belong here: the statements themselves (`statements.py`).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
 
 
 def render(text: str, dialect: str) -> str:
-    """Replace the macros of a text. Raises ConfigurationError for an unknown or unclosed one."""
+    """Replace the macros of a text. Raises ConfigurationError for an unknown or unclosed macro."""
     if "@" not in text:
         return text
     rendered: list[str] = []
@@ -134,7 +134,7 @@ def render(text: str, dialect: str) -> str:
 
 
 def statements(text: str, dialect: str) -> list[str]:
-    """Return the statements of a text for one database, rendered.
+    """Return the statements of a text for a database, rendered.
 
     A statement ends at a `;` at the end of an unindented line; bodies of functions and triggers are indented.
     """

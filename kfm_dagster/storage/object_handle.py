@@ -1,7 +1,7 @@
-"""One object of a bucket, read by range: in an object store, or in a folder in its place.
+"""An object of a bucket, read by range: in an object store, or in a folder in its place.
 
 Belongs here: the two handles, their heads of objects, and names for their failures. Does not belong here: which objects
-may be opened (`objects.py`) and what the bytes mean (`readers/`).
+may be opened (`objects.py`) and the meaning of the bytes (`readers/`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
-"""Up to this size an upload is one part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
+"""Up to this size an upload has a single part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class UndeclaredObjectError(ObjectReadError):
 
 
 class ObjectHandle(Protocol):
-    """An open object (a `ByteSource`), for one thread. All methods raise ObjectReadError."""
+    """An open object (a `ByteSource`), for a single thread. All methods raise ObjectReadError."""
 
     @property
     def uri(self) -> str:
@@ -82,7 +82,7 @@ class ObjectHandle(Protocol):
         ...
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Head and first bytes in one request; later reads inside these bytes make none."""
+        """Head and first bytes in one request; later reads inside these bytes make no request."""
         ...
 
     def read(self, start: int, length: int) -> bytes:
@@ -91,17 +91,17 @@ class ObjectHandle(Protocol):
 
     @property
     def first(self) -> bytes:
-        """The first bytes, as far as they are known: reading among them makes no request."""
+        """The known first bytes; reading them makes no request."""
         ...
 
     @property
     def last_modified(self) -> datetime | None:
-        """When it was written, as the last head or probe said; None before, and where the store does not say."""
+        """Time of the last write, from the last head or probe; None before, and where the store reports none."""
         ...
 
 
 class RemoteObject:
-    """An object in an object store: one version of it, once its ETag is known."""
+    """An object in an object store: a fixed version of it, once its ETag is known."""
 
     def __init__(
         self, store: Store, *, uri: str, key: str, size: int | None, etag: str | None, first: bytes = b""
@@ -127,16 +127,16 @@ class RemoteObject:
 
     @property
     def first(self) -> bytes:
-        """What the last probe fetched, or what was given."""
+        """The bytes of the last probe, or the bytes passed to the constructor."""
         return self._first
 
     @property
     def last_modified(self) -> datetime | None:
-        """What the last head or probe said."""
+        """Time of the last write, from the last head or probe."""
         return self._last_modified
 
     def head(self) -> ObjectHead:
-        """One HEAD request."""
+        """Make a HEAD request."""
         try:
             with request(self._uri, *_HEAD):
                 return self._understood(self._store.get(self._key, options={"head": True}))
@@ -144,7 +144,7 @@ class RemoteObject:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Probe by one ranged GET; an empty object, which has no range, costs a HEAD besides."""
+        """Probe by a ranged GET; an empty object, which has no range, also costs a HEAD."""
         try:
             with request(self._uri, *_HEAD):
                 answer = self._store.get(self._key, options={"range": (0, length)})
@@ -158,7 +158,7 @@ class RemoteObject:
         return head, self._first
 
     def read(self, start: int, length: int) -> bytes:
-        """Read by one ranged GET of the bytes behind the known first bytes, or without a request."""
+        """Read by a ranged GET of the bytes after the known first bytes, or without a request."""
         stop = min(start + length, self.size)
         if start >= stop:
             return b""
@@ -200,7 +200,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
     """Make a request between its failpoints; raise ObjectReadError for errors and odd answers.
 
     The text of a client's error is dropped: it contains URLs, which may be signed. Any other exception of the client is
-    an odd answer and becomes an ObjectReadError, too: neighbouring objects must not fail with this one (SEC-09).
+    an odd answer and becomes an ObjectReadError, too: the batch's other objects must not fail with it (SEC-09).
     """
     try:
         hit(before)
@@ -253,11 +253,11 @@ def _span(failpoint: Failpoint) -> Iterator[None]:
 class FolderObject:
     """A file ROOT/bucket/key as an object. Only small files are read whole, for their ETag.
 
-    The file is opened at the first request and stays open: all answers are of one file.
+    The file is opened at the first request and stays open: all answers are of the same file.
     """
 
     def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:
-        """Create the handle without a look at the file. `root` has no symbolic link."""
+        """Create the handle without reading the file. `root` has no symbolic link."""
         self._uri = uri
         self._bucket_root = f"{root}/{bucket}"
         self._key = key
@@ -277,12 +277,12 @@ class FolderObject:
 
     @property
     def first(self) -> bytes:
-        """Nothing: a file is read where it stands."""
+        """Empty: a file is read in place."""
         return b""
 
     @property
     def last_modified(self) -> datetime | None:
-        """What the last head or probe said."""
+        """Time of the last write, from the last head or probe."""
         return self._last_modified
 
     def head(self) -> ObjectHead:
@@ -329,7 +329,7 @@ class FolderObject:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Tell whether a resolved path is in the folder, whose own last part is taken as written."""
+    """Return whether a resolved path is in the folder; the folder's last part is not resolved."""
     return f"{path}/".startswith(f"{folder}/")
 
 
@@ -352,7 +352,7 @@ def _folder_head(descriptor: int, status: os.stat_result) -> ObjectHead:
 
 
 class _FileVersion:
-    """An open file, equal to another one when it is the same version of the same file."""
+    """An open file, equal to another open file of the same version."""
 
     def __init__(self, descriptor: int, status: os.stat_result) -> None:
         self.descriptor = descriptor

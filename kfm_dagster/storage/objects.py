@@ -57,7 +57,7 @@ class ListedObject:
 
 
 class ObjectStores:
-    """Opens only objects that contracts declare. Thread-safe; one connection pool per bucket."""
+    """Opens only objects that contracts declare. Thread-safe; a connection pool per bucket."""
 
     def __init__(
         self, *, object_root: Path | None = None, anonymous: bool = False, request_seconds: float = REQUEST_SECONDS
@@ -100,7 +100,7 @@ class ObjectStores:
     def open_sidecar(self, contract: DatasetContract, uri: str, suffix: str) -> ObjectHandle | None:
         """Open the sidecar `uri + suffix` and fetch its beginning in one request; None if missing.
 
-        Raises ObjectReadError when the store does not answer whether it exists.
+        Raises ObjectReadError when the store does not report whether it exists.
         """
         handle = self.open(contract, uri + suffix)
         try:
@@ -153,7 +153,7 @@ class ObjectStores:
                         left_out(key, kind)
 
     def _expanded(self, contract: DatasetContract, bucket: str, prefix: str) -> list[str]:
-        """Expand each `*` of a prefix to the existing folders: MRMS has one for each product."""
+        """Expand each `*` of a prefix to the existing folders: MRMS has a folder for each product."""
         above, star, below = prefix.partition("*")
         if not star:
             return [prefix]
@@ -166,7 +166,7 @@ class ObjectStores:
         return [path for folder in sorted(folders) for path in self._expanded(contract, bucket, f"{folder}{below}")]
 
     def ask(self, contract: DatasetContract, bucket: str) -> None:
-        """Look for one of the contract's objects in a bucket. Raises the store's errors or OSError.
+        """Check that a bucket can be listed, by a single key. Raises the store's errors or OSError.
 
         A missing object is not an error: there may be none today.
         """
@@ -234,7 +234,7 @@ class ObjectStores:
                 )
 
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
-        # Stores list whole path segments; a prefix that ends inside one becomes its folder and an offset.
+        # Stores list whole path segments; a prefix that ends inside a segment becomes its folder and an offset.
         folder, _, partial = prefix.rpartition("/")
         with request(f"s3://{bucket}/{prefix}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
             if self._root is not None:
@@ -279,10 +279,10 @@ def open_store(location: str) -> Store:
 
 
 class PrivateFolder(LocalStore):
-    """A folder of this machine; those that are made in it are its user's alone, as KFM_HOME is."""
+    """A folder of this machine; only its user may read the folders created in it, as in KFM_HOME."""
 
     def put(self, path: str, file: Any, **options: Any) -> Any:
-        """Put a file, in folders that obstore would make for everybody."""
+        """Put a file in folders for this user alone; obstore's would be open to all users."""
         private_folder(Path(str(self.prefix), path).parent)
         return super().put(path, file, **options)
 
@@ -330,7 +330,7 @@ def _s3(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous
 
 
 def _endpoint_of(region: str) -> str:
-    """Return S3's endpoint: the configured one, or AWS's of a region. Raises ConfigurationError."""
+    """Return the configured S3 endpoint, or else AWS's of a region. Raises ConfigurationError."""
     endpoint = _s3_endpoint() or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
     _refuse_plain_http(endpoint)
     return endpoint.rstrip("/")

@@ -1,6 +1,6 @@
 """Read-ahead: first bytes of objects that a stage fetched, for the next stage of the run.
 
-They are in an unnamed file, so that thousands of heads take page cache and no memory of the process. Does not belong
+They are in an unnamed file, so that thousands of heads take page cache instead of process memory. Does not belong
 here: which bytes are read (`ingest/nodes.py`), requests (`object_handle.py`).
 """
 
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import IO
 
 LIMIT_BYTES = 1024**3
-"""Limit of one batch; later objects are requested again. 5,000 NEXRAD volumes, the largest heads, have 640 MiB."""
+"""Limit of a batch; later objects are requested again. 5,000 NEXRAD volumes, the largest heads, have 640 MiB."""
 
 _Span = tuple[int, int]
 
@@ -30,7 +30,7 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def keep(self, uri: str, etag: str | None, content: bytes) -> None:
-        """Store an object's first bytes, if it has an ETag: without one it may change unnoticed."""
+        """Store an object's first bytes, if it has an ETag: else a change would be undetected."""
         if etag is None or not content:
             return
         with self._lock, suppress(OSError):  # a full disk

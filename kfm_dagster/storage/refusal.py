@@ -1,8 +1,8 @@
-"""Refusals by the database, isolated by halving the batch: one item never fails the others.
+"""Refusals by the database, isolated by halving the batch: a refused item never fails the others.
 
-A refusal is about the values: one that no column takes, a constraint, a trigger. A database that does not answer, is
-full or busy is not a refusal: it fails the whole batch, which is retried. Does not belong here: what happens to refused
-items.
+A refusal is about the values: a column, a constraint or a trigger does not accept them. A database that does not
+answer, is full or busy is not a refusal: it fails the whole batch, which is retried. Does not belong here: handling
+refused items.
 """
 
 from __future__ import annotations

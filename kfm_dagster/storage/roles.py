@@ -69,7 +69,7 @@ def _granted(database: Database, role: str, *, rights: str) -> bool:
 def _grant(database: Database, role: str, rights: str) -> bool:
     with database.transaction() as tx:
         created = tx.run("roles.create", role=role).scalars().all()
-        # The names in these texts are quoted by the database itself.
+        # The database itself quotes the names in these texts.
         for statement in created:
             tx.connection.exec_driver_sql(statement.replace("%", "%%"))
         for name in ("roles.frame", rights):

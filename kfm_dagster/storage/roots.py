@@ -1,7 +1,7 @@
 """Roots: the places that a deployment writes, each marked with the deployment's id.
 
-Two ledgers over one catalog lose each other's Items silently, and retention under another ledger removes batches of
-units that still wait. So each root has a file with the id of its deployment's database, created only where none exists.
+Two ledgers over the same catalog lose each other's Items silently, and retention under another ledger removes batches
+of units that still wait. So each root has a file with the id of its deployment's database, created only if missing.
 Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root takes files
 (`answering.py`), or when it is checked (`ingest/preflight.py`, `retention/pruning.py`).
 """
@@ -56,7 +56,7 @@ class Root:
             return _UNREADABLE
 
     def is_empty(self) -> bool:
-        """Tell whether the root has no files but marks, probes and staged ones."""
+        """Return whether the root has no files but marks, probes and staged files."""
         if not self._exists():
             return True
         with self._answering():
@@ -64,7 +64,7 @@ class Root:
             return all(_NO_CONTENT.fullmatch(entry["path"]) for page in pages for entry in page)
 
     def mark(self, deployment: str) -> None:
-        """Mark the root unless it is marked; of several concurrent processes one succeeds."""
+        """Mark the root unless it is marked; only the first of concurrent processes succeeds."""
         content = json.dumps({"deployment_id": deployment}).encode() + b"\n"
         if self.served and "://" not in self.location:
             # Opening a store creates a folder that no other user may read.
@@ -109,7 +109,7 @@ def roots(settings: Settings) -> list[Root]:
 
 
 def deployment_id(database: Database) -> str:
-    """Return the id that a database got at its creation."""
+    """Return the id that a database received at its creation."""
     with database.snapshot() as view:
         return str(view.run("deployment.values", fact="id").scalar_one())
 
@@ -117,7 +117,7 @@ def deployment_id(database: Database) -> str:
 def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> None:
     """Mark unmarked roots as a deployment's; with `adopt` also unmarked roots with files.
 
-    Raises ForeignRootError, before any root is marked, for another deployment's root and for an unmarked one with
+    Raises ForeignRootError, before any root is marked, for another deployment's root and for an unmarked root with
     files; StoreAccessError and DependencyUnavailableError where a store refuses or does not answer.
     """
     for root in refuse_foreign(chosen, deployment, adopt=adopt):

@@ -1,4 +1,4 @@
-"""One bucket of S3, or of a compatible server, by requests that follow no redirects.
+"""A bucket of S3, or of a compatible server, by requests that follow no redirects.
 
 obstore's client follows redirects, has no switch against it, and sends the session token (`x-amz-security-token`) to
 whatever host a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
@@ -52,7 +52,7 @@ HEADER_CHARS = 1024
 LARGEST_SIZE = 2**63 - 1
 """Bytes that a column of the ledger can hold. S3's largest object has 50 TB."""
 PAGE = 1000
-"""Keys of one listing page (S3 API reference, ListObjectsV2)."""
+"""Keys of a listing page (S3 API reference, ListObjectsV2)."""
 Page = list[Any]
 Listing = dict[str, list[Any]]
 CONNECTIONS = 512
@@ -75,7 +75,7 @@ class OddAnswerError(GenericError):
 
 
 class RedirectRefusedError(OddAnswerError):
-    """The store answers with a redirect; nothing was sent where it leads."""
+    """The store answers with a redirect; nothing was sent to its target."""
 
     def __init__(self, *, host: str, status: int, location: str | None, region: re.Match[str] | None) -> None:
         where = f" to {_host(location) or host}" if location else ""
@@ -118,7 +118,7 @@ class S3Bucket:
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
         """Get an object; with `head` only its metadata, with `range` the bytes [start, end).
 
-        With `if_match`, an ETag in quotes, only that version: raises PreconditionError for another one.
+        With `if_match`, an ETag in quotes, only that version: raises PreconditionError for another version.
         """
         options = options or {}
         headers = {"If-Match": options["if_match"]} if options.get("if_match") else {}
@@ -152,14 +152,14 @@ class S3Bucket:
         mode: Literal["create", "overwrite"] = "overwrite",
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Put an object; with `create`, raise AlreadyExistsError where one exists."""
+        """Put an object; with `create`, raise AlreadyExistsError if it exists."""
         headers = {**(attributes or {}), **({"If-None-Match": "*"} if mode == "create" else {})}
         self._request("PUT", path, headers=headers, body=content)
 
     def try_put(self, path: str) -> None:
         """Check whether an object could be put, by a put on a condition that never holds.
 
-        Raises as `put` where it is not allowed. A store that ignores conditions puts an empty object.
+        Raises as `put` if it is not allowed. A store that ignores conditions puts an empty object.
         """
         try:
             self._request("PUT", path, headers={"If-Match": _NO_VERSION})
@@ -170,7 +170,7 @@ class S3Bucket:
                 raise
 
     def delete(self, path: str) -> None:
-        """Delete an object; a missing one is not an error."""
+        """Delete an object; a missing object is not an error."""
         self._request("DELETE", path)
 
     def list(self, prefix: str = "", *, offset: str | None = None, chunk_size: int = PAGE) -> Iterator[Page]:
@@ -316,7 +316,7 @@ class S3Bucket:
         """Return an answer's bytes. Raises OddAnswerError for more than `most`."""
         parts: list[bytes] = []
         for chunk in iter(answer.body_reader.read_chunk, None):
-            # Copied one by one: a chunk references its connection's read buffer of up to 400 KB, so that 128 KiB in a
+            # Each chunk is copied: it references its connection's read buffer of up to 400 KB, so that 128 KiB in a
             # dozen chunks took 3 MB of each reading thread.
             parts.append(bytes(chunk))
             most -= len(chunk)
@@ -388,7 +388,7 @@ def _client(seconds: float) -> SyncClient:
     builder = (
         SyncClientBuilder()
         .follow_redirects(off)
-        # An object's bytes are the stored ones, whatever their encoding.
+        # An object's bytes are returned as stored, whatever their encoding.
         .gzip(off)
         .brotli(off)
         .deflate(off)

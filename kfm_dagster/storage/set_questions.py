@@ -23,7 +23,7 @@ def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
 
     Raises ConfigurationError for an unknown statement.
     """
-    # A cursor for each query: stages of one process may run concurrently.
+    # A cursor for each query: stages of the same process may run concurrently.
     with closing(_connection().cursor()) as cursor:
         for table, content in tables.items():
             cursor.register(table, content)
@@ -32,7 +32,7 @@ def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
 
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
-    """Return the process's in-memory database; opening one costs more than a query."""
+    """Return the process's in-memory database; opening a database costs more than a query."""
     import duckdb  # noqa: PLC0415, see above
 
     return duckdb.connect(config={"threads": 1})

@@ -1,9 +1,9 @@
 """Named SQL statements and numbered migrations, read from `sql/`.
 
-`sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. One
-text is for both databases (`macros.py`); where two forms remain, each has its database and its reason under its name.
-`sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` those for the database of a STAC API, and
-`sql/schema` the migrations. Nothing here talks to a database.
+`sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. The
+same text is for both databases (`macros.py`); where two forms remain, each has its database and reason under its name.
+`sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` the statements for the database of a STAC API,
+and `sql/schema` the migrations. Nothing here accesses a database.
 
 Result columns are decoded by name: a column keeps its name if it is a `@time` or `@json` of a table or view that the
 statement names, and any other time is named `..._at`. `value_of` builds a dataclass from a row whose columns have the
@@ -40,17 +40,17 @@ _TABLE = re.compile(r"^(?:CREATE|ALTER) TABLE (\w+)", re.MULTILINE)
 _VIEW = re.compile(r"^CREATE VIEW (\w+) AS$(.*?);$", re.MULTILINE | re.DOTALL)
 _DECODED = re.compile(r"(\w+) @(time|json)\b")
 _WRITE = re.compile(r"^(?:INSERT|UPDATE|DELETE)\b(?!.*\bRETURNING\b)", re.MULTILINE | re.DOTALL)
-"""A statement that gives no rows."""
+"""A statement that returns no rows."""
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time of PostgreSQL, which gives it in the zone of the session; SQLite keeps the text of UTC."""
+    """A time of PostgreSQL, which returns it in the zone of the session; SQLite stores text in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """Return it in UTC."""
+        """Return the time in UTC."""
         return None if value is None else value.astimezone(UTC)
 
 
@@ -62,7 +62,7 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """One numbered step of the schema, as statements of one database."""
+    """A numbered step of the schema, as statements of a database."""
 
     number: int
     name: str
@@ -166,7 +166,7 @@ def _blocks(folder: str, room: str) -> dict[str, dict[str | None, str]]:
 
 T = TypeVar("T")
 _READ: Mapping[Any, Callable[[Any], Any]] = {
-    # SQLite has no boolean; PostgreSQL gives a sum of integers as numeric, a UUID as an object and bytes as a view.
+    # SQLite has no boolean; PostgreSQL returns a sum of integers as numeric, a UUID as an object and bytes as a view.
     bool: bool,
     bytes: bytes,
     int: int,

@@ -1,7 +1,7 @@
 """Text that every database can store, from texts of senders, files and drivers.
 
 PostgreSQL stores no NUL, neither in text nor as an escape in JSON; neither database, nor UTF-8, stores half of a
-surrogate pair. One such character would fail its batch again and again. Does not belong here: the meaning of a text,
+surrogate pair. Such a character would fail its batch at every attempt. Does not belong here: the meaning of a text,
 and redacting secrets (`redaction.py`).
 """
 
@@ -30,7 +30,7 @@ _SCALARS = (bool, int, float, bytes, memoryview)
 def parameter(value: Any) -> Any:
     """Encode a parameter: storable text, RFC 3339 times in UTC, lists and mappings as JSON.
 
-    Raises ValueError for a naive time or one beyond the years 1 to 9999, TypeError for a type that JSON lacks.
+    Raises ValueError for a naive time or a time beyond the years 1 to 9999, TypeError for a type that JSON lacks.
     """
     if value is None or isinstance(value, _SCALARS):
         return value
