@@ -86,7 +86,7 @@ def console_app(
         return PlainTextResponse("ok\n")
 
     def refused(request: Request, error: Exception) -> Response:
-        """Answer with one line; a browser gets it on a page with the navigation."""
+        """Answer with a line; a browser gets it on a page with the navigation."""
         status, line = _refusal(error)
         headers = error.headers if isinstance(error, HTTPException) else None
         if is_page({}, request.headers.get("accept", "")):

@@ -20,7 +20,7 @@ some seconds over a bad line."""
 MOST_CONNECTIONS = 512
 """Half of a process's default file descriptors (1,024); a browser keeps up to six connections."""
 MOST_REQUESTS = 32
-"""Concurrent answers; fewer than the 40 threads that answer, so that /healthz always has one."""
+"""Concurrent answers; fewer than the 40 threads that answer, so that /healthz always has a thread."""
 WAIT_SECONDS = 5.0
 """Longest wait of a request for its turn; an answer takes some tens of milliseconds."""
 MOST_BODY_BYTES = 64 * 1024
@@ -31,12 +31,12 @@ _TURNS = itertools.count(1)
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP/1.1 with a deadline for each request; beyond MOST_CONNECTIONS the one that waits longest makes room."""
+    """HTTP/1.1 with a deadline for each request; beyond MOST_CONNECTIONS it closes the longest waiting."""
 
     deadline: asyncio.TimerHandle | None = None
     """When it is closed, while the server waits for a request of it."""
     turn: int = 0
-    """Its place among those that wait: a loop's clock may give several of them one time."""
+    """Its place among the waiting connections: a loop's clock may give several the same time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection."""

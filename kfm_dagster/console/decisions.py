@@ -52,7 +52,7 @@ from kfm_dagster.views.view import Parts
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
 MOST_HOURS = 24 * 365
-"""Longest expiry of a kill switch; one that is to last longer has none."""
+"""Longest expiry of a kill switch; a switch that must last longer has none."""
 MOST_NAMED = 10_000
 """Units that a selection names; a selection by dataset, code and time names none."""
 PAGE, MOST_PAGES = 1_000, 20
@@ -326,7 +326,7 @@ def _quarantined(pairs: Iterable[tuple[str, str]]) -> UnitFilter:
 
 
 def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
-    """Return a filter as a replay's selection: its first units, as many as one replay may have.
+    """Return a filter as a replay's selection: its first units, as many as a replay may have.
 
     Raises BadFilterError where the filter is not for failed or quarantined units, or has more than a selection names.
     """

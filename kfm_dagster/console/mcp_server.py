@@ -45,7 +45,7 @@ def mcp_server(pipeline: Pipeline) -> MCPServer:
 
 
 def _tool(pipeline: Pipeline, operation: View | Operation) -> Callable[..., dict[str, Any]]:
-    """Return an operation as a function of its parameters; empty ones are left out.
+    """Return an operation as a function of its parameters; empty values are left out.
 
     Its ToolErrors have a line for the assistant.
     """

@@ -59,7 +59,7 @@ class Problem(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A query that returns one `row`: a GET of `path` below BASE, or an assistants' `tool`."""
+    """A query that returns a single `row`: a GET of `path` below BASE, or an assistants' `tool`."""
 
     operation: str
     summary: str

@@ -180,7 +180,7 @@ def parameters(request: Request) -> list[tuple[str, str]]:
 
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
-    """Return parameters by name, without `live`. Raises BadRequestError for an unknown one."""
+    """Return parameters by name, without `live`. Raises BadRequestError for an unknown parameter."""
     return given(parameters(request), known=known)
 
 
@@ -226,7 +226,7 @@ def validation_page(report: Mapping[str, Any]) -> str:
 
 
 def with_query(request: Request, **changes: str | None) -> str:
-    """Return this page's address with parameters changed; None removes one."""
+    """Return this page's address with parameters changed; None removes a parameter."""
     unchanged = [(name, value) for name, value in request.query_params.multi_items() if name not in changes and value]
     query = urlencode([*unchanged, *((name, value) for name, value in changes.items() if value is not None)])
     return f"{request.url.path}?{query}" if query else request.url.path

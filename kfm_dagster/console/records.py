@@ -49,7 +49,7 @@ MOST_DAYS = 14
 MOST_SHOWN = 65_536
 """Characters of a message on its page; an SQS message may have sixteen times as many."""
 MOST_RECORDS = 100
-"""Rejections of one message on its page; a hostile message has a row for each reason (`ledger/rejections.py`)."""
+"""Rejections of a message on its page; a hostile message has a row for each reason (`ledger/rejections.py`)."""
 HOURS = 48
 """Hours of a dataset's charts: two days, so that the hour of a change is beside the same hour of the day before."""
 MOST_RUNS = 5_000

@@ -41,7 +41,7 @@ _STATUS: Sequence[tuple[type[KfmError], int]] = (
 
 
 def refusal(error: Exception) -> tuple[int, str]:
-    """Return the status and the line for one of REFUSALS."""
+    """Return the status and the line for an error of REFUSALS."""
     if isinstance(error, DatabaseUnavailableError):
         # A driver's text may name a user.
         return 503, f"{error.what}; next: see its log, then ask again"
@@ -53,7 +53,7 @@ def refusal(error: Exception) -> tuple[int, str]:
 
 
 def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
-    """Return parameters by name. Raises BadRequestError for an unknown or repeated one."""
+    """Return parameters by name. Raises BadRequestError for an unknown or repeated parameter."""
     values = dict(parameters)
     unknown = sorted(set(values) - set(known))
     if unknown or len(values) != len(parameters):

@@ -1,4 +1,4 @@
-"""Serve the console on one address until a signal, and send metrics to a collector, if set.
+"""Serve the console on an address until a signal, and send metrics to a collector, if set.
 
 Does not belong here: the answers (`app.py`).
 """
@@ -27,9 +27,9 @@ from kfm_dagster.telemetry.traces import exports
 from kfm_dagster.web_guard import host_names
 
 EVERY_SECONDS = 15.0
-"""Prometheus's usual interval; each poll is one request to each queue."""
+"""Prometheus's usual interval; each poll is a request to each queue."""
 FRESH_SECONDS = 60.0
-"""Age up to which an answer counts."""
+"""Greatest age of an answer that counts."""
 
 _LOG = logging.getLogger(__name__)
 

@@ -31,11 +31,11 @@ COOKIE = "kfm_console"
 SESSION_SECONDS = 8 * 3600
 """A working day."""
 SHORTEST_TOKEN = 16
-"""Characters; 16 random ones of base64 have 96 bits."""
+"""Characters; 16 random characters of base64 have 96 bits."""
 MOST_ATTEMPTS, ATTEMPT_SECONDS = 5, 60.0
-"""Failed sign-ins allowed from one address in ATTEMPT_SECONDS; behind a proxy all users share its address."""
+"""Failed sign-ins allowed from an address in ATTEMPT_SECONDS; behind a proxy all users share its address."""
 MOST_ADDRESSES = 1024
-"""Addresses whose attempts are kept; the one with the oldest attempt is dropped."""
+"""Addresses whose attempts are kept; the address with the oldest attempt is dropped."""
 _NAME = re.compile(r"[\w.@-]{1,80}", re.ASCII)
 
 
@@ -113,7 +113,7 @@ class Sessions:
         digest = hashlib.sha256(token.encode()).digest()
         actor = None
         for name, own in self.tokens.items():
-            # All tokens are compared, as digests of one length, so that timing reveals nothing.
+            # All tokens are compared, as digests of equal length, so that timing reveals nothing.
             if hmac.compare_digest(digest, hashlib.sha256(own.get_secret_value().encode()).digest()):
                 actor = name
         if actor is None:
@@ -160,7 +160,7 @@ def came_from(request: Request) -> str:
 
 def own_path(path: str) -> str:
     """Return a path of this server, or the front page for a text that could lead elsewhere."""
-    # A browser reads two slashes, also with a backslash for one, as the start of another host.
+    # A browser reads two slashes or backslashes as the start of another host.
     return path if re.fullmatch(r"/(?![/\\])[!-\[\]-~]*", path) else "/"
 
 

@@ -1,1 +1,1 @@
-"""A deployment: one on this machine, its checks, and the queues that it needs."""
+"""A deployment on this machine, the checks of a deployment, and the queues that it needs."""

@@ -1,4 +1,4 @@
-"""A deployment on one machine: processes of code server, daemon, web server and console.
+"""A deployment on a single machine: processes of code server, daemon, web server and console.
 
 The commands are those of production, with loopback ports and a DAGSTER_HOME below KFM_HOME; the process that waits
 for them is their supervisor. It ends only processes that it started, by pid.
@@ -39,7 +39,7 @@ STOP_SECONDS = 20
 WINDOW_POLL_SECONDS = 5.0
 """Interval of looking up the partitions' first day, which a backfill may have lowered."""
 PORTS = range(20_000, 30_000)
-"""Below the ports of outgoing connections (Linux: from 32,768). A client that connects to one of those before a server
+"""Below the ports of outgoing connections (Linux: from 32,768). A client that connects to such a port before a server
 listens there may be connected to itself, and read its own request as the answer."""
 MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 300.0
@@ -47,7 +47,7 @@ DEATH_WINDOW_SECONDS = 300.0
 
 
 class Deployment:
-    """Code server, daemon, web server and console over one KFM_HOME; a context manager."""
+    """Code server, daemon, web server and console over a KFM_HOME; a context manager."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Deployment:
         return stored_first_day(Settings.load(home=self.home), clock=utc_now)
 
     def kill(self, name: str) -> None:
-        """Kill one child with SIGKILL, as a crash would."""
+        """Kill a child with SIGKILL, as a crash would."""
         child = self._children[name]
         child.kill()
         child.wait()

@@ -156,7 +156,7 @@ def _allow(sid: str, actions: tuple[str, ...], resources: list[str]) -> Document
 
 @unique
 class PartState(StrEnum):
-    """What became of one part."""
+    """State of a part after provisioning."""
 
     UNCHANGED = "unchanged"
     CREATED = "created"

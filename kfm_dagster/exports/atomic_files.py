@@ -1,6 +1,6 @@
 """Atomic files: an export's files appear together and whole, and replace only an export.
 
-A reader sees the old file or the new one. Does not belong here: the content of the files, or the catalog's files,
+A reader sees the old file or the new file. Does not belong here: the content of the files, or the catalog's files,
 which several processes write at the same time (`catalog/publisher.py`).
 """
 
@@ -18,14 +18,14 @@ from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 
 
 class ForeignFileError(KfmError):
-    """A file that no export wrote stands where this one would go."""
+    """The path is taken by a file that no export wrote."""
 
     exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFile:
-    """A file to write. It begins with `opening`, by which the next export recognises it."""
+    """A file to write. The next export recognises it by `opening`, its beginning."""
 
     name: str
     opening: bytes
@@ -65,7 +65,7 @@ def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--
 
 
 def write_document(path: Path, text: str, *, opening: bytes, option: str = "--out") -> None:
-    """Write one text, which begins with `opening`, like `atomic_files`."""
+    """Write a text, which begins with `opening`, like `atomic_files`."""
     with atomic_files(path.parent, [ExportFile(name=path.name, opening=opening)], option=option) as [file]:
         file.write(text.encode().removeprefix(opening))
 

@@ -1,6 +1,6 @@
 """DCAT export: each collection as a dcat:Dataset, in JSON-LD with inline context (RSP-14).
 
-Terms are from https://www.w3.org/TR/vocab-dcat-3/, controlled ones from ISO 19115 (topic categories) and the EU's
+Terms are from https://www.w3.org/TR/vocab-dcat-3/, controlled terms from ISO 19115 (topic categories) and the EU's
 authority tables, which DCAT-AP and DCAT-US both accept; a frequency has DCAT-US's ISO 8601 interval as its label. The
 document is built from the index and run-state, without the time of the export, so the same database gives the same
 bytes. Does not belong here: STAC's own documents (`catalog/documents.py`).
@@ -129,7 +129,7 @@ def export_dcat(
     """Write the catalog's datasets to a folder and return the file.
 
     `catalog` is the STAC catalog's public address, else its URL or folder; `contact` is an address for readers,
-    `mailto:` or a page: without one, each dataset names its producer's. Raises ContractError for a collection without
+    `mailto:` or a page; by default each dataset names its producer's. Raises ContractError for a collection without
     a contract, ForeignFileError, ConfigurationError.
     """
     own_contact = contact_point(PUBLISHER, contact) if contact else {}
@@ -294,7 +294,7 @@ def frequency(contract: DatasetContract) -> Document:
 
 
 def _interval(contract: DatasetContract) -> int | None:
-    """Return the seconds between sets of objects; None where objects come one by one."""
+    """Return the seconds between sets of objects; None where objects come singly."""
     listing = contract.storage.scheduled_listing
     if listing is not None and not contract.notifications.topics:
         return listing.every_seconds

@@ -41,9 +41,9 @@ class Urgency(StrEnum):
     """Whether a matter needs attention."""
 
     NOW = "now"
-    """Nothing goes on with it unless somebody acts."""
+    """It needs a person's action."""
     KNOW = "know"
-    """It goes on by itself, or somebody has decided it so."""
+    """It resolves by itself, or is a person's decision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Matter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentStatus:
-    """`units` counts by dataset and status, every status; `matters` has the urgent ones first, then the oldest."""
+    """`units` counts by dataset and status, every status; `matters` are sorted by urgency, then by age."""
 
     at: datetime
     well: bool

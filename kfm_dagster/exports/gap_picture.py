@@ -1,4 +1,4 @@
-"""Gap picture: the hours of each feed in one SVG, hatched where the gap table has a gap.
+"""Gap picture: the hours of each feed in an SVG, hatched where the gap table has a gap.
 
 The picture needs no script and no font, follows light and dark mode, and describes itself in words.
 """
@@ -51,7 +51,7 @@ class GapRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapPicture:
-    """Rows over the same hours; `hours` are in order, the last one is the present."""
+    """Rows over the same hours; `hours` are in order, the last is the present."""
 
     hours: Sequence[datetime]
     rows: Sequence[GapRow]
@@ -64,7 +64,7 @@ class GapPicture:
 
 
 def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPicture:
-    """Return the rows of all followed or listed datasets, or of one dataset's products."""
+    """Return the rows of all followed or listed datasets, or of a single dataset's products."""
     table = Gaps(database=parts.database)
     last = floor_hour(parts.clock())
     hours = [last - number * HOUR for number in reversed(range(days * 24))]
@@ -106,7 +106,7 @@ def _days(hours: Sequence[datetime]) -> list[date]:
 
 
 def _merged(label: str, products: Sequence[GapRow]) -> list[GapRow]:
-    """Return one row of a dataset: each hour has the least share of its products."""
+    """Return a dataset's row: each hour has the least share of its products."""
     if not products:
         return []
     shares: dict[datetime, float] = defaultdict(lambda: 1.0)
@@ -155,7 +155,7 @@ def _row(row: GapRow, number: int, picture: GapPicture) -> str:
         f'<text class="n" x="{LABEL - 6}" y="{top + 11}" text-anchor="end">{_MARKS[row.now]}</text>' if row.now else ""
     )
     bars = ""
-    # Adjacent hours with the same share form one bar.
+    # Adjacent hours with the same share form a single bar.
     for share, group in groupby(picture.hours, key=row.shares.get):
         hours = list(group)
         bars += "".join(_bar(share, _x(hours[0], picture), _x(hours[-1] + HOUR, picture), top))

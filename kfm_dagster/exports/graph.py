@@ -3,9 +3,9 @@
     (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact | :Item)-[:WAS_GENERATED_BY]->(:Activity)
     (:Item)-[:WAS_DERIVED_FROM]->(:Object)                      (:Activity)-[:USED]->(:Object)
 
-An Activity is a node in a run, a Source an external input, an Object one version of an Item's object. An Item is one
+An Activity is a node in a run, a Source an external input, an Object a version of an Item's object. An Item is a
 writing of an Item: the next writing is another node, so that no edge is ever removed, and `state` shows whether it is
-still current. The export streams one snapshot of the database: memory does not grow with it.
+still current. The export streams a snapshot of the database: memory does not grow with it.
 Every statement is a MERGE on a node's key, so statements may be repeated, in any order.
 """
 
@@ -79,7 +79,7 @@ def merge_edge(kind: str, start: NodeKey, end: NodeKey) -> str:
 
 
 def literal(value: str | None) -> str:
-    """Return an openCypher literal on one line; quotes in the text are escaped."""
+    """Return an openCypher literal on a single line; quotes in the text are escaped."""
     if value is None:
         return "null"
     return "'" + _SPECIAL.sub(lambda match: _ESCAPES.get(match[0], f"\\u{ord(match[0]):04X}"), value) + "'"

@@ -128,7 +128,7 @@ class RecordedSpan:
 
 
 def settled(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield the lines of settlements by the runs themselves, without reused ones."""
+    """Yield the lines of settlements by the runs themselves, without reused settlements."""
     for line in lines:
         if (
             line["event"] == "running>succeeded"

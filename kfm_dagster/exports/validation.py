@@ -113,7 +113,7 @@ def _reports_of_metadata(
         rows = view.run("stages.newest_outputs", stage=stage, since=since).all()
     seen = set()
     for row in rows:
-        # Outputs are stored by content: all runs without results share one output, which is read once.
+        # Outputs are stored by content: all runs without results share an output, which is read once.
         if row.output_sha256 in seen:
             continue
         seen.add(row.output_sha256)
@@ -168,7 +168,7 @@ def _share(quantities: Iterable[Line]) -> float | None:
 def _units(
     counts: Mapping[str, Mapping[Status, int]], lines: Sequence[Line], *, waiting_since: datetime | None, at: datetime
 ) -> dict[str, Any]:
-    """Count units by status, urgent ones first, and units returned for another attempt."""
+    """Count units by status, urgent statuses first, and units returned for another attempt."""
     totals = {status.value: sum(of_dataset[status] for of_dataset in counts.values()) for status in Status}
     return {
         "quarantined": totals.pop(Status.QUARANTINED),
@@ -214,7 +214,7 @@ def report_span(report: Mapping[str, Any]) -> str:
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
-    """Yield the tables of a report, for a page and a terminal; urgent ones come first."""
+    """Yield the tables of a report, for a page and a terminal; urgent tables come first."""
     states = sorted({state for counts in report["stages"].values() for state in counts})
     yield ReportTable("Units", ("what", "value"), list(report["units"].items()))
     yield ReportTable(

@@ -20,7 +20,7 @@ _CURSOR = re.compile(r"([0-9]{1,9})")
 
 
 class AlertFilter(Filter):
-    """Open alerts, and with `days` resolved ones."""
+    """Open alerts, and with `days` also resolved alerts."""
 
     rule: AlertRule | None = Field(None, description="Only of this rule.")
     days: Days | None = Field(None, description="Those that resolved within so many days, too.")
@@ -55,7 +55,7 @@ ALL = "all"
 
 
 class CaseFilter(OfDataset):
-    """Quarantine cases of one state."""
+    """Quarantine cases of a state."""
 
     state: CaseState = Field(CaseState.OPEN, description="Only of this state; open ones without it.")
     reason: str | None = Field(None, description="Only units that were quarantined for this, e.g. attempts_exhausted.")
@@ -83,7 +83,7 @@ def _entries(parts: Parts, wanted: LogFilter, _: str | None, limit: int) -> Page
     with parts.database.snapshot() as tx:
         entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(wanted), limit=limit, tx=tx)
     if not entries and wanted.dataset != EVERY_DATASET:
-        # A dataset keeps its decisions when its contract is gone; a misspelt one has neither.
+        # A dataset keeps its decisions when its contract is gone; a misspelt name has neither.
         require_contract(parts, wanted.dataset)
     return Page(rows=entries)
 

@@ -36,7 +36,7 @@ MOST_EXAMINED = 10_000
 MOST_ADDED_UP = 20_000
 """Rows that all groups of failures together may examine."""
 MOST_COUNTED = 10_000
-"""Largest exact count; a larger one is shown as "at least"."""
+"""Largest exact count; a larger count is shown as "at least"."""
 UNIT_COLUMNS = (
     *("wal_id", "dataset", "object_uri", "object_version", "object_size", "event_time", "time_range_start"),
     *("time_range_end", "partition_key", "status", "attempts", "last_attempt_at", "next_attempt_at"),
@@ -44,7 +44,7 @@ UNIT_COLUMNS = (
     *("provenance_status", "stac_collection_id", "stac_item_id", "stac_item_href", "ingest_run_id", "replay_run_id"),
     *("lane", "created_at", "updated_at"),
 )
-"""Fields of a unit in lists: fields of its record, and the operator at which it failed."""
+"""Fields of a unit in lists: fields of its record, and the operator that failed."""
 _CURSOR = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
@@ -64,10 +64,10 @@ class UnitCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureGroup:
-    """Units of a dataset that are failed or quarantined for one code.
+    """Units of a dataset that are failed or quarantined with the same code.
 
-    `operator` is None where none complained (a lost worker, a gate, a person). `first_seen` and `last_seen` are when
-    the first and the last of them failed; unless `exact` the group has older ones that are not counted.
+    `operator` is None where none failed (a lost worker, a gate, a person). `first_seen` and `last_seen` are the first
+    and last failure's times; unless `exact` the group has older units that are not counted.
     """
 
     code: str
@@ -128,7 +128,7 @@ def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
         pairs = list(failures(view, units))
         budget = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
-            # The unused share of a pair goes to the later ones.
+            # The unused share of a pair goes to the later pairs.
             share = max(budget // (len(pairs) - number), MOST_ADDED_UP // MOST_FAILURES)
             rows = view.run("units.failure_groups", units.conditions() | pair, limit=share + 1).all()
             examined = sum(row.units for row in rows)

@@ -46,7 +46,7 @@ class Parts(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """Rows in the view's order; `after` is the start of the next page, None without one."""
+    """Rows in the view's order; `after` is the start of the next page, None on the last page."""
 
     rows: Sequence[Any]
     after: str | None = None

@@ -18,13 +18,13 @@ from kfm_dagster.redaction import error_text
 
 @unique
 class Health(StrEnum):
-    """What a finding means for the deployment."""
+    """Severity of a finding for the deployment."""
 
     OK = "ok"
     WARNING = "warning"
     """It works today, and will not some day or under some load."""
     FAULT = "fault"
-    """It does not work, or loses what it should keep."""
+    """It does not work, or loses data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Diagnosis:
 
 
 Check = Callable[[], Iterable[Diagnosis]]
-"""A check of one part of a deployment. It changes nothing; a KfmError that it raises is a fault."""
+"""A check of a part of a deployment. It changes nothing; a KfmError that it raises is a fault."""
 
 
 def _diagnosis(verdict: Health, what: str, *, observed: object, expected: object, next_step: str) -> Diagnosis:
@@ -93,7 +93,7 @@ def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
     except KfmError as error:
         findings = [refused(error)]
     except Exception as error:
-        # An error of one check must not hide the findings of the others.
+        # A check's error must not hide the findings of the others.
         findings = [
             fault(
                 "the check itself failed",

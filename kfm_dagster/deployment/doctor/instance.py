@@ -1,7 +1,7 @@
 """Dagster: its `dagster.yaml`, the daemons of the instance, and Celery's broker and workers.
 
 The file is read as YAML and the heartbeats from their table, so that Dagster starts, creates and migrates nothing. Two
-daemons launch every run and evaluate every sensor twice. Each writes its id with its heartbeats, one row for each kind
+daemons launch every run and evaluate every sensor twice. Each writes its id with its heartbeats, a row for each kind
 of work: two ids in rows of the last minute mean two daemons. On this machine processes are counted, too.
 """
 
@@ -128,7 +128,7 @@ _PROGRAM = "dagster-daemon"
 
 
 def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterator[Diagnosis]:
-    """Check that one daemon works in the instance."""
+    """Check that a single daemon works in the instance."""
     home = settings.dagster_home
     moment = now or datetime.now(UTC)
     beats = _heartbeats(settings, home)

@@ -77,7 +77,7 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
 
 SETTING = "KFM_BACKUP_URL"
 NIGHTLY = timedelta(hours=36)
-"""A backup each night, with half a day's allowance for a late one."""
+"""A backup each night, with half a day's allowance for delay."""
 _GUIDE = "docs/backup.md"
 
 
@@ -110,7 +110,7 @@ def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator
 
 
 def _row(url: str, statement: str) -> Any:
-    """Return the one row of a statement, on a database opened for it."""
+    """Return a statement's single row, on a database opened for it."""
     database = Database.open(url, read_only=True)
     try:
         with database.snapshot() as tx:
@@ -178,7 +178,7 @@ def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) 
 
 
 def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
-    """Check the free space of each file system that holds one of our folders, once each."""
+    """Check the free space of each file system with a folder of ours, once."""
     seen: set[int] = set()
     for folder in folders:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

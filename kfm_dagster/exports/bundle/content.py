@@ -59,9 +59,9 @@ class AttemptKind(StrEnum):
     RETRY = "retry"
     """It had failed or was refused, and the retry policy allowed another attempt."""
     REPLAY = "replay"
-    """A replay was asked for, whatever had become of it."""
+    """A replay was requested, whatever its outcome."""
     ROLLBACK = "rollback"
-    """What it had done was compensated."""
+    """Its effects were compensated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,11 +110,11 @@ def span(times: Iterable[datetime]) -> tuple[datetime, datetime] | None:
 
 
 OPENING = b"# kfm export: manifest of a release bundle, version 1\n"
-"""First line, by which the next export recognises a bundle."""
+"""First line; the next export recognises a bundle by it."""
 
 
 class BundleFaultError(Exception):
-    """A part of a bundle is not as an export signs it; the text says why, in a few words."""
+    """A part of a bundle is not as an export signs it; the text is a short reason."""
 
 
 class _Strict(BaseModel):
@@ -130,7 +130,7 @@ class SummedFile(_Strict):
 
 
 class Recorded(_Strict):
-    """What was recorded: how much of each kind, and from when to when (RFC 3339; None where nothing was)."""
+    """Counts of the records of each kind, and their first and last times (RFC 3339; None without records)."""
 
     transitions: int
     retries: int

@@ -45,7 +45,7 @@ _CERTIFICATE = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
 _SMALL = 1 << 20
 """Most bytes of manifest and signature, which are read whole; ours have at most 2 KB."""
 _SHOWN = 5
-"""Most faults in an error, which stays one line."""
+"""Most faults in an error, which is a single line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
 
 
 def _differences(folder: Path, file: SummedFile) -> Iterator[str]:
-    """Yield the faults of one file."""
+    """Yield a file's faults."""
     try:
         with _opened(folder, file.path) as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -178,8 +178,8 @@ def _opened(folder: Path, path: str) -> BufferedReader:
 def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
     """Write a bundle in place of an earlier one; return its certificate, `FOLDER.cert.asc`.
 
-    At any time the place has no bundle, the earlier one, or this one, whole. Raises ForeignFileError before writing
-    over anything but an export, ConfigurationError for a configuration that is not a state machine, a key whose
+    At any time the place has no bundle, or a whole bundle: the earlier or the new. Raises ForeignFileError before
+    writing over anything but an export, ConfigurationError for a configuration that is not a state machine, a key whose
     signature gpg could not verify, and a folder that is not writable.
     """
     folder = folder.absolute()
@@ -286,8 +286,8 @@ def _beside(folder: Path) -> Iterator[Path]:
 def _put(part: Path, folder: Path) -> None:
     """Rename the new folder into its place.
 
-    A rename cannot replace a folder with files, so an earlier bundle is renamed first, and renamed back if the new one
-    cannot take its place.
+    A rename cannot replace a folder with files, so an earlier bundle is renamed first, and renamed back if the new
+    folder cannot take its place.
     """
     if not folder.exists():
         part.rename(folder)

@@ -1,7 +1,7 @@
-"""Keys and detached OpenPGP signatures (RFC 9580), in one canonical form.
+"""Keys and detached OpenPGP signatures (RFC 9580), in a canonical form.
 
 The key is the file of `KFM_SIGNING_KEY` (or `--key`), else a key generated on first use in `KFM_HOME/keys`. A bundle's
-certificate is never taken from the bundle or its folder: an attacker who can change the one can change the other.
+certificate is never taken from the bundle or its folder: an attacker who can change a bundle can change both.
 
 A signature that merely verifies is not enough here: ASCII armour has unchecked bytes (headers, checksum, padding), and
 so has the signature itself (unhashed subpackets, and the first two octets of the digest, which Sequoia treats as a
@@ -165,7 +165,7 @@ def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
 
 
 def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
-    """Return certificates of `file` (one or a keyring), else the settings' key, else KFM_HOME.
+    """Return certificates of `file` (a certificate or a keyring), else the settings' key, else KFM_HOME.
 
     Raises ConfigurationError without any certificate.
     """
@@ -272,7 +272,7 @@ def _put(path: Path, text: str, *, mode: int) -> bool:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename, a link replaces nothing: one of two processes is first, and both use its key.
+        # Unlike a rename, a link replaces nothing: two processes both use the key of the first.
         path.hardlink_to(part)
     except FileExistsError:
         return False

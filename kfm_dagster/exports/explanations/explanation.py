@@ -102,7 +102,7 @@ class Explanations:
         return reexecution.root_run_id if reexecution else run_id
 
     def node(self, dataset_id: str, run_id: str) -> NodeAccount:
-        """Return one node's account under a root run's id."""
+        """Return a node's account under a root run's id."""
         state = self.run_states.get(dataset_id, run_id)
         intents = [row for row in self._intents(run_id) if row.node.partition("@")[0] == dataset_id]
         return node_account(dataset_id, state, intents, Window())
@@ -112,7 +112,7 @@ class Explanations:
             return list(tx.run("explanation.intents", run_id=run_uuid(run_id)))
 
     def _resolve(self, run: str) -> tuple[str, Reexecution | None]:
-        """Return the id that `run` names, and its re-execution, if it is one."""
+        """Return the id that `run` names, and the Reexecution if that run is a re-execution."""
         if run == LATEST:
             return self._latest(), None
         limit = MATCHES_ASKED

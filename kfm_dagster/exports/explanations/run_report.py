@@ -1,6 +1,6 @@
 """The report of a run: each node's work in words, and the reason of each skip (pure).
 
-Belongs here: joining the records of run-state and intents into one report, for command, JSON and Dagster metadata.
+Belongs here: joining the records of run-state and intents into a report, for command, JSON and Dagster metadata.
 Does not belong here: reading the records (`explanation.py`), or showing the report (`cli/explain.py`,
 `defs/display.py`).
 """
@@ -30,18 +30,18 @@ AFTER_ALL = datetime.max.replace(tzinfo=UTC)
 
 @unique
 class StepResult(StrEnum):
-    """What became of a node in a run."""
+    """Result of a node in a run."""
 
     RAN = "ran"
     """It computed, whatever the outcome."""
     SKIPPED = "skipped"
-    """It had nothing to do; `cause` says why."""
+    """It did no work; `cause` is the reason."""
     UNFINISHED = "unfinished"
     """It has an intent and no end: it is at work, or its process died."""
     OVERTAKEN = "overtaken"
     """It died, and a later run has done its work."""
     NOT_RUN = "not_run"
-    """It is no part of this re-execution, or the re-execution did not get there."""
+    """This re-execution does not include it, or did not reach it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Wi
 
 
 def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
-    """Return one node's account from record and intents, oldest first (`explanation.intents`)."""
+    """Return a node's account from record and intents, oldest first (`explanation.intents`)."""
     within = [row for row in intents if window.holds(row.started_at)]
     # A node that a re-execution did not run itself has its last intent before it.
     last = (within or [row for row in intents if row.started_at < window.since] or [None])[-1]

@@ -74,7 +74,7 @@ def _issues(unit: Envelope) -> Iterator[UnitIssue]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitHistory:
-    """`issues` are of the run that changed the unit last, `versions` of its object, this one included.
+    """`issues` are of the run that changed the unit last, `versions` of its object, including this unit.
 
     Cases and governance have the newest first, versions and history the oldest. Only a unit in progress is under a
     lease.
@@ -89,7 +89,7 @@ class UnitHistory:
 
 
 def unit_history(pipeline: Pipeline, record: NoddWalRecord) -> UnitHistory:
-    """Return a unit's history, in one snapshot except issues; an unreachable store is an issue."""
+    """Return a unit's history from a single snapshot, except issues; an unreachable store is an issue."""
     ledger, wal_id = pipeline.ledger, record.wal_id
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     holder = (record.ingest_run_id, record.dataset) if record.status is Status.IN_PROGRESS else None
