@@ -1,4 +1,4 @@
-"""A small map of footprints as one SVG picture.
+"""A small map of footprints as an SVG picture.
 
 A picture has some kilobytes: outlines and coastlines are thinned to a pixel's precision. It depends on geometry
 alone, so that the same geometry gives the same picture.
@@ -16,13 +16,13 @@ from kfm_dagster.drawing.map_ground import SEA, MapWindow, Ring, Size, ground, w
 from kfm_dagster.drawing.svg import line
 
 MAX_OUTLINES = 200
-"""Distinct outlines drawn; a day of one radar network has about 160."""
+"""Distinct outlines drawn; a day of a radar network has about 160."""
 STEPS = (0.25, 0.5, 1, 2, 5, 10, 15, 30, 60)
 """Degrees between two lines of the graticule."""
 LABEL = (36, 16)
 """Size of a label of the graticule, in pixels."""
 TOLERANCE = 0.5
-"""Pixels by which a thinned outline may be off (Douglas and Peucker)."""
+"""Maximum error of a thinned outline in pixels (Douglas and Peucker)."""
 DOT = 3.5
 """Radius of a point, in pixels."""
 INK = "#1f5fc4"
@@ -37,7 +37,7 @@ def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool
     None where there is nothing to draw.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
-    too many are sampled evenly. Land and borders take up to 17 kB, a picture without them one or two.
+    too many are sampled evenly. Land and borders take up to 17 kB, a picture without them 1 or 2 kB.
     """
     every = sorted({tuple(_rings(geometry)) for geometry in geometries})
     if not every:
@@ -66,7 +66,7 @@ def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
 def _joined(footprints: Sequence[Sequence[Ring]]) -> Sequence[Ring]:
     """Move rings east of Greenwich by 360 degrees west where that makes the map narrower.
 
-    The two halves of a footprint over the antimeridian, such as GOES-West's, are then one.
+    The two halves of a footprint over the antimeridian, such as GOES-West's, are then joined.
     """
     moved = [ring for parts in footprints for ring in _merged([_west_of_greenwich(ring) for ring in parts])]
     return min(([ring for parts in footprints for ring in parts], moved), key=_width)

@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is shorter than one of latitude by the cosine; bounded, as it vanishes at the poles.
+    # A degree of longitude is shorter than a degree of latitude by the cosine; bounded, as it vanishes at the poles.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
@@ -83,7 +83,7 @@ SEA, LAND, COAST, BORDER = "#eaf1f7", "#fbfaf5", "#a9b4c2", "#c2bcac"
 STEP = 0.5
 """Resolution of the ground in pixels: whole steps in its paths take few bytes."""
 TOLERANCE = 0.8
-"""Pixels by which a thinned line may be off (Douglas and Peucker)."""
+"""Maximum error of a thinned line in pixels (Douglas and Peucker)."""
 LEAST_AREA = 6.0
 """Least area of a drawn island, in square pixels."""
 LEAST_LENGTH = 6.0
@@ -97,7 +97,7 @@ _LAND, _STATE = "land", "state"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """A ring of land, or a border: `places` are longitude, latitude; `west`, `east` their bounds."""
+    """A ring of land, or a border: `places` are longitude, latitude within `west` and `east`."""
 
     kind: str
     places: npt.NDArray[np.float64]
@@ -107,7 +107,7 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window. Cached: the days of a dataset share one window."""
+    """Return sea, land and borders of a window. Cached: the days of a dataset share a window."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))

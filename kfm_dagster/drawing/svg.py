@@ -74,7 +74,7 @@ class StateGraph(NamedTuple):
         )
 
     def box(self, state: str, lines: Collection[str], *, name: str = "") -> str:
-        """Return a state with its lines of text, the first one in bold where there are two."""
+        """Return a state with its lines of text, the first of two in bold."""
         x, y = self._centre(state)
         first, classes = (y - 3, ("count", "")) if len(lines) > 1 else (y + 4, ("",))
         texts = "".join(

@@ -1,1 +1,1 @@
-"""The five operators: pure functions over one envelope."""
+"""The five operators: pure functions over an envelope."""

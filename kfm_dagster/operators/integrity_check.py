@@ -1,4 +1,4 @@
-"""integrity-check: check that an object is the announced one, whole, of the declared format.
+"""integrity-check: check that an object is the announced object, whole, of the declared format.
 
 Belongs here: the checks that one request can answer, and the contract's severity of a finding, which metadata-extract
 shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers
@@ -26,7 +26,7 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
 """Severities of codes that a contract need not name: the object is proven neither wrong nor sound."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
-"""An unavailable store says nothing about the object, so no contract can let the unit pass."""
+"""An unavailable store proves nothing about the object, so no contract can let the unit pass."""
 
 
 Code = TypeVar("Code", bound=StrEnum)
@@ -56,7 +56,7 @@ Finding = tuple[IntegrityIssue, str]
 def integrity_check(
     envelope: Envelope, *, contract: DatasetContract, handle: ObjectHandle, first_bytes: int = 0
 ) -> Integrity:
-    """Run the contract's checks over one object by one request; without checks by none.
+    """Run the contract's checks over an object by one request; without checks, by none.
 
     The request covers at least `first_bytes` of the object, which the reader needs anyway. A check without a value to
     compare with is skipped: `checks_run` names the checks that ran. Never raises for faults of the object or its store.

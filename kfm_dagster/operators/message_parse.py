@@ -1,4 +1,4 @@
-"""message-parse: turn one SQS message into envelopes, ignored records, and rejections.
+"""message-parse: turn an SQS message into envelopes, ignored records, and rejections.
 
 Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) under the
 dataset contracts, and the same envelope for a listed object. Pure: no clock, no request, no write. Does not belong
@@ -47,7 +47,7 @@ LISTING_SCHEMA_VERSION = "listing"
 """`schema_version` of a unit from a listing, without a message."""
 
 MAX_REJECTIONS = 100
-"""Most distinct rejections named per message; S3 sends one record a message, and 1 MiB can hold 500,000."""
+"""Most distinct rejections named per message; S3 sends a record per message, and 1 MiB can hold 500,000."""
 
 
 @unique
@@ -61,11 +61,11 @@ class IgnoreReason(StrEnum):
     SIDECAR = "sidecar"
     """The object belongs to a data object, which has its own notification."""
     KNOWN_NEIGHBOUR = "known_neighbour"
-    """A contract names the key as one that it does not ingest."""
+    """A contract excludes the key from ingest."""
     OBJECT_REMOVED = "object_removed"
-    """The object is gone, and the dataset's contract says that this changes nothing."""
+    """The object was removed, and the dataset's contract ignores removals."""
     OUTSIDE_WINDOW = "outside_window"
-    """The object is of a day that the deployment does not ingest: before its first one, or too far ahead."""
+    """The object is of a day that the deployment does not ingest: before its first day, or too far ahead."""
 
 
 class Ignored(NamedTuple):
@@ -102,7 +102,7 @@ class RejectedRecord:
 class ParsedMessage:
     """A parsed message: each record, in order, is an envelope, ignored, or rejected.
 
-    Two records of one object give two envelopes with one `wal_id`. `positions` are the envelopes' record indexes.
+    Two records of an object give two envelopes with the same `wal_id`. `positions` are the envelopes' record indexes.
     """
 
     message_id: str
@@ -134,7 +134,7 @@ class ParsedMessage:
 
 
 class _Opened(NamedTuple):
-    """A message out of its envelope; `published` is its SNS timestamp, None without one."""
+    """A message out of its envelope; `published` is its SNS timestamp, if any."""
 
     payload: Mapping[str, Any]
     shape: MessageShape
@@ -143,9 +143,9 @@ class _Opened(NamedTuple):
 
 
 class _Rejections:
-    """Rejections of one message, bounded for readers however many records the message holds.
+    """Rejections of a message, bounded for readers however many records the message holds.
 
-    Identical rejections are counted. Beyond MAX_REJECTIONS distinct ones, rejections are counted by code alone.
+    Identical rejections are counted. Beyond MAX_REJECTIONS distinct rejections, they are counted by code alone.
     """
 
     def __init__(self, earlier: Iterable[RejectedRecord] = ()) -> None:
@@ -180,7 +180,7 @@ def parse_message(
     days: DayWindow | None = None,
     verdict: SenderVerdict = UNCHECKED,
 ) -> ParsedMessage:
-    """Parse one message; with `days`, units of other days are ignored.
+    """Parse a message; with `days`, units of other days are ignored.
 
     A message with an invalid signature is rejected. Without a verdict on its sender yet, the result is empty.
     Never raises for a message's content; same message, contracts, days and verdict, same result.
@@ -262,7 +262,7 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
     if verdict.authenticity is Authenticity.INVALID:
         raise MessageError(ParseIssue.SIGNATURE_INVALID, verdict.detail)
     if "Type" not in outer:
-        # Only the fields tell which shape it is.
+        # Only the fields show the shape.
         shape: MessageShape = "nexrad-chunk" if "S3Bucket" in outer and "Records" not in outer else "s3-event"
         raw = RawReference(sqs_message_id=message.message_id)
         return _test_event(outer, registry) or _Opened(payload=outer, shape=shape, raw=raw)
@@ -313,7 +313,7 @@ def _records(opened: _Opened) -> list[Any]:
 
 
 def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Parse one S3 event record. Raises MessageError with bucket and key as far as known."""
+    """Parse an S3 event record. Raises MessageError with bucket and key as far as known."""
     if not isinstance(record, dict):
         missing("Records[]")
     s3 = require_object(record, "s3")
@@ -440,7 +440,7 @@ def _understood(key: str, grammar: KeyGrammarReader) -> KeyMatch:
         match = grammar.match(key)
     except InvalidKeyTimeError as error:
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, str(error)) from None
-    if match is None:  # the route said DATA by the same pattern
+    if match is None:  # the route matched DATA by the same pattern
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is no data key of {grammar.contract.id}")
     return match
 

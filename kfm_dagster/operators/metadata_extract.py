@@ -32,12 +32,12 @@ from kfm_dagster.readers.base import (
 from kfm_dagster.storage.object_handle import ObjectReadError
 
 OpenSidecar = Callable[[str], ByteSource | None]
-"""Open a sidecar by suffix, None when there is none. Raises ObjectReadError when the store cannot tell."""
+"""Open a sidecar by suffix; None if it does not exist. Raises ObjectReadError if the store fails."""
 
 CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
 
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""Most by which a producer's clock may be ahead of the store's: a radar's clock is set by hand or GPS."""
+"""Maximum lead of a producer's clock over the store's: a radar's clock is set by hand or GPS."""
 
 Answer = TypeVar("Answer")
 Finding = tuple[MetadataIssue, str]
@@ -52,7 +52,7 @@ def metadata_extract(
     open_sidecar: OpenSidecar,
     readers: Mapping[str, Reader],
 ) -> Metadata:
-    """Read and check one object's headers. Never raises for faults of the object or its store.
+    """Read and check an object's headers. Never raises for faults of the object or its store.
 
     A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, without an issue, as
     integrity has the reason. `readers` include the contract's reader (`readers.registry.refuse_orphans`).
@@ -156,7 +156,7 @@ def _failure(error: Exception, store: _StoreWatch) -> Finding:
 
 @dataclass(slots=True)
 class _Seen:
-    """Observations that the watches of one object and its sidecars share."""
+    """Observations that the watches of an object and its sidecars share."""
 
     failure: str | None = None
     """Text of the first error: the error itself would keep its frames alive, and they the object."""
@@ -260,7 +260,7 @@ _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
     """Return a valid GeoJSON geometry in WGS 84 degrees, and its exact bounds.
 
-    West > east across the antimeridian. Units of one scene share the geometry: it must not be changed. Raises
+    West > east across the antimeridian. Units of a scene share the geometry: it must not be changed. Raises
     ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
     """
     if not geometry:

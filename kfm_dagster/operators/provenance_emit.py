@@ -1,7 +1,7 @@
 """provenance-emit: emit the lineage of every unit of a batch whose Item is in the catalog.
 
 The only operator that writes lineage. It runs only after stac-register answered created, updated or no-op, and rolls
-nothing back: a unit that one path refused is `partial`, and a later replay emits the missing lineage.
+nothing back: a unit that a path refused is `partial`, and a later replay emits the missing lineage.
 """
 
 from __future__ import annotations

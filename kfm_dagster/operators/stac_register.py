@@ -28,7 +28,7 @@ class NoItemError(Exception):
 
 
 def may_register(envelope: Envelope) -> bool:
-    """Return whether operators, gates and governance pass the envelope; suspect ones do."""
+    """Return whether operators, gates and governance pass the envelope; `suspect` passes."""
     return (
         envelope.failure is None
         and envelope.integrity is not None
@@ -45,7 +45,7 @@ def stac_register(
     grammar: KeyGrammarReader,
     run_state: Mapping[str, str] | None = None,
 ) -> Candidate:
-    """Build the Item of one envelope. Raises NoItemError.
+    """Build the Item of an envelope. Raises NoItemError.
 
     run_state is {dataset_id, run_id} of the registering node.
     """
@@ -70,7 +70,7 @@ def stac_register_batch(
     fence: Fence,
     run_state: Mapping[str, str] | None = None,
 ) -> list[Envelope]:
-    """Register a batch of one dataset; return it with `stac` on each envelope that passed.
+    """Register a dataset's batch; return it with `stac` on each envelope that passed.
 
     An envelope that failed before is returned unchanged: it leaves no trace in the catalog. `fence` checks, in the
     writing transaction, which claims are still valid.

@@ -41,9 +41,9 @@ class DeltaForm(StrEnum):
     """Which form of T_arr was computed."""
 
     GENERAL = "general"
-    """c_ref stands within the integral."""
+    """c_ref is within the integral."""
     FACTORED = "factored"
-    """c_ref is constant along the path and stands before it."""
+    """c_ref is constant along the path and precedes the integral."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class TimeAligned:
     """First step: the offset of a volume's start from its reference, and the sampling rate."""
 
     offset_s: float
-    """Seconds by which the start is behind the reference."""
+    """Seconds from the reference to the start."""
     f_s_hz: float
     """Samples of the echo a second."""
 
@@ -80,7 +80,7 @@ class PhaseAligned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """Arrival at the end of one beam; SI units, angles in radians."""
+    """Arrival at the end of a beam; SI units, angles in radians."""
 
     elevation_deg: float
     geometry: Geometry

@@ -30,7 +30,7 @@ PANEL_M = 30_000.0
 30 km it is below 1e-15 of the integral of n through the exponential atmosphere, in the zenith, too."""
 
 _SETTLED_M = 1e-8
-"""Change of a height at which tracing ends: the rounding of a path of 500 km."""
+"""Change of a height below which tracing ends: the rounding of a path of 500 km."""
 _MAX_ROUNDS = 60
 """Each round shortens the error by more than the path over the earth's radius; 500 km take eight."""
 
@@ -47,7 +47,7 @@ class Geometry(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BeamPath:
-    """One beam: gamma(ell) as height and ground distance, d ell, n_eff(ell); all (points,).
+    """A beam: gamma(ell) as height and ground distance, d ell, n_eff(ell); all (points,).
 
     ell: metres from the antenna along the beam, ascending. d_ell: metres, the element of each ell; the elements sum to
     extent_m, where the beam ends. height_m: above mean sea level. distance_m: along the ground at sea level. n_eff:
@@ -102,7 +102,7 @@ def trace(
     splits_m: tuple[float, ...] = (),
     panel_m: float = PANEL_M,
 ) -> tuple[BeamPath, ...]:
-    """Trace the beams of one antenna, all at once, up to range_m along each.
+    """Trace the beams of an antenna, all at once, up to range_m along each.
 
     antenna_height_m: of the feedhorn above mean sea level. splits_m: ascending ranges that must end a panel, so that an
     integral may be split there. Raises PathError for an invalid angle, height or range, and when a ray does not settle.
@@ -223,7 +223,7 @@ def _checked(
 
 
 def _flat(values: Floats) -> Floats:
-    """Return the panels in one read-only array: beams of one volume share it."""
+    """Return the panels in a read-only array, which the beams of a volume share."""
     flat = values.reshape(-1)
     flat.flags.writeable = False
     return flat

@@ -3,8 +3,8 @@
 Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
 the consequence when it cannot (gate G7).
 
-Beams of one volume have the atmosphere and the clock in common; the place of a target within its gate is each beam's
-own. Time and phase of one beam differ by the clock and by the wavelength.
+Beams of a volume have the atmosphere and the clock in common; the place of a target within its gate is each beam's
+own. Time and phase of a beam differ by the clock and by the wavelength.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sigmas:
     """Standard uncertainties of the inputs.
 
     n0 (N-units) and scale_height_m are assumed: about the spread of the monthly means on P.453's charts over the
-    network. range_m is that of a place within one gate, uniform. clock_s is assumed: 0.1 us, uniform.
+    network. range_m is that of a place within a gate, uniform. clock_s is assumed: 0.1 us, uniform.
     """
 
     n0: float = 30.0

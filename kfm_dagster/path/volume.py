@@ -87,7 +87,7 @@ class VolumeFacts:
 
     @property
     def f_s_hz(self) -> float:
-        """Sampling rate of the echo: one sample for each gate, to whose end and back it goes: c / ( 2 * gate_m )."""
+        """Sampling rate of the echo, a sample for each gate there and back: c / ( 2 * gate_m )."""
         return SPEED_OF_LIGHT_M_S / (2 * self.gate_m)
 
     @property
@@ -98,7 +98,7 @@ class VolumeFacts:
 
     @property
     def lambda_sigma(self) -> float:
-        """Relative standard uncertainty of the wavelength: uniform over the stated step, else over the band."""
+        """Relative standard uncertainty of the wavelength: uniform in the stated step, else the band."""
         low, high = BAND_MHZ
         if self.frequency_mhz is None:
             return (high - low) / math.sqrt(12) / ((high + low) / 2)
@@ -121,7 +121,7 @@ class PathOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PathArrival:
-    """The arrivals of one volume, one for each beam. Equal facts share beams and covariances.
+    """The arrivals of a volume, one for each beam. Equal facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
     shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: of the optical paths through
@@ -137,7 +137,7 @@ class PathArrival:
 
     @property
     def sample_m(self) -> float:
-        """Metres that light goes in a vacuum within one sample: c_ref / f_s."""
+        """Metres that light goes in a vacuum within a sample: c_ref / f_s."""
         return self.arrivals[0].c_ref_m_s / self.arrivals[0].f_s_hz
 
 
