@@ -49,7 +49,7 @@ def list_() -> None:
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
-    """Take an alert on: it is not told again, unless it still repeats when its time of escalation has passed.
+    """Acknowledge an alert: it is not sent again, unless it still repeats after its time of escalation.
 
     Exit code 3 when it does not fire, 2 when there is none.
 
@@ -67,9 +67,9 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
 @alerts.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def test(*, as_json: bool) -> int:
-    """Send one message to every URL of every channel, and say what each answered.
+    """Send a test message to every URL of every channel, and print each answer.
 
-    Exit code 0 when all were taken, 4 when one was not or a channel has no URL (KFM_ALERT_URLS).
+    Exit code 0 when all were accepted, 4 when any was refused or a channel has no URL (KFM_ALERT_URLS).
 
     Example: KFM_ALERT_URLS="notify=slack://... page_ops=pagerduty://..." kfm alerts test
     """

@@ -25,7 +25,7 @@ TROUBLE = ("subscription", "collection_id", "item_id", "kind", "state", "attempt
 
 @click.group()
 def announcements() -> None:
-    """Look at who is notified of the catalog's Items, and send again what was given up.
+    """List the receivers of announcements, and resend announcements that were given up.
 
     Example: kfm announcements list
     """
@@ -36,7 +36,7 @@ def announcements() -> None:
 def list_(*, as_json: bool) -> int:
     """List the subscriptions: events sent, changes waiting, Items whose event fails or was given up, the last error.
 
-    Exit code 4 when one is put off, or events of one fail or were given up.
+    Exit code 4 when a subscription is deferred, or any event fails or was given up.
 
     Example: kfm announcements list --json
     """
@@ -61,7 +61,7 @@ def list_(*, as_json: bool) -> int:
 @click.argument("subscription", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def failing(*, subscription: str | None, as_json: bool) -> None:
-    """List the Items whose newest event a receiver does not take: refused ones were given up, open ones go on.
+    """List the Items whose newest event failed: refused events were given up, open events are retried.
 
     Example: kfm announcements failing kansas-radar
     """
@@ -79,7 +79,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All that stands, for a receiver that has lost what it had.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
-    """Send again what was given up, under the ids that it had.
+    """Resend the events that were given up, with their ids.
 
     Exit code 4 when some is refused again, 5 when the receiver takes nothing.
 
@@ -88,7 +88,7 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     with opened_pipeline() as pipeline:
         [announcer] = _announcers(pipeline.followers, subscription)
         if everything:
-            # Of several datasets that write into one Collection, only its owner.
+            # Of several datasets that write into a Collection, only its owner.
             owners = (contract for contract in pipeline.registry if contract.stac.collection_of is None)
             counts = {"changes": sum(pipeline.following.rebuild(announcer, owner) for owner in owners)}
             refused = announcer.store.status(announcer.name).refused
@@ -102,8 +102,8 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
 
 
 def _announcers(followers: Iterable[Follower], name: str | None = None) -> list[Announcer]:
-    """Return all announcers, or the one of the subscription `name`. Raises ConfigurationError."""
-    announcers = {each.subscription.name: each for each in followers if isinstance(each, Announcer)}
+    """Return all announcers, or the announcer of the subscription `name`. Raises ConfigurationError."""
+    announcers = {follower.subscription.name: follower for follower in followers if isinstance(follower, Announcer)}
     if name is None:
         return list(announcers.values())
     if name not in announcers:

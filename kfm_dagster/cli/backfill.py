@@ -60,7 +60,7 @@ def backfill() -> None:
 @dry_run_option
 @decision_options
 def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, **given: Any) -> None:
-    """Let every object of these days in that the ledger does not know, and those that have failed.
+    """Ingest every object of these days that is missing from the ledger or has failed.
 
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
@@ -103,7 +103,7 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a backfill, or each of its days.")
 @click.pass_context
 def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_json: bool) -> None:
-    """List the newest backfills, or show every day of one as the ledger knows it.
+    """List the newest backfills, or show the ledger's state of each day of a backfill.
 
     Example: kfm backfill status bf-20261121T135100-1f2e3d --follow
     """
@@ -133,7 +133,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 @click.argument("backfill_id", type=BACKFILL)
 @decision_options
 def cancel(*, backfill_id: str, **given: Any) -> None:
-    """List no further day, as kfm replay stop does. What is listed is ingested; kfm kill-switch stops that, too.
+    """List no further day, as kfm replay stop does. Listed objects are ingested, unless kfm kill-switch stops them.
 
     Example: kfm backfill cancel bf-20261121T135100-1f2e3d --reason "wrong month"
     """

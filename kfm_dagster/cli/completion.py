@@ -28,7 +28,7 @@ _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class Named(click.ParamType[str]):
-    """Text that names one of what `known` returns for its beginning."""
+    """Text that completes to a value of `known`, which returns the values with a prefix."""
 
     def __init__(self, name: str, known: Callable[[str], Iterable[str]]) -> None:
         self.name = name

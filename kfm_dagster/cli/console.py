@@ -16,8 +16,8 @@ from kfm_dagster.console.serving import is_loopback, serve
 def console(*, host: str, port: int) -> None:
     """Serve the deployment to browsers, its metrics to Prometheus, and /healthz to monitors, until Ctrl-C.
 
-    GET / says whether it is well, and if not, what to do; every number leads to its units, every unit to its history.
-    GET / and GET /validate answer browsers with pages, others with JSON, and as ?format= says. GET /metrics is for
+    GET / shows whether it is well, and if not, what to do; every number leads to its units, every unit to its history.
+    GET / and GET /validate answer browsers with pages, others with JSON; ?format= selects either. GET /metrics is for
     Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. Who reaches the address may read;
     to decide (release, discard, retry, kill switch, replays) takes a token of KFM_CONSOLE_TOKENS.
 

@@ -64,9 +64,9 @@ def list_datasets(*, as_json: bool) -> None:
 @click.option("--topic", help="ARN of the SNS topic that announces them; none where the other dataset has none.")
 @click.option("--out", type=NewFile(edited=True), help="New file to write. Default: standard output.")
 def new(*, dataset_id: str, like: str, bucket: str, topic: str | None, out: Path | None) -> None:
-    """Write a contract for another dataset, with the citations and units of one that is like it.
+    """Write a contract for another dataset, with the citations and units of a similar dataset.
 
-    Its first lines say what is to be looked through; then check it on a sample.
+    Its first lines list the parts to review; then check it on a sample.
 
     Example: kfm dataset new nam --like hrrr --bucket noaa-nam-pds --topic ARN --out nam.yaml
     """

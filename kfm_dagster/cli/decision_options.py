@@ -94,7 +94,7 @@ def actor_of(settings: Settings, actor: str | None) -> str:
 
 
 def records_of(ledger: Ledger, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
-    """Return the records named by id or prefix, each once. Raises KfmError for an unknown one."""
+    """Return the records named by id or prefix, each once. Raises KfmError for an unknown record."""
     records = []
     for wal_id in dict.fromkeys(UNIT.whole(tx, typed) for typed in wal_ids):
         record = ledger.get(wal_id, tx=tx)

@@ -1,4 +1,4 @@
-"""`kfm demo`: the product on one machine with samples or real objects; `kfm cloud`: its cloud."""
+"""`kfm demo`: the product on a single machine with samples or real objects; `kfm cloud`: its cloud."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, 
 
     Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
     (the samples with a duplicate, a malformed message, a missing and a truncated object), waits until the queue
-    is drained, and stops what it started. Ends with 4 where something did not end as it has to: each sample as it was
-    made to, and each object of a folder in the catalog or in quarantine.
+    is drained, and stops what it started. Exit code 4 when any result is unexpected: a sample must end as it was
+    made to, and an object of a folder in the catalog or in quarantine.
 
     Example: kfm demo --objects ./nodd --json
     """

@@ -90,7 +90,7 @@ deciding = partial(
 
 @click.group()
 def dlq() -> None:
-    """Look at the dead-letter queue, and drain, redrive or discard what is on it.
+    """Inspect the dead-letter queue, and drain, redrive or discard its messages.
 
     Example: kfm dlq status
     """
@@ -157,10 +157,10 @@ def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
 )
 @deciding
 def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause: float, given: Any) -> ExitCode:
-    """Work on messages where they lie: records for unknown units, another attempt for failed ones.
+    """Process the messages in place: records for unknown units, another attempt for failed units.
 
-    A message leaves the queue when its units are all terminal; an unreadable one stays for a person. Exit code 4: the
-    drain stopped by itself, because the same error came back or the ledger does not balance.
+    A message leaves the queue when its units are all terminal; an unreadable message stays for a person. Exit code 4:
+    the drain stopped by itself, because the same error came back or the ledger does not balance.
 
     Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
     """
@@ -173,7 +173,7 @@ def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause:
 @bounding
 @deciding
 def redrive(*, selection: LetterSelection, bounds: Bounds, given: Any) -> ExitCode:
-    """Move messages back to the primary queue: unknown ones, and failed ones that may be tried again.
+    """Move messages back to the primary queue: of unknown units, and of failed units that may be retried.
 
     Sent first and deleted then, so that none is ever on neither queue. Exit code 4: a queue refused a message.
 

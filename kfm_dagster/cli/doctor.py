@@ -1,6 +1,6 @@
 """`kfm doctor`: check a deployment, report faults with their next steps. Changes nothing.
 
-Belongs here: the list of checks and their arguments, in the order in which they are shown. Does not belong here: the
+Belongs here: the list of checks and their arguments, in the order of display. Does not belong here: the
 checks themselves (`deployment/doctor/`).
 """
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def doctor(*, seconds: float, as_json: bool) -> int:
     """Look at a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.
 
-    Every finding that is not ok says what was observed, what was expected and what to do. Nothing is changed, and every
-    check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with one, 2 for settings that cannot
-    be read.
+    Every finding that is not ok shows the observed and the expected state and the next step. Nothing is changed, and
+    every check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with any, 2 for unreadable
+    settings.
 
     Example: kfm doctor --json
     """

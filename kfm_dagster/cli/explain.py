@@ -34,8 +34,8 @@ def explain(*, run: str, full: bool, as_json: bool) -> None:
 
     Gates that did not pass come first.
 
-    RUN is the id of a Dagster run or re-execution, the first 8 characters or more of one, or `latest` for the newest
-    ingest. A wal_id stands for the run that changed the unit last, an Item's id for the run that wrote the Item.
+    RUN is the id of a Dagster run or re-execution, the first 8 characters or more of an id, or `latest` for the newest
+    ingest. A wal_id selects the run that changed the unit last, an Item's id the run that wrote the Item.
     Re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
 
     Example: kfm explain latest

@@ -55,7 +55,7 @@ def export(
     key: Path | None,
     as_json: bool,
 ) -> None:
-    """Write the signed release bundle PTN_EXPORT or verify one; below it, a DCAT catalog and a lineage graph.
+    """Write or verify the signed release bundle PTN_EXPORT. The subcommands write a DCAT catalog or a lineage graph.
 
     Example: kfm export --out public/
     """

@@ -1,4 +1,4 @@
-"""Commands that list a view, options of its filter, and options passed as one value.
+"""Commands that list a view, options of its filter, and options passed as a single value.
 
 Does not belong here: the form of a table (`tables.py`).
 """
@@ -42,7 +42,7 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
         @wraps(command)
         def listed(*, wanted: Filter, limit: int, as_json: bool) -> None:
             if isinstance(wanted, OfDataset):
-                # Before the ledger is opened: without one, a misspelt dataset is still reported first.
+                # Before the ledger is opened: a misspelt dataset is reported first, even without a ledger.
                 require_dataset(wanted.dataset)
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(wanted, "wal_id", None):
@@ -92,7 +92,7 @@ def option_group(
     name: str,
     value_of: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Add options to a command, which gets them as one argument `name`, built by `value_of`."""
+    """Add options to a command, which gets them as a single argument `name`, built by `value_of`."""
 
     def bare() -> None: ...
 

@@ -37,7 +37,7 @@ def gaps(*, wanted: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, 
     """List the hours that lack objects, and the products that are silent or slow now.
 
     Times are UTC. A hole is an hour that has fewer objects than the contract expects; it closes by itself when they
-    come. kfm reconcile --repair fetches what was never announced.
+    come. kfm reconcile --repair fetches objects that were never announced.
 
     Example: kfm gaps --dataset goes-abi --svg gaps.svg
     """

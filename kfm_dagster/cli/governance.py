@@ -64,7 +64,7 @@ def pending(*, as_json: bool) -> None:
 @decision_options
 @json_option
 def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
-    """Approve an override that somebody else proposed, and carry it out, both or neither.
+    """Approve another person's proposed override and carry it out, both or neither.
 
     Example: kfm governance approve 17 --actor bob --reason "seen the evidence" --change-ref CHG-42
     """
@@ -80,7 +80,7 @@ def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
 @decision_options
 @json_option
 def withdraw(*, proposal_id: int, as_json: bool, **given: Any) -> None:
-    """Close a proposal without carrying it out: your own, or somebody else's.
+    """Close a proposal without carrying it out: your own, or another person's.
 
     Example: kfm governance withdraw 17 --reason "the wrong units" --change-ref CHG-42
     """

@@ -41,8 +41,8 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
-    the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under another
-    one (made unless it is there, without a password), and migrates nothing; --retention-role names the one in
+    the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under that
+    role (created if missing, without a password), and migrates nothing; --retention-role names the role in
     KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is brought into that database, or up to date.
 
     Example: kfm init --role kfm_deployment
@@ -98,7 +98,7 @@ def _refuse_foreign_roots(settings: Settings, *, adopt: bool) -> None:
 
 
 def _known_id(settings: Settings) -> str:
-    """Return the database's id; without a database an empty one, which no root has."""
+    """Return the database's id; without a database an empty id, which no root has."""
     try:
         with opened_database(settings) as database:
             return deployment_id(database)

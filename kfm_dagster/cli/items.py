@@ -30,7 +30,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class TimeRange(click.ParamType):  # type: ignore[type-arg]
-    """A day, a moment, or START/END as STAC APIs have it, where `..` is no bound."""
+    """A day, a moment, or START/END as in STAC APIs, where `..` means open."""
 
     name = "TIME"
 

@@ -27,7 +27,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @click.group("kill-switch")
 def kill_switch() -> None:
-    """Switch datasets off and on again, or list what is off.
+    """Switch datasets off and on again, or list the active switches.
 
     Example: kfm kill-switch list
     """
@@ -70,7 +70,7 @@ def off(*, dataset: str, **given: Any) -> None:
 @kill_switch.command("list")
 @lists(SWITCHES)
 def list_switches() -> None:
-    """List the switches that are on now. Earlier ones are in kfm governance log.
+    """List the switches that are on now. Earlier switches are in kfm governance log.
 
     Example: kfm kill-switch list --json
     """

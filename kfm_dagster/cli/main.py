@@ -2,7 +2,7 @@
 
 Commands are imported as click documents it ("Lazily Loading Subcommands"), with two additions: `commands` itself has
 the import paths, so that suggestions, completion and walks over the commands see them; and the group's help reads
-each summary from the module's source, where click would import every module for one line of each.
+each summary from the module's source, where click would import every module for its first line.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Lazy(NamedTuple):
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name; looking one up imports it, listing the names imports none."""
+    """Commands by name; a lookup imports the command, listing the names imports none."""
 
     def __getitem__(self, name: str) -> click.Command:
         command = self.data[name]
@@ -212,7 +212,7 @@ def answering() -> Iterator[None]:
 
 
 class _Answers(io.TextIOWrapper):
-    """Standard output, which says that it was standard output which failed."""
+    """Standard output, whose write errors name standard output."""
 
     def write(self, text: str) -> int:
         return self._try(super().write, text)

@@ -21,7 +21,7 @@ def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bo
 def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
     """Show completed, known and waiting units on a console; nothing before the first report.
 
-    So an early refusal stays one line.
+    So an early refusal stays a single line.
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("ingesting", total=None, waiting="")

@@ -140,9 +140,9 @@ def release(
     as_json: bool,
     **given: Any,
 ) -> ExitCode:
-    """Let quarantined units in again: each gets one more attempt, and comes back if that fails.
+    """Retry quarantined units once: a unit that fails again returns to quarantine.
 
-    All units are released or none; one that was discarded is never released. In prod it waits for a second person
+    All units are released or none; a discarded unit is never released. In prod it waits for a second person
     (kfm governance approve), and the exit code is 6.
 
     Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
@@ -179,9 +179,9 @@ def discard(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Close the cases of quarantined units for good: they stay out, whatever is released later.
+    """Permanently close the cases of quarantined units: no later release includes them.
 
-    There is no way back. A new version of the object is another unit, and is ingested as ever.
+    This cannot be undone. A new version of the object is another unit, and is ingested as usual.
 
     Example: kfm discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
     """
@@ -217,7 +217,7 @@ def _show_outcome(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bo
     """Print a line for each record, or a JSON object."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
-        # A transition adds one version; closing a case does not change the record.
+        # A transition adds a version; closing a case does not change the record.
         new = f" > {record.version + 1}" if isinstance(outcome, Status) else ""
         text = f"{record.wal_id}: {record.status} > {outcome} (version {record.version}{new})"
         click.echo(json.dumps(row) if as_json else text)

@@ -112,7 +112,7 @@ def _window(today: date, days: int, first: datetime | None, last: datetime | Non
 
 
 def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
-    """Return each day with objects of a dataset: some have one day for a month or a year."""
+    """Return each day with objects of a dataset: some datasets have a single day per month or year."""
     return [
         (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]

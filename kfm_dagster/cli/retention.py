@@ -24,7 +24,7 @@ NOTHING = f"everything is kept: no kind has a policy in {RETENTION} (docs/retent
 
 @click.group()
 def retention() -> None:
-    """Remove what is old, bulky and needed by nothing, by the policy of retention.yaml.
+    """Remove old, bulky data that nothing needs, by the policy of retention.yaml.
 
     Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases.
     The ledger, its history and the governance log stay.
@@ -36,7 +36,9 @@ def retention() -> None:
 @retention.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def plan(*, as_json: bool) -> None:
-    """Show of each kind what is older than its policy, what of it is needed, and what would go. Changes nothing.
+    """Show for each kind the data older than its policy, how much is needed, and how much would be deleted.
+
+    Changes nothing.
 
     Example: kfm retention plan --json
     """

@@ -55,8 +55,8 @@ from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
 def ui(*, port: int, cloud: str) -> None:
     """Open the Dagster UI and the console over KFM_HOME, with daemon and sensors, until Ctrl-C.
 
-    Over the demo's objects it prints a token with which you may decide in the console, and how to mend the objects that
-    are spoilt on purpose; where KFM_CONSOLE_TOKENS is set, its tokens count.
+    With the demo's objects it prints a token for decisions in the console, and how to repair the objects that are
+    spoilt on purpose; where KFM_CONSOLE_TOKENS is set, its tokens are valid instead.
 
     Example: kfm ui --port 3010
     """
@@ -65,7 +65,7 @@ def ui(*, port: int, cloud: str) -> None:
         raise ConfigurationError(
             "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
         )
-    # Checked here: the daemon's ticks would refuse it one by one, unseen in its log.
+    # Checked here: each tick of the daemon would refuse it, unseen in its log.
     registry = read_configuration(settings).registry
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
@@ -135,7 +135,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
 
 
 def free_console_port(port: int) -> int:
-    """Return the port after the page's, or a free one where that is taken by another console."""
+    """Return the port after the page's, or a free port where another console uses that."""
     return free_port() if accepts(port + 1) else port + 1
 
 
@@ -208,7 +208,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
             )
             collect_rarely()
 
-            # The first signal ends it after the current batch, the second one at once.
+            # The first signal ends it after the current batch, the second immediately.
             def stop(number: int, frame: FrameType | None) -> None:
                 if resident.stopping:
                     signal.default_int_handler(number, frame)

@@ -20,7 +20,7 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
     """
     settings = settings or Settings.load()
     if not read_only:
-        # Opening to write would create a ledger in any database that KFM_WAL_DSN names. An older one is upgraded.
+        # Opening to write would create a ledger in any database that KFM_WAL_DSN names. An older ledger is upgraded.
         with suppress(SchemaVersionError):
             Database.open(settings.database_url, read_only=True).dispose()
     with closing(Pipeline.open(settings, read_only=read_only)) as opened:
@@ -31,7 +31,7 @@ def opened_pipeline(settings: Settings | None = None, *, read_only: bool = False
 def opened_database(settings: Settings, *, recording: bool = False) -> Iterator[Database]:
     """Open the database for reading, and with `recording` for adding a record. Raises KfmError.
 
-    Neither creates a database nor upgrades an older one.
+    Neither creates nor upgrades a database.
     """
     opened = Database.open(settings.database_url, read_only=True)
     if recording:

@@ -65,7 +65,7 @@ def status(*, as_json: bool) -> None:
 def check(*, collections: Sequence[str], as_json: bool) -> int:
     """Hold the API against the catalog: counts and content hashes of each day. Changes nothing.
 
-    Exit code 4 when they differ, and where they do. While units are ingested, what was not yet followed differs.
+    Exit code 4 when they differ, with the places. During an ingest, changes that are not yet followed differ.
 
     Example: kfm stac check --collection goes-abi
     """
@@ -91,10 +91,10 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
 def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
-    """Empty the API, load what stands in the catalog, and hold the two against each other as `check` does.
+    """Empty the API, load it from the catalog, and compare the two as `check` does.
 
     A collection is away from the API until its Items are loaded. Exit code 4 when API and catalog differ afterwards.
-    GeoParquet and virtual stores are written again alike; what is shown of them is how many changes they took.
+    GeoParquet and virtual stores are rewritten in the same way; for them the number of changes is shown.
 
     Example: kfm stac rebuild --collection goes-abi
     """

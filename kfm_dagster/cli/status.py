@@ -22,8 +22,8 @@ UNIT_COLUMNS = ("dataset", *Status)
 def status(*, as_json: bool) -> int:
     """Show what needs attention, with the command that helps, and units by dataset and status.
 
-    What is to be known, but goes on by itself or was decided so, comes below. Whether queue, clock, stores and daemon
-    are sound is kfm doctor's to say.
+    Below it are matters that resolve by themselves or were decided so. For queue, clock, stores and daemon, run
+    kfm doctor.
 
     Exit code 4 when something needs attention, else 0.
 

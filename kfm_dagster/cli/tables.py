@@ -2,7 +2,7 @@
 
 In a terminal, and in a pipe where COLUMNS is set, a table has that width: URIs are shortened in the middle, prose folds
 between words, then UUIDs are shown by a prefix that every command accepts. A table that still needs more is wider than
-the terminal. In any other pipe a row is one whole line, so that grep finds whole rows.
+the terminal. In any other pipe a row is a single line, so that grep finds whole rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfm_dagster.views.view import json_row
 _ANY_WIDTH = 10_000
 """Columns of a pipe; a table is only as wide as its content."""
 LEAST_URI = 32
-"""Columns of a shortened URI: the bucket's beginning, and the end of the key, which tells objects apart."""
+"""Columns of a shortened URI: the bucket's beginning, and the end of the key, which distinguishes objects."""
 LEAST_PROSE = 16
 """Columns below which folded prose is no longer legible."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -60,7 +60,7 @@ def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = Fa
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
-    """Print named values, one a line; nested values follow as indented lines."""
+    """Print named values, each on a line; nested values follow as indented lines."""
     nested = {name: value for name, value in fields.items() if value and isinstance(value, Mapping | list | tuple)}
     rows = [{"field": name, "value": value} for name, value in fields.items() if name not in nested]
     if rows or not nested:
@@ -89,7 +89,7 @@ class _Column:
 
     @property
     def uris(self) -> bool:
-        """Whether every value is one URI."""
+        """Whether every value is a single URI."""
         return any(self.cells) and all("://" in cell and len(cell.split()) == 1 for cell in self.cells if cell)
 
     @property

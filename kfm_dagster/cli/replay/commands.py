@@ -61,7 +61,7 @@ IDLE_SECONDS = 30.0
 INTENT_COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
 DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
 MOST_UNITS = 10_000
-"""Units of failed intents in one selection; the next call admits the rest."""
+"""Units of failed intents in a single selection; the next call admits the rest."""
 
 
 @click.group()
@@ -128,7 +128,7 @@ def run(*, shell: Shell, asked: SelectionOptions, **how: Any) -> ExitCode:
 @starting
 @everywhere
 def from_spec(*, shell: Shell, file: Path, dry: bool, **how: Any) -> ExitCode:
-    """Do what a selection file says: run it, or dry-run it.
+    """Run or dry-run a selection file.
 
     Example: kfm replay from-spec incident.yaml --dry-run
     """
@@ -142,7 +142,7 @@ def from_spec(*, shell: Shell, file: Path, dry: bool, **how: Any) -> ExitCode:
 @click.argument("replay_run_id", type=REPLAY, required=False)
 @everywhere
 def status(*, shell: Shell, replay_run_id: str | None) -> None:
-    """Show where a replay stands, or list the newest ones.
+    """Show the progress of a replay, or list the newest replays.
 
     Example: kfm replay status --output json
     """
@@ -159,7 +159,7 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
 @decision_options
 @everywhere
 def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
-    """Let nothing more in until the replay is resumed; what was let in goes on.
+    """Admit no more units until the replay is resumed; admitted units continue.
 
     Example: kfm replay pause 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is slow"
     """
@@ -183,7 +183,7 @@ def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 @decision_options
 @everywhere
 def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
-    """End a replay: nothing more is let in; what was let in goes on.
+    """End a replay: no more units are admitted; admitted units continue.
 
     Example: kfm replay stop 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "wrong dataset"
     """

@@ -91,7 +91,7 @@ def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
 @click.option("--dataset", type=DATASET, help="Only this dataset of the run.")
 @everywhere
 def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
-    """Do a run's stages again from their checkpoints, last one first, and compare. Changes nothing; 4 says it differs.
+    """Repeat a run's stages from their checkpoints, the last first, and compare. Changes nothing; exit 4: they differ.
 
     RUN is named as for kfm explain: by its id, the first 8 characters or more of it, or `latest`.
 
