@@ -1,4 +1,4 @@
-"""The announcer: follows the catalog for one subscription, and notifies its receiver of changes of Items.
+"""The announcer: follows the catalog for a subscription, and notifies its receiver of changes of Items.
 
 A change is in the catalog's outbox (`catalog_changes`) from its own transaction. Each event is recorded before it is
 sent and once it is taken. If the process dies, or the receiver takes only some events, only the rest is sent again,
@@ -30,7 +30,7 @@ from kfm_dagster.storage.database import Database
 
 
 class Announcer:
-    """A follower of the catalog that notifies one receiver."""
+    """A follower of the catalog that notifies a receiver."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Announcer:
             if (event := self._decide(collection, change, announced.get(change.item_id))) is not None
         ]
         known_ids = {entry.event_id for entry in announced.values()}
-        begun = self.store.begin(collection, [entry for _, entry in decided if entry.event_id not in known_ids])
-        due = [
+        recorded_ids = self.store.begin(collection, [entry for _, entry in decided if entry.event_id not in known_ids])
+        to_send = [
             (change, entry)
             for change, entry in decided
-            if entry.state is AnnouncementState.OPEN and entry.event_id in begun | known_ids
+            if entry.state is AnnouncementState.OPEN and entry.event_id in recorded_ids | known_ids
         ]
-        if due:
+        if to_send:
             sending = Sending(
                 self._receiver,
                 self.store,
@@ -79,8 +79,8 @@ class Announcer:
                 begun_at=self._clock(),
                 budget_seconds=self._budget_seconds,
             )
-            events = (self._writer.write(collection, change, entry.kind) for change, entry in due)
-            sending.send(events, count=len(due))
+            events = (self._writer.write(collection, change, entry.kind) for change, entry in to_send)
+            sending.send(events, count=len(to_send))
 
     def forget(self, contract: DatasetContract) -> None:
         """Announce all current Items again, under the same ids: receivers keep earlier events."""

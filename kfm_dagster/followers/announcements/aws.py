@@ -1,6 +1,6 @@
 """Receivers of AWS: SNS topics, SQS queues and EventBridge buses, ten events a request.
 
-Belongs here: the form of the requests, and telling errors of an event from errors of ours. Does not belong here:
+Belongs here: the form of the requests, and separating errors of an event from our own errors. Does not belong here:
 handling of answers. Endpoint and credentials come from the AWS environment.
 """
 
@@ -148,7 +148,7 @@ def _attributes(event: OutgoingEvent) -> dict[str, Any]:
 def _order(address: str, event: OutgoingEvent) -> dict[str, str]:
     if not address.endswith(".fifo"):
         return {}
-    # Events of one Item keep their order; AWS limits a group's id to 128 characters.
+    # Events of an Item keep their order; AWS limits a group's id to 128 characters.
     return {"MessageGroupId": event.group, "MessageDeduplicationId": event.event_id}
 
 

@@ -1,4 +1,4 @@
-"""Events: the message for one change, as a CloudEvent or as a WIS2 Notification Message.
+"""Events: the message for a change, as a CloudEvent or as a WIS2 Notification Message.
 
 Pure. A change has the same id and the same bytes each time that it is sent. Does not belong here: the choice of
 receivers (`announcer.py`), sending.
@@ -35,7 +35,7 @@ _DIGITS = 19
 
 
 class ItemReference(Strict):
-    """Data of an event that does not hold the Item: it was withdrawn, or is too large for the subscription."""
+    """Data of an event without the Item, which was withdrawn or exceeds the subscription's size."""
 
     collection: str
     id: str
@@ -46,7 +46,7 @@ class ItemReference(Strict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutgoingEvent:
-    """One event, ready to send."""
+    """An event, ready to send."""
 
     event_id: str
     kind: ChangeKind
@@ -58,19 +58,19 @@ class OutgoingEvent:
 
     @property
     def group(self) -> str:
-        """What keeps its order where a receiver keeps one: the Item, by a name that is as long for each."""
+        """Key of the events that a receiver keeps in order: the Item, by a name of fixed length."""
         return uuid8(self.collection, self.item_id)
 
     @property
     def size(self) -> int:
-        """Bytes that it takes of a request."""
+        """Bytes that the event takes in a request."""
         return len(self.body) + ROOM_BYTES
 
 
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address; without one to `catalog_url` if that is in S3. Else they stay relative,
+    Links lead to the catalog's public address; without it to `catalog_url` if that is in S3. Else they stay relative,
     because the files are not accessible from outside.
     """
 

@@ -79,7 +79,7 @@ SecureUrl = Annotated[str, AfterValidator(_secure)]
 
 
 class AnnouncementTarget(Strict):
-    """Where a subscription leads: one of these."""
+    """Target of a subscription: exactly one of these."""
 
     sns: Topic | None = Field(None, description="ARN of a topic.")
     sqs: SecureUrl | None = Field(None, description="URL of a queue.")
@@ -88,7 +88,7 @@ class AnnouncementTarget(Strict):
 
     @property
     def kind(self) -> str:
-        """What speaks there."""
+        """Name of the field that is set."""
         return next(iter(self.model_dump(exclude_none=True)))
 
     @property
@@ -98,7 +98,7 @@ class AnnouncementTarget(Strict):
         return address
 
     def __str__(self) -> str:
-        """Return it for display: without a URL's query, which may be a credential."""
+        """Return the target for display: without a URL's query, which may be a credential."""
         return f"{self.kind}: {shown(self.address)}"
 
     @model_validator(mode="after")
@@ -109,7 +109,7 @@ class AnnouncementTarget(Strict):
 
 
 class Subscription(Strict):
-    """One receiver. Its name is the key of what it was sent: under another name it is sent everything again."""
+    """A receiver. Its sent events are recorded by its name: a new name sends all of them again."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
     target: AnnouncementTarget

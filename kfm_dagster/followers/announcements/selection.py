@@ -1,6 +1,6 @@
 """Selection: match a subscription's Items by CQL2 and by a box.
 
-Belongs here: conditions on one Item. Does not belong here: later changes of an Item that was announced before, which
+Belongs here: conditions on an Item. Does not belong here: later changes of an Item that was announced before, which
 are sent without a match (`announcer.py`).
 """
 
@@ -26,7 +26,7 @@ def compiled(text: str | Mapping[str, Any]) -> Matches:
     try:
         expression = Expr(dict(text) if isinstance(text, Mapping) else text)
         expression.validate()
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise ValueError(f"CQL2: {redact(str(error), 200)}") from None
 
     def matches(item: Mapping[str, Any]) -> bool:

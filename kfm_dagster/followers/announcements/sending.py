@@ -1,4 +1,4 @@
-"""Sending: send the events of one batch to their receiver, and record the result of each.
+"""Sending: send the events of a batch to their receiver, and record the result of each.
 
 Taken events are recorded at once. An event that is refused for good is retried alone, then given up; so is an event
 that fails repeatedly while the receiver takes others. While the receiver is down, events are left for the next batch.
@@ -25,7 +25,7 @@ from kfm_dagster.followers.announcements.store import AnnouncementStore
 from kfm_dagster.notifications.receiving import in_parts
 
 THREADS = 8
-"""Maximum requests to one receiver at the same time."""
+"""Maximum requests to a receiver at the same time."""
 TRIES = 3
 """Tries of an event that is refused for good: another event of its request may be at fault, or a new receiver."""
 MAX_FAILURES = 20
@@ -38,20 +38,20 @@ BUDGET_SECONDS = 30.0
 
 @unique
 class Reception(StrEnum):
-    """What became of an event that was sent."""
+    """Outcome of a sent event."""
 
     TAKEN = "taken"
     FAILED = "failed"
-    """Not this time."""
+    """Not taken; a later try may succeed."""
     REFUSED = "refused"
-    """The receiver says that it never takes this one."""
+    """The receiver refuses the event for good."""
     UNREACHED = "unreached"
-    """Nobody takes anything there now."""
+    """The receiver takes no events now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiverAnswer:
-    """A receiver's answer for one event; `error` is None if it was taken."""
+    """A receiver's answer for an event; `error` is None if it was taken."""
 
     reception: Reception
     error: str | None = None
@@ -61,22 +61,22 @@ TAKEN = ReceiverAnswer(reception=Reception.TAKEN)
 
 
 class ReceiverUnavailableError(Exception):
-    """A receiver takes nothing now, or not from us; the text says why, and holds no credential."""
+    """A receiver takes no events now, or none from us; the reason holds no credential."""
 
 
 class Receiver(Protocol):
     """Target of a subscription's events. Thread-safe after its first request."""
 
     most: int
-    """Maximum events of one request."""
+    """Maximum events of a request."""
 
     def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        """Send one request; return an answer per event, in order. Raises ReceiverUnavailableError."""
+        """Send a request; return an answer per event, in order. Raises ReceiverUnavailableError."""
         ...
 
 
 class Sending:
-    """Sends one batch of a subscription's events. `room`: maximum bytes of a request."""
+    """Sends a batch of a subscription's events. `room`: maximum bytes of a request."""
 
     def __init__(
         self,
@@ -108,16 +108,20 @@ class Sending:
             while wave := list(islice(waiting, width)):
                 answers = pool.map(with_context(partial(request, self._receiver)), wave)
                 self._keep(
-                    [pair for sent, reply in zip(wave, answers, strict=True) for pair in zip(sent, reply, strict=True)]
+                    [
+                        pair
+                        for batch, reply in zip(wave, answers, strict=True)
+                        for pair in zip(batch, reply, strict=True)
+                    ]
                 )
                 width = THREADS
                 if not self._goes_on():
                     break
         given_up = self._give_up()
-        if left := count - self._taken - given_up:
+        if not_taken := count - self._taken - given_up:
             reason = self._stopped or (self._failed or self._refused)[-1][1]
             raise FollowError(
-                observed=f"{left} of {count} events were not taken: {reason}",
+                observed=f"{not_taken} of {count} events were not taken: {reason}",
                 next_step="they are sent again by themselves; kfm announcements list",
             )
 
@@ -171,7 +175,7 @@ class Sending:
 
 
 def request(receiver: Receiver, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-    """Make one request; an unavailable receiver gives UNREACHED for each event."""
+    """Make a request; an unavailable receiver gives UNREACHED for each event."""
     try:
         hit(Failpoint.ANNOUNCEMENT_SEND_BEFORE)
         answers = receiver.send(events)

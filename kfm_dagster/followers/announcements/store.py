@@ -1,6 +1,6 @@
 """Sent events (`announcements`): a row per subscription and Item, written before and after each event.
 
-Belongs here: the rows of one subscription. Does not belong here: the choice of events (`announcer.py`), or changes
+Belongs here: the rows of a subscription. Does not belong here: the choice of events (`announcer.py`), or changes
 still to be followed, which are the catalog's (`catalog_changes`, the outbox).
 """
 
@@ -22,7 +22,7 @@ ERROR_LENGTH = 300
 
 @unique
 class AnnouncementState(StrEnum):
-    """What became of an Item's newest event."""
+    """Outcome of an Item's newest event."""
 
     OPEN = "open"
     """To be sent, or sent and not known to be taken."""
@@ -46,7 +46,7 @@ class Announced:
 
     @property
     def is_over(self) -> bool:
-        """Whether the Item is gone for the receiver: what comes now is created again."""
+        """Whether the Item is withdrawn for the receiver: its next event is `created`."""
         return self.kind is ChangeKind.WITHDRAWN and self.state is not AnnouncementState.OPEN
 
 
@@ -64,7 +64,7 @@ class SubscriptionStatus:
 
 
 class AnnouncementStore:
-    """The rows of one subscription."""
+    """The rows of a subscription."""
 
     def __init__(self, database: Database, subscription: str, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -102,7 +102,7 @@ class AnnouncementStore:
     def failed(
         self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
     ) -> dict[str, int]:
-        """Record events that were not taken; return each one's failures while others were taken.
+        """Record events that were not taken; return the failures of each while others were taken.
 
         `begun_at` is when the first event of the batch was sent.
         """
@@ -114,7 +114,7 @@ class AnnouncementStore:
             return {row.event_id: row.attempts for row in failures}
 
     def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
-        """Give events up, and keep them in the form in which they would be sent."""
+        """Give events up, and keep them in the form to be sent."""
         rows = [
             {**_named(event), "error": error[:ERROR_LENGTH], "body": event.body.decode()} for event, error in events
         ]

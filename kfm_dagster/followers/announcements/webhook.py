@@ -45,7 +45,7 @@ class Webhook:
         self._connected: tuple[int, SyncClient] | None = None
 
     def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        """Send one event. Raises ReceiverUnavailableError."""
+        """Send an event. Raises ReceiverUnavailableError."""
         [event] = events
         try:
             status = self._post(event)

@@ -45,7 +45,7 @@ class Day:
 
     @property
     def prefix(self) -> str:
-        """What the names of its new files begin with."""
+        """Prefix of the names of the day's new files."""
         return f"{self.day}-{self.through:016d}"
 
     def after(self, through: int, parts: Iterable[DayPart]) -> Day:
@@ -53,11 +53,11 @@ class Day:
         return replace(self, through=through, parts=tuple(parts))
 
     def content(self) -> bytes:
-        """Return its description."""
+        """Return the day's description."""
         return orjson.dumps(asdict(self) | {"items": self.rows}, option=orjson.OPT_SORT_KEYS)
 
     def name(self) -> str:
-        """Return the name of its description, unique to the content."""
+        """Return the name of the day's description, unique to the content."""
         return f"{self.prefix}-{hashlib.sha256(self.content()).hexdigest()[:12]}.json"
 
 

@@ -5,7 +5,7 @@ reader of a part sees only current Items. Does not belong here: choosing parts t
 description (`days.py`).
 
 A day that is being filled has a few parts, because rewriting a large part for each batch would cost more than the
-batch. Once other days have brought as many changes as the day has Items, its parts are compacted into one: so each Item
+batch. Once other days have brought as many changes as the day has Items, its parts are compacted into one: each Item
 is written only once more, even if days are filled in parallel.
 """
 
@@ -74,7 +74,7 @@ class GeoParquet:
         for year in years(self._publisher, contract.stac.collection):
             directory = folder(contract.stac.collection, year)
             names = [name for day_files in self._files(directory).values() for name in day_files]
-            # Remove descriptions first, so that no reader finds one without its parts.
+            # Remove descriptions first, so that no reader opens a description without its parts.
             self._remove(directory, sorted(names, key=lambda name: name.endswith(".parquet")))
 
     def _write(self, where: str, stands: Day, changes: Sequence[ItemChange]) -> None:
@@ -100,7 +100,7 @@ class GeoParquet:
             publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
-        """Compact one past day, untouched by these changes, into one file if that is due.
+        """Compact a past day, untouched by these changes, into a single file if that is due.
 
         The compacted day is as of the change `through`, the last change that is followed.
         """
@@ -129,8 +129,8 @@ class GeoParquet:
         days = read_days(self._publisher, where, files_by_day)
         for day, names in files_by_day.items():
             if (current := days.get(day)) is not None:
-                kept = {current.name(), *(part.name for part in current.parts)}
-                self._remove(where, [name for name in names if name not in kept])
+                current_names = {current.name(), *(part.name for part in current.parts)}
+                self._remove(where, [name for name in names if name not in current_names])
 
     def _remove(self, where: str, names: Sequence[str]) -> None:
         if names:
@@ -159,7 +159,7 @@ class GeoParquet:
 
 
 def compacted(stands: Day, contents: Sequence[bytes], through: int) -> tuple[Day, bytes] | None:
-    """Merge a day's parts into one and return it with its bytes; None without a common schema.
+    """Merge a day's parts into one part, with its bytes; None without a common schema.
 
     `contents` are the bytes of the day's parts, in their order. Row groups are ordered by the time of their first Item.
     """

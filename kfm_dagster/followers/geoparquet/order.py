@@ -1,7 +1,7 @@
 """The order of rows: blocks by time; within a block along a Hilbert curve over the centres of boxes, then by time.
 
 Neighbours in time and space are adjacent, so that a row group has a small box. Blocks hold hours or days of Items, as
-a curve needs many to divide: one hour of 40,000 radar volumes a day would be two groups, both as wide as the network.
+a curve needs many to divide: an hour of 40,000 radar volumes a day would be two groups, both as wide as the network.
 Does not belong here: use of a group's box (`search.py`).
 """
 

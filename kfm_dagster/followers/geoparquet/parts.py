@@ -2,7 +2,7 @@
 
 A part is written once, in order, in row groups of bounded size. Their boxes and times are also in the day's
 description, so a search selects row groups before it opens a file. Each part has at most half the rows of the next
-larger one: a day of 100,000 Items has some ten parts at most, and an Item is rewritten once for each doubling.
+larger part: a day of 100,000 Items has some ten parts at most, and an Item is rewritten once for each doubling.
 Does not belong here: the list of a day's parts (`days.py`).
 """
 
@@ -27,9 +27,9 @@ MEDIA_TYPE = "application/vnd.apache.parquet"
 GROUP_ROWS = 1_024
 """Rows of a row group: about 300 kB of Items, the least worth a request to a store."""
 PART_ROWS = 65_536
-"""Maximum rows of a part: 20 MB, which an update of one Item rewrites in a second."""
+"""Maximum rows of a part: 20 MB, which an update of an Item rewrites in a second."""
 WHOLE_ROWS = 4_096
-"""Rows up to which a day is always one file: writing them takes 50 ms."""
+"""Maximum rows of a day that is always one file: writing them takes 50 ms."""
 GEOPARQUET_VERSION, STAC_GEOPARQUET_VERSION = "1.1.0", "1.0.0"
 
 _SIMPLE = (pa.types.is_string, pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp)

@@ -42,7 +42,7 @@ _UNTYPED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Ove
 
 
 def to_table(items: Sequence[Item]) -> pa.Table:
-    """Return one row per Item, in their order. `to_items` restores every Item unchanged."""
+    """Return a row for each Item, in their order. `to_items` restores every Item unchanged."""
     lossy: set[int] = set()
     columns: dict[str, pa.Array] = {
         "stac_version": pa.array([item.get("stac_version") for item in items], pa.string()),
@@ -175,7 +175,7 @@ def _field(name: str, values: Sequence[Any], lossy: set[int]) -> pa.Array:
 
 
 def _column(values: Sequence[Any], lossy: set[int]) -> pa.Array:
-    """Return values in their common type; without one, as JSON, which is lossy."""
+    """Return values in their common type, else as JSON, which is lossy."""
     try:
         return pa.array(values, _kind(values))
     except _UNTYPED:

@@ -84,7 +84,7 @@ def _days(publisher: Publisher, where: str) -> dict[str, Day]:
 
 
 def _of_day(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> list[pa.Table]:
-    """Return the matches in one state of a day, or in the next if parts are removed meanwhile."""
+    """Return the matches in a state of a day, or in the next if parts are removed meanwhile."""
     for _ in range(TRIES - 1):
         try:
             return list(_of_parts(publisher, where, day, wanted))

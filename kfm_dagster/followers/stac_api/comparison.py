@@ -51,7 +51,7 @@ class DayComparison:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Digest of the catalog's day and of the API's: the sum of its Items' hashes, so that no order matters."""
+        """Digest of the day in catalog and API: the sum of its Items' hashes, in any order."""
         return f"{self.catalog_sum % 2**256:064x}", f"{self.api_sum % 2**256:064x}"
 
 
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the API shows what the catalog has, and nothing else."""
+        """Whether the API has exactly the catalog's content."""
         return self.same_collection and all(day.equal for day in self.days)
 
 

@@ -52,11 +52,11 @@ class StacApiTransaction:
         self._connection = connection
 
     def run(self, name: str, **parameters: Any) -> CursorResult[Any]:
-        """Execute one named statement."""
+        """Execute a named statement."""
         return self._connection.execute(statement("pgstac", f"stac_api.{name}"), parameters)
 
     def stream(self, name: str, **parameters: Any) -> CursorResult[Any]:
-        """Execute one named statement whose rows do not fit into memory."""
+        """Execute a named statement whose rows do not fit into memory."""
         query = statement("pgstac", f"stac_api.{name}")
         return self._connection.execute(query, parameters, execution_options={"stream_results": True})
 
@@ -98,7 +98,7 @@ class StacApiDatabase:
 
     @contextmanager
     def begin(self, connection: Connection, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
-        """Run one transaction: commit when the block ends, roll back when it raises."""
+        """Run a transaction: commit when the block ends, roll back when it raises."""
         hit(Failpoint.DATABASE_BEGIN)
         with connection.begin():
             tx = StacApiTransaction(connection)
@@ -114,12 +114,12 @@ class StacApiDatabase:
 
     @contextmanager
     def transaction(self, *, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[StacApiTransaction]:
-        """Connect for one transaction. Raises FollowError as `connected` does."""
+        """Connect for a transaction. Raises FollowError as `connected` does."""
         with self.connected() as connection, self.begin(connection, lock_timeout=lock_timeout) as tx:
             yield tx
 
     def install(self) -> Mapping[str, str]:
-        """Install or update pgstac and our tables; return what is installed. Raises KfmError."""
+        """Install or update pgstac and our tables; return database and version. Raises KfmError."""
         try:
             with self._engine.begin() as locked:
                 StacApiTransaction(locked).run("lock_installation")

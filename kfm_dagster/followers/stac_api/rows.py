@@ -1,4 +1,4 @@
-"""Items and Collections in the form in which pgstac stores and returns them.
+"""Items and Collections in the form that pgstac stores and returns.
 
 pgstac merges the Collection's `item_assets` into each Item, so a member that the Item lacks is marked as absent. All
 else is stored unchanged, whereas pgstac's own functions would drop nulls (`proj:code` of a grid without code).

@@ -40,7 +40,7 @@ class Listed:
 
 
 class DayOfStores:
-    """The stores of one collection and day. Used by one thread; `put` and `content` by several."""
+    """The stores of a collection and day. Used by one thread; `put` and `content` by several."""
 
     def __init__(self, publisher: Publisher, *, collection: str, day: str) -> None:
         self._publisher = publisher
@@ -99,7 +99,7 @@ _STORES = TypeAdapter(list[Listed])
 
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
-    """Return the days of a collection that have a list, or were about to. Raises PublishError."""
+    """Return the recorded days of a collection; some may lack a list. Raises PublishError."""
     path = f"{collection}/{DAYS}"
     content = publisher.read([path]).get(path)
     return [] if content is None else list(orjson.loads(content)["days"])

@@ -1,4 +1,4 @@
-"""One GRIB2 object as a step of a cube: the indexed fields whose messages the readers' codec decodes correctly.
+"""A GRIB2 object as a step of a cube: the indexed fields whose messages the readers' codec decodes correctly.
 
 Belongs here: the names of fields in a cube, the choice of messages that can be chunks, and where their values lie. Does
 not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message, unchanged.
@@ -28,18 +28,18 @@ from kfm_dagster.readers.hdf5_chunks import StoredChunk
 from kfm_dagster.readers.stored_values import COLUMNS, ROWS
 
 MAX_FIELDS = 256
-"""Maximum fields of one object; each takes a request. HRRR's surface files have 173."""
+"""Maximum fields of an object; each takes a request. HRRR's surface files have 173."""
 GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "reference_time"
 """Names that rioxarray and cfgrib use."""
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
 """Variables that may order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates in metres. In grids in degrees, columns may begin elsewhere than the description says."""
+"""Grid definition templates in metres. In grids in degrees, columns may begin elsewhere than described."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
 """Bytes of section 5 up to the end of template 5.3's description of groups."""
 _FIELD = re.compile(
-    # Without "_", which replaces the blank in names: so no two fields have the same name.
+    # Without "_", which replaces the blank in names: so the names of fields are distinct.
     r"(?P<variable>[A-Za-z0-9]+) (?P<level>[A-Za-z0-9 .()-]+?) (?P<step>anl|\d{1,7} (?:min|hour|day) fcst|"
     r"(?P<begin>\d{1,7})-(?P<end>\d{1,7}) (?P<unit>min|hour|day) (?P<statistic>acc|ave|max|min) fcst)",
     re.ASCII,

@@ -1,6 +1,6 @@
-"""One NetCDF-4 object as a step of a cube: the offsets of its images' chunks, and the values of its small variables.
+"""A NetCDF-4 object as a step of a cube: the offsets of its images' chunks, and the values of its small variables.
 
-Belongs here: telling images, axes and values of the step apart, and the attributes that give values their meaning. Does
+Belongs here: separating images, axes and values of the step, and the attributes that give values their meaning. Does
 not belong here: HDF5's storage (`readers/hdf5_chunks.py`), joining steps (`references.py`). Pixels are never read.
 """
 
@@ -23,7 +23,7 @@ from kfm_dagster.readers.netcdf_header import NamedDataset, named_datasets, show
 from kfm_dagster.readers.ranges import BlockCache
 
 MAX_BLOCKS = 512
-"""Maximum blocks of 64 KiB that reading one index may touch. Nodes lie between the chunks that they list: a full disk
+"""Maximum blocks of 64 KiB that reading an index may touch. Nodes lie between the chunks that they list: a full disk
 at 2 km needs some 20 blocks, at 0.5 km up to 480."""
 MAX_ALL_CHUNKS = 65_536
 """Maximum chunks of all images of an object: 16 bands with flags of a full disk at 2 km have 15,488."""
@@ -32,7 +32,7 @@ MAX_STEP_VALUES = 64
 KNOWN_FILTERS = {DEFLATE, SHUFFLE, FLETCHER32}
 FILL = "_FillValue"
 # Appendix A of the CF conventions 1.11 without attributes of the file's history, and netCDF's own `_Unsigned`. All
-# others describe one granule (the share of good pixels), so a store of many granules cannot have them.
+# others describe a granule (the share of good pixels), so a store of many granules cannot have them.
 _MEANING = frozenset({
     "_Unsigned", FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
     "cell_methods", "comment", "coordinates", "flag_masks", "flag_meanings", "flag_values", "formula_terms",
@@ -56,7 +56,7 @@ class StoredVariable:
     fill: int | float | None = None
     """The file's fill value; None if it has none."""
     message: bool = False
-    """Whether each chunk is a GRIB2 message, which a codec decodes; steps may lack one."""
+    """Whether each chunk is a GRIB2 message, which a codec decodes; steps may lack it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class CubeStep:
 
 
 def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
-    """Read the index of one object; `along` is the scalar variable that orders the steps.
+    """Read the index of an object; `along` is the scalar variable that orders the steps.
 
     Raises the errors of `read_hdf5`, and ReadError(UNREADABLE_FORMAT, RESOURCE_LIMIT) for objects that no store can
     refer to: without that variable, with other filters, or with unwritten chunks whose values would differ.

@@ -2,7 +2,7 @@
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
 storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). fsspec, xarray and zarr-python open it
-directly. The key `kfm` is for us alone, not for clients: the Item of each step. A document depends only on its steps,
+directly. The key `kfm` is internal, not for clients: the Item of each step. A document depends only on its steps,
 not on earlier documents.
 
 Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), the documents' places
@@ -35,7 +35,7 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStep:
-    """One Item in a store, ordered by `place`: `values` of small variables, `chunks` per image."""
+    """An Item in a store, ordered by `place`: `values` of small variables, `chunks` per image."""
 
     item_id: str
     content_sha256: str
@@ -60,7 +60,7 @@ class Frame:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of it all: steps of another one do not fit (another grid, type, scale or unit)."""
+        """Hash of the frame: steps with another hash do not fit (grid, type, scale or unit)."""
         common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
         content = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
         return hashlib.sha256(_text(content).encode()).hexdigest()
@@ -87,14 +87,14 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VirtualCube:
-    """Steps of one frame, in order."""
+    """Steps of a frame, in order."""
 
     frame: Frame
     steps: tuple[StoreStep, ...]
 
     @property
     def images(self) -> list[str]:
-        """Names of the arrays that any step has chunks of, in order."""
+        """Names of the arrays with chunks in any step, in order."""
         return sorted({name for step in self.steps for name in step.chunks})
 
     def changed(self, leaving: AbstractSet[str], steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
@@ -243,7 +243,7 @@ def _first_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return JSON with sorted keys, so that it does not depend on the order in which steps came."""
+    """Return JSON with sorted keys, so that it does not depend on the arrival of steps."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
