@@ -30,7 +30,7 @@ class CardError(ConfigurationError):
 class Strict(BaseModel):
     """A part of a file: an unknown key is refused, and nothing changes after reading."""
 
-    # Deferred: a part's validator is built within its file's, when a process first reads one.
+    # Deferred: a part's validator is built within its file's, when a process first reads such a file.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 

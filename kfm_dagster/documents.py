@@ -1,6 +1,6 @@
 """Documents (contracts, the pipeline card, selections, plans): YAML text, validated by a model.
 
-Every process begins with contracts and the card, so the parser is a fast one. Belongs here: the choice of the parser,
+Every process begins with contracts and the card, so the parser is fast. Belongs here: the choice of the parser,
 and of a wrong document the first fault, its place, and the expected value. Does not belong here: the models, or the
 errors that their loaders raise.
 """
@@ -57,8 +57,8 @@ _WRONG_KEYS = {
 def read_yaml(text: str) -> Any:
     """Return a text's only document, None if empty. Raises yaml.YAMLError, also for wrong keys and excessive size.
 
-    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in PyYAML the last one wins silently. PyYAML reads
-    YAML 1.1, in which `yes`, `on` and `no` are booleans and `~` is null: none of our keys is.
+    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in PyYAML the last key wins silently. PyYAML reads
+    YAML 1.1, where `yes`, `on` and `no` are booleans and `~` is null: none of our keys is.
     """
     try:
         return _read(text, _FAST)
@@ -141,7 +141,7 @@ def _refuse_wrong_keys(tree: yaml.Node) -> None:
 
 
 class DocumentError(ValueError):
-    """A document is not what its model asks for: `path` leads to what is wrong first, `more` counts what else is."""
+    """A document does not fit its model: `path` leads to the first fault, `more` counts the others."""
 
     def __init__(self, *, path: KeyPath, observed: str, expected: str, more: int = 0) -> None:
         super().__init__(f"observed {observed}; expected {expected}")
@@ -152,7 +152,7 @@ class DocumentError(ValueError):
 
     @property
     def what(self) -> str:
-        """What is wrong, with dots between the keys."""
+        """The place of the fault, with dots between the keys."""
         where = ".".join(str(part) for part in self.path if part != "[key]") or "the document"
         return f"{where} is wrong" + (f" ({self.more} more)" if self.more else "")
 

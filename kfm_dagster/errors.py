@@ -1,4 +1,4 @@
-"""Errors: one base class, and the parts of every refusal of the package.
+"""Errors: a base class, and the parts of every refusal of the package.
 
 Belongs here: exception classes that cross a package boundary. Does not belong here: the issue codes that an operator
 gives a unit (`contracts/issues.py`); those are data, not exceptions.
@@ -23,9 +23,9 @@ class ExitCode(IntEnum):
 
 
 class KfmError(Exception):
-    """Something was refused; says what, what was observed, what was expected, and the next step.
+    """A refusal: what is wrong, the observed and the expected value, and the next step.
 
-    The docstring of a subclass is its default `what`. `str()` gives one line, fit for a terminal.
+    The docstring of a subclass is its default `what`. `str()` gives a single line, fit for a terminal.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
@@ -87,7 +87,7 @@ class IllegalTransitionError(KfmError):
     def __init__(
         self, *, wal_id: str, from_status: str | None, to_status: str, expected: str, why: str | None = None
     ) -> None:
-        """Name the transition, the legal ones (`expected`), and why this one is refused."""
+        """Name the transition, the legal transitions (`expected`), and the reason of the refusal."""
         self.wal_id = wal_id
         self.from_status = from_status
         self.to_status = to_status
@@ -105,7 +105,7 @@ class RecordMovedError(KfmError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, wal_id: str, *, version: int, found: int | None = None) -> None:
-        """Name the unit, the version that was seen, and the present one, if known."""
+        """Name the unit, the seen version, and the present version, if known."""
         super().__init__(
             observed=f"{wal_id} at {'another version' if found is None else f'version {found}'}",
             expected=f"version {version}",
@@ -132,7 +132,7 @@ class QueueUnavailableError(DependencyUnavailableError):
 
 
 class StoreAccessError(DependencyUnavailableError):
-    """A store refuses access, or its bucket is not there: nothing helps but a person who changes one of the two."""
+    """A store refuses access, or its bucket does not exist: a person has to change access or bucket."""
 
 
 class PreflightError(DependencyUnavailableError):

@@ -1,9 +1,9 @@
-"""Failpoints: the points at which this process can be cut off from the world.
+"""Failpoints: points at which fault injection can cut this process off from the world.
 
-Every commit and every external call has a failpoint before it and one after it: between the two the world has changed
+Every commit and every external call has a failpoint before and after it: between the two the world has changed
 and this process may not know. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
-the closed list of failpoints, their labels, and the one handler of a process. Does not belong here: the faults.
-Imports nothing of ours; without a handler, reaching a failpoint costs one comparison with None.
+the closed list of failpoints, their labels, and the handler of a process. Does not belong here: the faults.
+Imports nothing of ours; without a handler, reaching a failpoint costs a comparison with None.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Made = TypeVar("Made")
 
 @unique
 class Failpoint(StrEnum):
-    """Where a process may die, wait, or be told that its dependency failed: `<dependency>.<call>.<moment>`."""
+    """A point at which a process may die, wait, or see a dependency fail: `<dependency>.<call>.<moment>`."""
 
     DATABASE_BEGIN = "database.begin"
-    """A transaction is wanted, to read or to write; nothing has been asked of the database."""
+    """A transaction is about to begin, to read or to write; the database has no request yet."""
     DATABASE_COMMIT_BEFORE = "database.commit.before"
-    """A transaction has done its work, and nobody else sees it."""
+    """A transaction has done its work, and no other process sees it."""
     DATABASE_COMMIT_AFTER = "database.commit.after"
     """A transaction is durable; an error here is a commit whose answer got lost."""
     STAGE_COMPUTED = "stage.computed"
@@ -34,19 +34,19 @@ class Failpoint(StrEnum):
     STAGE_COMMITTED = "stage.committed"
     """A stage is durable; what may only follow its commit (acknowledging messages) has not begun."""
     QUEUE_RECEIVE_BEFORE = "queue.receive.before"
-    """One receive request is about to be sent."""
+    """A receive request is about to be sent."""
     QUEUE_RECEIVE_AFTER = "queue.receive.after"
-    """Messages are in flight, and known to nobody but this process."""
+    """Messages are in flight, and known only to this process."""
     QUEUE_DELETE_BEFORE = "queue.delete.before"
-    """One batch of finished messages is about to be deleted."""
+    """A batch of finished messages is about to be deleted."""
     QUEUE_DELETE_AFTER = "queue.delete.after"
     """The messages are gone, and the ledger still has them as due."""
     QUEUE_VISIBILITY_BEFORE = "queue.visibility.before"
-    """One batch of messages is about to be told when to come back."""
+    """The visibility timeout of a batch of messages is about to change."""
     QUEUE_VISIBILITY_AFTER = "queue.visibility.after"
     """The messages know when to come back."""
     QUEUE_SEND_BEFORE = "queue.send.before"
-    """One batch of messages is about to be sent (a drain of the dead-letter queue)."""
+    """A batch of messages is about to be sent (a drain of the dead-letter queue)."""
     QUEUE_SEND_AFTER = "queue.send.after"
     """The messages are on the queue; an error here is a send whose answer got lost."""
     OBJECT_HEAD_BEFORE = "object.head.before"
@@ -92,7 +92,7 @@ class Failpoint(StrEnum):
     ANNOUNCEMENT_SEND_BEFORE = "announcement.send.before"
     """Events are about to leave for the receiver of a subscription; that they are is on record."""
     ANNOUNCEMENT_SEND_AFTER = "announcement.send.after"
-    """The receiver has the events; nobody has written down that it has."""
+    """The receiver has the events; the delivery is not recorded yet."""
     ARTIFACT_PUT_BEFORE = "artifact.put.before"
     """An output is about to be stored."""
     ARTIFACT_PUT_AFTER = "artifact.put.after"
@@ -115,7 +115,7 @@ _clock_skew = timedelta()
 
 
 def hit(failpoint: Failpoint) -> None:
-    """Call the handler, if there is one, at a failpoint. Raises the handler's error."""
+    """Call the handler, if installed, at a failpoint. Raises the handler's error."""
     if _handler is not None:
         _handler(failpoint, _labels.get())
 
@@ -130,7 +130,7 @@ def install(handler: Handler | None, *, clock_skew: timedelta = timedelta()) -> 
 
 
 def clock_skew() -> timedelta:
-    """Return the skew of the pipeline's clock; zero unless a handler was installed with one."""
+    """Return the skew of the pipeline's clock; zero unless a handler was installed with a skew."""
     return _clock_skew
 
 

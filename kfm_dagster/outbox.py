@@ -43,7 +43,7 @@ class Entry:
 
 
 class Outbox:
-    """The rows of one topic. A lease is longer than any delivery between two calls of `renew`."""
+    """The rows of a topic. A lease is longer than any delivery between two calls of `renew`."""
 
     def __init__(self, database: Database, topic: str, *, lease: timedelta, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -54,7 +54,7 @@ class Outbox:
     def put(
         self, tx: Transaction, consumer: str, subject: str, *, payload: Any = None, content: bytes | None = None
     ) -> None:
-        """Add an entry that is due at once, unless the subject's last one is still undelivered."""
+        """Add an entry that is due at once, unless the subject's last entry is still undelivered."""
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 

@@ -1,7 +1,7 @@
 """Redaction: texts of foreign software without credentials, personal data and stack traces.
 
 Belongs here: the only way of a foreign exception's or answer's text to the database, a log, Dagster or a page. Every
-rule reads any text in one pass: a pattern begins at the start of a run of its characters, never inside it, and
+rule reads any text in a single pass: a pattern begins at the start of a run of its characters, never inside it, and
 quantifiers are possessive where a failure would cause a second read of the rest. Does not belong here: the choice of
 errors to keep, and addresses of our own settings (`addresses.py`).
 """

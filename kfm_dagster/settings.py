@@ -1,4 +1,4 @@
-"""Settings: one model, every environment variable of the package, described.
+"""Settings: the model of every environment variable of the package, with descriptions.
 
 Belongs here: names, types, defaults and their reasons. Does not belong here: anything that opens a connection or a
 file. Nothing is read at import; call `Settings.load()`.
@@ -70,10 +70,10 @@ class SnsVerify(StrEnum):
 
 @unique
 class FeedKind(StrEnum):
-    """What a deployment's queue brings of each dataset."""
+    """The part of each dataset that a deployment's queue brings."""
 
     WHOLE = "whole"
-    """Every object that its provider announces: an hour without one is a gap."""
+    """Every object that its provider announces: an hour without objects is a gap."""
     SAMPLE = "sample"
     """Some of them: how many should be there is not known, so gate G6 has nothing to look at."""
 
@@ -449,9 +449,9 @@ class Settings(BaseSettings):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages have to be signed: as the setting says, else in prod and wherever the queue is AWS's.
+        """Whether messages have to be signed: by the setting, else in prod and wherever the queue is AWS's.
 
-        The queue's endpoint says so, and no message does: an embedded cloud has NOAA's topics under their true names.
+        The queue's endpoint decides, not a message: an embedded cloud has NOAA's topics under their true names.
         """
         if self.sns_verify is not None:
             return self.sns_verify is SnsVerify.REQUIRE
@@ -508,7 +508,7 @@ class Settings(BaseSettings):
         return self.lineage_url or str(self.home.absolute() / "lineage")
 
     def _bulk_part(self, whole: float) -> int:
-        """Return the bulk share of a whole; one at least, unless the live share is 1."""
+        """Return the bulk share of a whole; at least 1, unless the live share is 1."""
         # A lane must be served at some time. The thousandth only corrects a float's error.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
 

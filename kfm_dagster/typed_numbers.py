@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 LARGEST = 999_999_999
-"""Nine digits: more than rows, seconds or batches need, and less than the integers of databases, clocks and libraries,
-each of which refuses larger ones in its own way."""
+"""Nine digits: more than rows, seconds or batches need, and less than the limits of databases, clocks and libraries,
+each with its own refusal of larger integers."""

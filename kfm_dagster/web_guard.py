@@ -45,7 +45,7 @@ class WebGuard:
         self._changes_by = changes_by
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it in one line."""
+        """Answer a request, or refuse it in a single line."""
         refused = self.refusal(scope) if scope["type"] in {"http", "websocket"} else None
         if refused is None:
             await self._app(scope, receive, send)

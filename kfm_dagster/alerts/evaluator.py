@@ -1,7 +1,7 @@
-"""The evaluator: one evaluation, from recorded events to messages sent by services of apprise.
+"""The evaluator: an evaluation, from recorded events to messages sent by services of apprise.
 
 Belongs here: the receivers of each alert, that a dead channel delays no other, the URLs of KFM_ALERT_URLS, and sending
-one message to one of them. No log line, row or page holds a credential. Does not belong here: the rules
+a message to a URL. No log line, row or page holds a credential. Does not belong here: the rules
 (`sql/queries/alerts.sql`), the rows, or the text of a message (`store.py`).
 """
 
@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Database
 SECONDS = 10.0
 """Timeout of a service's answer: a tick of a sensor has 60."""
 BUDGET_SECONDS = 30.0
-"""After this time an evaluation begins no further message; the next one continues."""
+"""After this time an evaluation begins no further message; the next evaluation continues."""
 SHORTEST_SECRET = 4
 """Characters; blotting out a shorter part of a URL would hit every second word."""
 

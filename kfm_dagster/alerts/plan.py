@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 @unique
 class AlertRule(StrEnum):
-    """A rule: its name, what it means to its receiver, and where its evidence is seen.
+    """A rule: its name, its meaning to its receiver, and the command that shows its evidence.
 
     In `look`, RUN is the run of the newest event.
     """
@@ -77,7 +77,7 @@ Span = Annotated[Duration, AfterValidator(_some)]
 
 
 class RuleTerms(Strict):
-    """When a rule opens an alert, and how the alert is told."""
+    """The conditions on which a rule opens an alert, and the alert's notification."""
 
     threshold: int = Field(ge=1)
     window: Span

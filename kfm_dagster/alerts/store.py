@@ -1,6 +1,6 @@
 """Alerts in the database: their states, pending notifications (`outbox`), acknowledgements.
 
-Belongs here: one evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here:
+Belongs here: an evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here:
 the rules and their consequences, which are queries (`sql/queries/alerts.sql`), sending (`evaluator.py`), or the guards,
 which are the database's (`sql/schema`).
 """
@@ -21,30 +21,30 @@ from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.storage.database import Database, Transaction
 
 LEASE = timedelta(minutes=5)
-"""Time for which an evaluator holds a notification: longer than any answer takes."""
+"""An evaluator's lease of a notification: longer than any answer takes."""
 MOST_LISTED = 10_000
-"""Far more than the open alerts, one for each rule and subject."""
+"""Far more than the open alerts, at most one for each rule and subject."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
 """Endpoints by rule and level, each with its first channel."""
 
 
 @unique
 class AlertState(StrEnum):
-    """Where an alert is."""
+    """The state of an alert."""
 
     FIRING = "firing"
-    """Nobody has taken it on."""
+    """It is open, and not acknowledged."""
     ACKNOWLEDGED = "acknowledged"
-    """Somebody has; it is not told again unless it goes up a level."""
+    """A person has acknowledged it; it is not sent again unless its level rises."""
     RESOLVED = "resolved"
-    """What it told of has left its window."""
+    """Its events have left its window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
     """An alert. `observed`: events in the rule's window; `place`: stage or source of the newest.
 
-    No second alert is open under its `key`, by which receivers may drop repetitions.
+    No second alert is open under its `key`; receivers may use it to drop repetitions.
     """
 
     alert_id: int

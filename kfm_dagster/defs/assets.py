@@ -98,7 +98,7 @@ def _asset(
         check_specs=gate_specs(key, kind.required_gates, days=days),
         partitions_def=days,
         group_name=slug(contract.id),
-        # One pool for all steps: its limit bounds the runs that work on the dataset (dagster.yaml).
+        # A single pool for all steps: its limit bounds the runs that work on the dataset (dagster.yaml).
         pool=contract.id,
     )(run)
     return asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings))

@@ -55,7 +55,7 @@ def slug(dataset: str) -> str:
 def daily_partitions(first_day: date) -> dg.DailyPartitionsDefinition:
     """Return the days (UTC) from `first_day` to today, whose objects arrive today.
 
-    One definition, so that a run can cover several datasets. A unit belongs to the day of its key's own time, so that
+    A single definition, so that a run can cover several datasets. A unit belongs to the day of its key's time, so that
     a day's objects can be listed by prefix.
     """
     return dg.DailyPartitionsDefinition(start_date=first_day.isoformat(), timezone="UTC", end_offset=1)
@@ -66,7 +66,7 @@ LANE_TAG = "kfm/lane"
 SOURCE_TAG = "kfm/source"
 """The source of a run's units."""
 BACKFILL_TAG = "kfm/backfill"
-"""The backfill (kfm backfill) for which a run lists a day."""
+"""The backfill (kfm backfill) that a run lists a day for."""
 FORCE_TAG = "kfm/force"
 """A reason under this tag makes a run compute content that earlier runs applied; terminal units do not change."""
 DATASET_TAG = "kfm/dataset"
@@ -82,7 +82,7 @@ _NONE = {"0", NO}
 
 
 def of_dataset(tag: str, dataset: str) -> str:
-    """Return the tag of one dataset."""
+    """Return the tag of a dataset."""
     return f"{tag}.{dataset}"
 
 

@@ -37,7 +37,7 @@ DAYS = 3
 
 
 def unit_checks(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetChecksDefinition]:
-    """Return one check per dataset on its `ledger` asset: every unit of the day succeeded."""
+    """Return a check per dataset on its `ledger` asset: every unit of the day succeeded."""
     with by_day():
         return [_every_unit_succeeded(contract.id, days) for contract in registry]
 
@@ -105,7 +105,7 @@ def _result(
 
 
 def _mismatched(ledger: StageBatch, known: Ledger) -> list[str]:
-    """Return the units of a run whose result differs from an earlier one without permission."""
+    """Return the units of a run whose result differs from an earlier result without permission."""
     if not ledger.state.validation_summary.get("mismatched"):
         return []
     attempts = {(unit.wal_id, unit.attempt) for unit in ledger.envelopes}

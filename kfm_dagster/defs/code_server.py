@@ -1,7 +1,7 @@
-"""The code server of one machine: Dagster's own, with runs that skip loading definitions.
+"""The code server of a machine: Dagster's own, with runs that skip loading definitions.
 
 `dagster api grpc` starts each run as a new Python process, which first spends seconds of a processor on importing
-Dagster and the definitions. Here one process only imports them, and forks for each run. A run is still a process of
+Dagster and the definitions. Here a single process imports them, and forks for each run. A run is still a process of
 its own: it may be killed, and it outlives the code server. Run as
 
     python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000

@@ -1,6 +1,6 @@
 """The code's fingerprint and SQL statements, fixed as of now in this process and its forks.
 
-Imported for this effect alone, by the process from which `code_server.py` forks runs. A run executes the code that was
+Imported for this effect alone, by the process that `code_server.py` forks runs from. A run executes the code that was
 imported when the server started; fingerprint and statements that are read only in the run would be those of an update
 since. Nothing else imports this, and no definition belongs here.
 """

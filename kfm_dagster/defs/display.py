@@ -1,6 +1,6 @@
 """A materialisation's metadata: outcome, failing units, links, footprints, counts, evidence.
 
-A day's page shows its latest materialisation, and a later run may have had no part in the failures of an earlier one.
+A day's page shows its latest materialisation, and a later run may have had no part in an earlier run's failures.
 So the stage's outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of it
 (`run_...`).
 
@@ -44,7 +44,7 @@ from kfm_dagster.storage.artifacts import Artifacts
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact has all."""
 SHOWN_IN_PLACE = 1_000
-"""Characters from which on the UI hides Markdown behind a click."""
+"""Length above which the UI hides Markdown behind a click."""
 
 
 def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def day_counts(day: DayReport) -> dict[str, int]:
 def stage_metadata(
     noun: str, batch: StageBatch, *, day: DayReport, settings: Settings, account: NodeAccount | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of one materialisation; `account` is the node's part of `kfm explain`.
+    """Return the metadata of a materialisation; `account` is the node's part of `kfm explain`.
 
     `run_passed`, `run_failed` and, where there are some, `run_failed_earlier` and `run_given_back` (no longer this
     run's) sum to `run_units`. A wholly reused output is not read again: its Items and footprints are shown with the
@@ -293,7 +293,7 @@ def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
 LEFT, BOTTOM, TOP = 60, 40, 16
 """Room for the axes' labels, in pixels."""
 MAX_SITES = 200
-"""Curves drawn, one for each site; a network has about 160."""
+"""Curves drawn, a curve for each site; a network has about 160."""
 STEPS = 4
 """Lines of the grid in each direction."""
 

@@ -15,14 +15,14 @@ from kfm_dagster.settings import Settings
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Leases after which Redis gives the task of a silent worker to another one. By then the units are given back, so that
+"""Leases after which Redis gives the task of a silent worker to another. By then the units are given back, so that
 the step does nothing twice and its run ends; a step that takes longer would be started again while it works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:
     """Return the executor of every job. Raises ConfigurationError without `dagster-celery`."""
     if settings.celery_broker is None:
-        # One process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
+        # A process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
         return dg.in_process_executor
     try:
         from dagster_celery import celery_executor  # noqa: PLC0415 - the extra `celery`
@@ -39,7 +39,7 @@ def step_executor(settings: Settings) -> dg.ExecutorDefinition:
 def agreed(settings: Settings) -> dict[str, Any]:
     """Return the Celery configuration that executor and workers share."""
     return {
-        # A step is done when it ends, not when it is received: another worker repeats the step of one that dies.
+        # A step is done when it ends, not when it is received: another worker repeats a dead worker's step.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "broker_transport_options": {"visibility_timeout": LEASES_UNTIL_REDELIVERY * settings.lease_seconds},

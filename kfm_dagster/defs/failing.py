@@ -1,4 +1,4 @@
-"""Ends of failing ticks and ops: one line without foreign exceptions' texts, or a retry."""
+"""Ends of failing ticks and ops: a line without foreign exceptions' texts, or a retry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
         try:
             return work(*given, **more)
         except dg.Failure:
-            raise  # one line of ours, with Dagster's next action
+            raise  # our own line, with Dagster's next action
         except Exception as error:
             shown = redacted_error(error)
             raise shown from shown.__cause__

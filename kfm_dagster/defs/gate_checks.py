@@ -39,7 +39,7 @@ MAX_UNITS_SHOWN = 50
 def by_day() -> Iterator[None]:
     """Let checks be defined by partition, which Dagster 1.13 offers as a preview.
 
-    Without a partition a check has one latest result, that of the day evaluated last.
+    Without a partition a check has a single latest result: the last evaluated day's.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)

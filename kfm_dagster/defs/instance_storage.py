@@ -1,7 +1,7 @@
-"""Dagster's own storage: created by one process at a time, and opened without creating it.
+"""Dagster's own storage: created by a single process at a time, and opened without creating it.
 
 Dagster creates its tables in the process that starts first; daemon and web server that start together can leave two
-alembic heads. So only `prepare` creates or migrates them: `kfm init`, or a deployment of one machine by
+alembic heads. So only `prepare` creates or migrates them: `kfm init`, or a deployment of a single machine by
 
     python -m kfm_dagster.defs.instance_storage FOLDER
 
@@ -34,7 +34,7 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.private import private_folder
 
 PREPARE_LOCK = 0x646167
-"""PostgreSQL advisory lock ("dag"): one process at a time creates or migrates Dagster's tables."""
+"""PostgreSQL advisory lock ("dag"): a single process at a time creates or migrates Dagster's tables."""
 
 
 def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
@@ -127,7 +127,7 @@ def _alone_in(home: Path) -> Iterator[None]:
 
 @contextmanager
 def _answering(dsn: str) -> Iterator[sa.Engine]:
-    """Open an engine for the block; errors of its database are raised as one line."""
+    """Open an engine for the block; errors of its database are raised as a single line."""
     engine = sa.create_engine(dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     try:
         yield engine
@@ -144,7 +144,7 @@ def _answering(dsn: str) -> Iterator[sa.Engine]:
 
 
 def main() -> None:
-    """Prepare the argument's folder, with its `dagster.yaml`, for a deployment of one machine."""
+    """Prepare the argument's folder, with its `dagster.yaml`, for a deployment of a single machine."""
     try:
         prepare(Path(sys.argv[1]))
     except KfmError as error:

@@ -24,7 +24,7 @@ MAX_UNITS_KEPT = 5_000
 
 
 class StageIOManager(dg.ConfigurableIOManager):
-    """Owns the port to run-state: a stage asks it for the skip, and tells it every outcome, with the output.
+    """Owns the port to run-state: it decides on a stage's skip, and records every outcome with the output.
 
     The last batch of each dataset stays in memory while there is room; else, in a re-executed run, and where another
     process did the step before (Celery), it is read from the artifact.
@@ -37,7 +37,7 @@ class StageIOManager(dg.ConfigurableIOManager):
 
     @property
     def stages(self) -> StageRunner:
-        """What runs the stages; its `port` is the one way to run-state."""
+        """The runner of the stages; its `port` is the only way to run-state."""
         return self.pipeline.get().stages
 
     def run(self, node: ChainNode, upstream: StageBatch | None, *, force: str | None = None) -> StagedNode:
@@ -122,7 +122,7 @@ def root_run_id(run: dg.DagsterRun) -> str:
 
 
 def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> int:
-    """Count a dataset's skipped stages of the run: earlier ones by observations, and `this`.
+    """Count a dataset's skipped stages of the run: earlier stages by observations, and `this`.
 
     The memory of a process has its own steps only, and several processes may share a run's steps.
     """

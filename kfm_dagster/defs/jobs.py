@@ -112,7 +112,7 @@ def evidence_job() -> dg.JobDefinition:
 
 
 def job_of(op: dg.OpDefinition, *, name: str, description: str) -> dg.JobDefinition:
-    """Return the job of one op."""
+    """Return the job of an op."""
     return dg.GraphDefinition(name=name, node_defs=[op]).to_job(description=description)
 
 
@@ -148,9 +148,9 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
 
 RETENTION_JOB = "retention"
 DAILY = "23 3 * * *"
-"""At night over the United States, off the hour at which most jobs start."""
+"""At night over the United States, off the full hour, when most jobs start."""
 ACTOR = "nodd_retention"
-"""The job's actor in the governance log, whoever starts it: the policy decides what is removed."""
+"""The job's actor in the governance log, whoever starts it: the policy decides on removal."""
 
 
 def retention_job() -> dg.JobDefinition:

@@ -20,7 +20,7 @@ from kfm_dagster.exports.explanations.explanation import Reexecution
 
 ROOT_TAG = "dagster/root_run_id"
 ROOTS_ASKED = 500
-"""Root runs that one query names: a statement's parameters are bounded."""
+"""Root runs per query: a statement's parameters are bounded."""
 
 
 class InstanceReexecutions:

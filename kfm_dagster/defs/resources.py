@@ -1,6 +1,6 @@
 """Resources: from configuration to plain objects, which are tested without Dagster.
 
-A process keeps one open pipeline per database; otherwise each tick or step would connect again.
+A process keeps an open pipeline per database; otherwise each tick or step would connect again.
 """
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
@@ -73,7 +73,7 @@ class WalResource(dg.ConfigurableResource[Ledger]):
         return Settings.current(**({"wal_dsn": self.dsn} if self.dsn else {}))
 
     def get(self) -> Ledger:
-        """Return the ledger of the process's open pipeline. Raises a KfmError of one line."""
+        """Return the ledger of the process's open pipeline. Raises a KfmError of a single line."""
         return open_pipeline(self.settings(), SqsQueueResource()).ledger
 
 
@@ -84,7 +84,7 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
     queue: dg.ResourceDependency[SqsQueueResource]
 
     def get(self) -> Pipeline:
-        """Return the process's open pipeline. Raises a KfmError of one line."""
+        """Return the process's open pipeline. Raises a KfmError of a single line."""
         return open_pipeline(self.wal.settings(), self.queue)
 
     def state(self) -> ProcessState:

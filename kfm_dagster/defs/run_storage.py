@@ -45,7 +45,7 @@ UNLEASED = timedelta(minutes=1)
 
 
 def run_slots(instance: dg.DagsterInstance) -> int | None:
-    """Return the limit of runs in progress at once, or None without one."""
+    """Return the limit of runs in progress at once, or None without a limit."""
     queue = instance.get_concurrency_config().run_queue_config
     return None if queue is None or queue.max_concurrent_runs < 0 else queue.max_concurrent_runs
 
@@ -67,10 +67,10 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
 
 
 class DeadRuns:
-    """Selects, in one tick, the root run ids without an active run, original or re-execution.
+    """Selects, in a tick, the root run ids without an active run, original or re-execution.
 
     A run that Dagster does not know is a worker's, known to the ledger only. It is alive while it has a lease. It has
-    none before its claims, so it is dead once it has been seen without one for UNLEASED; `unleased` keeps the times of
+    none before its claims, so it counts as dead only after UNLEASED without a lease; `unleased` keeps the times of
     first sight from tick to tick.
     """
 
@@ -89,7 +89,7 @@ class DeadRuns:
         self._seen: set[str] = set()
 
     def __call__(self, root_run_ids: Iterable[str]) -> list[str]:
-        """Return the dead ones of the runs."""
+        """Return the dead runs' ids."""
         runs = list(root_run_ids)
         # Read after the run ids, so that it includes a run that has claimed since then.
         leased = self._leased() if runs else ()
@@ -162,13 +162,13 @@ def _key(run: dg.DagsterRun) -> LaneKey:
 
 
 BATCH = 500
-"""Runs that one query examines; they are removed before the next query."""
+"""Runs per query; they are removed before the next query."""
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OldRuns:
-    """The runs of an instance; opened for one pass, during which the newest runs stay the same."""
+    """The runs of an instance; opened for a pass; meanwhile the newest runs stay the same."""
 
     instance: dg.DagsterInstance
     database: Database
@@ -188,7 +188,7 @@ class OldRuns:
             yield OldBatch(old=len(part), removable=[run.run_id for run in going], bytes=None)
 
     def remove(self, batch: OldBatch) -> None:
-        """Remove runs. The row goes last, so that a half-removed run is found again."""
+        """Remove runs. The row is removed last, so that a half-removed run is selected again."""
         for run_id in batch.removable:
             self.instance.compute_log_manager.delete_logs(prefix=[run_id])
             self._remove_events(run_id)
@@ -222,7 +222,7 @@ class OldRuns:
 
     @cached_property
     def _at_work(self) -> set[str]:
-        """Root runs of which a run, original or re-execution, is queued or running."""
+        """Root runs with a queued or running run, original or re-execution."""
         return {root_run_id(run) for run in self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE))}
 
     @cached_property

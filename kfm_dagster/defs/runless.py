@@ -1,6 +1,6 @@
 """Runless reports: a resident worker's results as asset events of Dagster, without a run.
 
-One event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and
+A single event for each asset and batch, because an event takes 10 to 15 ms. Belongs here: reaching the instance, and
 handling failed reports. Does not belong here: the metadata of a materialisation (`display.py`).
 """
 

@@ -1,4 +1,4 @@
-"""Sensors: messages to partitioned runs, the ledger's leftovers to further ones, due work."""
+"""Sensors: messages to partitioned runs, the ledger's leftovers to further runs, due work."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -224,7 +224,7 @@ Due = tuple[Sequence[dg.RunRequest], str]
 def due_sensor(
     *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, jobs: Sequence[Any]
 ) -> dg.SensorDefinition:
-    """Return the sensor of work due by the clock, for which no message waits, switched on.
+    """Return the sensor of work due by the clock and not by a message, switched on.
 
     It requests `jobs`: ingest and any job of radar beams.
     """

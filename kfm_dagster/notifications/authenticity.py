@@ -2,8 +2,8 @@
 
 Belongs here: which messages must be signed, the verdicts on a batch, and the certificates of SNS's signers: bounded
 requests without redirects, at most one for each certificate of a batch, and a cache in memory and a folder. The cache
-stores valid chains only, and each use validates them again: a file that somebody else puts into the folder is not
-trusted. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
+stores valid chains only, and each use validates them again: a file that another process puts into the folder is
+not trusted. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kfm_dagster.storage.private import private_folder
 MAX_CERTIFICATE_BYTES = 64 * 1024
 """Limit of a response: a certificate has 2 kB."""
 MAX_CHAIN = 4
-"""Certificates below the authority: SNS's own and one issuer today."""
+"""Certificates below the authority: SNS's own and an issuer today."""
 MAX_KEPT = 32
 """Limit of the folder's files; a region's certificate changes about once a year."""
 CONNECT_SECONDS = 3.0
@@ -54,11 +54,11 @@ Chain = tuple[x509.Certificate, ...]
 
 
 class CertificateUnavailableError(Exception):
-    """A certificate cannot be fetched now; the text says from where and why."""
+    """A certificate cannot be fetched now; the text has the URL and the reason."""
 
 
 Fetch = Callable[[str, float], bytes]
-"""Gets the bytes at a URL by one request within a number of seconds. Raises CertificateUnavailableError."""
+"""Gets the bytes at a URL by a single request within a number of seconds. Raises CertificateUnavailableError."""
 
 
 class Certificates:
@@ -109,7 +109,7 @@ class Certificates:
 
 
 def get(url: str, seconds: float) -> bytes:
-    """Get a small file by one request without redirects and credentials, in at most `seconds`."""
+    """Get a small file by a single request without redirects and credentials, in at most `seconds`."""
     off, content = False, bytearray()
     try:
         limit = timedelta(seconds=max(seconds, 0))
@@ -166,7 +166,7 @@ def _issuer(certificate: x509.Certificate) -> str | None:
 
 PERIOD_SECONDS = 60.0
 MAX_FETCHES = 8
-"""Limit of fetches in a period: a topic has one certificate, two during a change; forged messages can name any URL."""
+"""Limit of fetches in a period: a topic has 1 certificate, 2 during a change; forged messages can name any URL."""
 FETCH_SECONDS = 10.0
 """Limit of the time spent fetching in a period, even from slow servers: a tick has a minute for everything."""
 
@@ -251,7 +251,7 @@ class Signatures:
         return VERIFIED
 
     def _anchors(self, url: str) -> Sequence[x509.Certificate]:
-        """Return the authorities of a URL: the extra ones below the extra URL, else the public."""
+        """Return the authorities of a URL: the extra authorities below the extra URL, else the public."""
         if self._extra_url is not None and url.startswith(f"{self._extra_url.rstrip('/')}/"):
             return self._extra_authorities
         return public_authorities()

@@ -34,7 +34,7 @@ MAX_SIZE_BYTES = 2**63 - 1
 
 
 class MessageError(Exception):
-    """Stops one record, or one message; message-parse turns it into a Rejection."""
+    """Stops a record or a message; message-parse turns it into a Rejection."""
 
     def __init__(self, code: ParseIssue, message: str) -> None:
         self.code = code
@@ -133,7 +133,7 @@ class ChunkNotice:
     It has `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`, which repeat the key's parts: a
     message with the key of another chunk is refused. Numbers come as JSON numbers (captured in 2026) or as texts (the
     feed's public description). `DateTime` is the start of the volume and has no zone; it is UTC, as the key's
-    timestamp. There is no size, no ETag and no sequencer, and the key is not encoded.
+    timestamp. Size, ETag and sequencer do not exist, and the key is not encoded.
 
     It names radar, number and start (UTC) of its volume, and its own number. `kind` is S for the volume's first chunk,
     E for its last, I for others. `layout` is the volume's, e.g. `V06`.

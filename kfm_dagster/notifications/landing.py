@@ -84,7 +84,7 @@ def _uri(digest: str) -> str:
 
 
 def _line(message: SqsMessage) -> bytes:
-    # Without the receipt handle, a short-lived credential, and the receive count, which belongs to one delivery.
+    # Without the receipt handle, a short-lived credential, and the receive count, which belongs to a delivery.
     return orjson.dumps(
         {
             "body": message.body,

@@ -31,7 +31,7 @@ class QueueDepth:
 class QueueRules:
     """A queue's attributes that decide when a message comes again, goes to the DLQ, or is lost.
 
-    `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without one.
+    `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without this policy.
     """
 
     visibility_timeout: timedelta
@@ -42,7 +42,7 @@ class QueueRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendOutcome:
-    """The outcome of sending one message: SQS's id of it, or the code of the refusal."""
+    """The outcome of sending a message: SQS's id of it, or the code of the refusal."""
 
     message_id: str | None = None
     refusal: str | None = None
@@ -50,21 +50,21 @@ class SendOutcome:
 
 @unique
 class Authenticity(StrEnum):
-    """What is known of a message's sender."""
+    """The result of checking a message's sender."""
 
     VERIFIED = "verified"
     """Its topic signed it."""
     INVALID = "invalid"
-    """Nobody signed it, or not what it says."""
+    """It is unsigned, or its signature is of other content."""
     UNCHECKED = "unchecked"
-    """The settings ask for no signature, or it holds nothing that could be signed, and message-parse says why."""
+    """The settings ask for no signature, or nothing in it could be signed; message-parse gives the reason."""
     UNKNOWN = "unknown"
-    """Its certificate cannot be fetched now; it is asked again when the message comes again."""
+    """Its certificate cannot be fetched now; it is fetched again when the message comes again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SenderVerdict:
-    """The verdict on one message's sender; `detail` is the reason of a refusal or delay."""
+    """The verdict on a message's sender; `detail` is the reason of a refusal or delay."""
 
     authenticity: Authenticity
     detail: str = ""
@@ -80,7 +80,7 @@ MAX_MESSAGE_ID = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqsMessage:
-    """One delivery of one message.
+    """A delivery of a message.
 
     `receipt_handle` is the short-lived right to delete this delivery, so it is not in the repr and never landed; None
     for a message from the landing zone. `receive_count` counts deliveries from 1, 0 if unknown. `sent_at` is aware UTC.

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 BATCH = 10
-"""Messages in one SQS request (SQS API reference, ReceiveMessage, SendMessageBatch and DeleteMessageBatch)."""
+"""Messages per SQS request (SQS API reference, ReceiveMessage, SendMessageBatch and DeleteMessageBatch)."""
 
 MIN_BODY_BYTES = 16 * 1024
 """Least size assumed for the next message, even if all messages before were smaller."""
 
 EMPTY_RECEIVES = 3
-"""Empty receives in a row that end a call: a short poll queries only some of SQS's servers, so one proves nothing."""
+"""Empty receives in a row that end a call: a short poll queries only a part of SQS's servers."""
 
 
 MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
-"""Default limit of the bodies of one receive call: ten thousand messages of NOAA's usual size."""
+"""Default limit of the bodies of a receive call: ten thousand messages of NOAA's usual size."""
 
 PART_BYTES = 8 * MAX_BODY_BYTES
 PART_UNITS = 5_000
@@ -55,7 +55,7 @@ def weight(message: SqsMessage) -> tuple[int, int]:
 def in_parts(
     items: Iterable[Item], weight_of: Callable[[Item], tuple[int, ...]], bounds: tuple[int, ...]
 ) -> Iterator[list[Item]]:
-    """Split items into parts within every bound; an item that exceeds one is a part by itself."""
+    """Split items into parts within every bound; an item that exceeds a bound is a part by itself."""
     part: list[Item] = []
     room: Sequence[int] = bounds
     for item in items:
@@ -71,7 +71,7 @@ def in_parts(
 
 @dataclass(kw_only=True)
 class ReceiveProgress:
-    """The shared state of one receive call's threads.
+    """The shared state of a receive call's threads.
 
     A request may bring ten messages of 1 MiB, so it reserves the size of the call's largest message so far for each:
     1 MiB at first. A thread without room waits for another thread's request to end.
@@ -92,7 +92,7 @@ class ReceiveProgress:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def reserve(self) -> int:
-        """Reserve and return the number of messages for one request; 0 ends the thread."""
+        """Reserve and return the number of messages for a request; 0 ends the thread."""
         with self._changed:
             while not self._is_over():
                 places = min(BATCH, self.wanted - self._reserved, self._room())

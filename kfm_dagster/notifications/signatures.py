@@ -42,12 +42,12 @@ MAX_SIGNATURE_CHARACTERS = 1024
 
 
 class SignatureError(Exception):
-    """A message is not what a topic signed; the text says why, in a few words."""
+    """A message differs from the signed content; the text is the reason in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedMessage:
-    """One SNS message as received: signed text, time, signature with digest, and signer."""
+    """An SNS message as received: signed text, time, signature with digest, and signer."""
 
     text: bytes
     at: datetime
@@ -56,7 +56,7 @@ class SignedMessage:
     url: str
     """URL of the signer's certificate."""
     names: tuple[str, ...]
-    """Names of which the certificate must have one."""
+    """Names; the certificate must have at least one."""
 
 
 def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tuple[str, ...]]:
@@ -64,7 +64,7 @@ def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tup
 
     The URL must be on AWS's host of that region, `sns.<region>.amazonaws.com` (China: `.com.cn`), or below `extra_url`,
     exactly: no other scheme, port, user, path or query. The names are AWS's (aws-sdk-java-v2, sns-message-manager): the
-    service's, the region's, and further ones for opt-in regions, China and GovCloud.
+    service's, the region's, and further names for opt-in regions, China and GovCloud.
     """
     topic = _TOPIC.fullmatch(_text(message, "TopicArn"))
     if topic is None:
@@ -90,7 +90,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
         value = message.get(name)
         if not isinstance(value, str):
             raise SignatureError(f"{name} is missing or of a wrong type")
-        # With line breaks, one signed text could be split into other fields; only the message itself may have them.
+        # With line breaks, a signed text could be split into other fields; only the message itself may have them.
         if name != "Message" and ("\n" in value or "\r" in value):
             raise SignatureError(f"{name} holds a line break")
         lines += [name, value]

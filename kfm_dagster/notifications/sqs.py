@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs.literals import QueueAttributeFilterType
 
 MAX_SEND_BYTES = 256 * 1024
-"""Total size of the bodies in one SendMessageBatch: SQS's limit until 2025, and still that of some endpoints."""
+"""Total size of the bodies per SendMessageBatch: SQS's limit until 2025, and still some endpoints' limit."""
 
 LOOK_MARGIN_SECONDS = 30
 """A look hides its messages for this much longer than it may last, so that it sees no message twice."""
@@ -42,7 +42,7 @@ MAX_VISIBILITY_SECONDS = 39_600
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
 DEFAULT_REGION = "us-east-1"
-"""The region of NOAA's topics; AWS_REGION names another one."""
+"""The region of NOAA's topics; AWS_REGION names another region."""
 
 
 def connect(settings: Settings, *, name: str | None = None, client: SQSClient | None = None) -> Queue:
@@ -80,7 +80,7 @@ def bounded(threads: int, *, max_attempts: int = 3) -> Config:
 
 
 class Queue:
-    """One SQS queue, thread-safe. Raises QueueUnavailableError if the queue does not answer."""
+    """An SQS queue, thread-safe. Raises QueueUnavailableError if the queue does not answer."""
 
     def __init__(self, client: SQSClient, *, name: str, threads: int) -> None:
         self._client = client
@@ -139,7 +139,7 @@ class Queue:
         return list(progress.messages.values())
 
     def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
-        """Receive up to `max_messages`, make them visible again; their receive counts rise by one.
+        """Receive up to `max_messages`, make them visible again; their receive counts rise by 1.
 
         Each receipt still deletes its message until the message is received again.
         """
@@ -251,7 +251,7 @@ class Queue:
     def _receive_once(
         self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int], *, wait_seconds: int
     ) -> bool:
-        """Make one request and return whether another may follow."""
+        """Make a request and return whether another may follow."""
         if (reserved := progress.reserve()) == 0:
             return False
         try:

@@ -21,12 +21,12 @@ RETENTION = "retention.yaml"
 
 @unique
 class RetentionKind(StrEnum):
-    """What is kept for a time, in the order in which it is removed."""
+    """A kind of data with a retention time, in the order of removal."""
 
     DAGSTER_RUNS = "dagster_runs"
-    """Finished runs of Dagster, their events and what their steps printed."""
+    """Finished runs of Dagster, their events and their steps' output."""
     LANDING = "landing"
-    """Raw messages, in the batches in which they were received."""
+    """Raw messages, in their batches of receipt."""
     ARTIFACTS = "artifacts"
     """Outputs of stages."""
     EVIDENCE_SAMPLES = "evidence_samples"
@@ -50,7 +50,7 @@ Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at a
 
 
 class KeptFor(Strict):
-    """The age up to which each kind is kept; None is for ever."""
+    """The maximum age of each kind of data; None is for ever."""
 
     dagster_runs: Runs | None = None
     landing: Messages | None = None
@@ -72,6 +72,6 @@ class RetentionPolicy(Strict):
 
     @property
     def ages(self) -> Mapping[RetentionKind, timedelta]:
-        """The age up to which things are kept, of each kind that has one, in the order of removal."""
+        """The maximum age of each kind that has a limit, in the order of removal."""
         ages = {kind: getattr(self.keep, kind.value) for kind in RetentionKind}
         return {kind: age for kind, age in ages.items() if age is not None}

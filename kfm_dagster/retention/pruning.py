@@ -29,9 +29,9 @@ from kfm_dagster.storage.s3 import Store
 
 REASON = "older than its policy in retention.yaml, and needed by nothing"
 BATCH = 10_000
-"""Old files of one query, which scans a table without an index on their hashes."""
+"""Old files per query, which scans a table without an index on their hashes."""
 PAGE = 1000
-"""Files of one page of a listing: the most that S3 gives."""
+"""Files per page of a listing: S3's maximum."""
 DELETES = 16
 """Deletions at the same time; a bucket takes tens of milliseconds for each."""
 _NAME = re.compile(r"(?P<folder>[a-z]+)/(?P<two>[0-9a-f]{2})/(?P<sha256>(?P=two)[0-9a-f]{62})\.[a-z.]+")
@@ -48,7 +48,7 @@ class OldBatch:
 
 
 class Pruner(Protocol):
-    """Finds and removes data of one kind."""
+    """Finds and removes data of a kind."""
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
         """Yield data older than that moment, excluding it, in bounded batches; change nothing."""
@@ -59,7 +59,7 @@ class Pruner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """Data of one kind past its policy: all, and the removed or removable with their bytes."""
+    """Data of a kind past its policy: all, and the removed or removable with their bytes."""
 
     kind: RetentionKind
     keep: timedelta
@@ -123,7 +123,7 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFiles:
-    """Files of one folder of the store, and the statement that selects the removable files."""
+    """Files of a folder of the store, and the statement that selects the removable files."""
 
     folder: str
     statement: str

@@ -7,7 +7,7 @@
 The assumption leaves out memory, idle machines and cooling. codecarbon is an extra: it reads RAPL counters where it
 may, and otherwise multiplies the processor's rated power by its load; carbon comes from the yearly mix of the grid that
 feeds the machine, in tables that it ships. Its first measurement in a process takes some seconds (it detects the
-hardware), each later one about 10 ms.
+hardware), each later measurement about 10 ms.
 Does not belong here: the calls that measure (`idempotent_node/steps.py`).
 """
 
@@ -64,7 +64,7 @@ class EnergyAssumption:
 
 
 class CodecarbonMeter:
-    """Measures with one codecarbon tracker per process, created on first use."""
+    """Measures with a codecarbon tracker per process, created on first use."""
 
     def __init__(self, *, country: str, region: str | None) -> None:
         self._country = country

@@ -30,7 +30,7 @@ def service() -> Resource:
 class AttemptProvider(TracerProvider):
     """The SDK's provider, with the ids that `traces.attempt_ids` gives the roots of attempts.
 
-    Everything else is as OpenTelemetry's variables say: endpoint, headers, certificate, sampler, resource, limits.
+    OpenTelemetry's variables set everything else: endpoint, headers, certificate, sampler, resource, limits.
     """
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:

@@ -23,7 +23,7 @@ from kfm_dagster.storage.database import Transaction
 
 @unique
 class RecordUse(StrEnum):
-    """What a record of a message gave; those that were rejected are PARSE_FAILURES."""
+    """The use of a message's record; rejected records are PARSE_FAILURES."""
 
     PARSED = "parsed"
     IGNORED = "ignored"
@@ -43,10 +43,10 @@ _CHECKED = (CheckStatus.OK, CheckStatus.SUSPECT, CheckStatus.FAILED)
 
 @unique
 class Total(StrEnum):
-    """A metric that is added up: its name for Prometheus, what it counts, its labels.
+    """A metric that is added up: its name for Prometheus, its description, its labels.
 
-    `known` are values of the label of its own, each 0 for every dataset from the beginning: what first appears with a
-    value has not risen for Prometheus. A histogram has `bounds`, the upper ones of its classes, in seconds.
+    `known` are values of its own label, each 0 for every dataset from the beginning: Prometheus sees no rise in a
+    series that first appears with a value. A histogram has `bounds`, the upper bounds of its classes, in seconds.
     """
 
     documentation: str
@@ -141,7 +141,7 @@ class Total(StrEnum):
 
     @property
     def subject(self) -> str:
-        """The label that says what an amount is about; "" for the deployment as a whole."""
+        """The label that names an amount's subject; "" for the deployment as a whole."""
         return next((name for name in self.labels if name in _SUBJECTS), "")
 
     @property
@@ -151,7 +151,7 @@ class Total(StrEnum):
 
 
 class Totals:
-    """The amounts that one transaction adds."""
+    """The amounts that a transaction adds."""
 
     def __init__(self) -> None:
         self._amounts: defaultdict[tuple[Total, str, str], float] = defaultdict(float)
@@ -161,7 +161,7 @@ class Totals:
         self._amounts[total, subject, label] += amount
 
     def observe(self, total: Total, seconds: float, *, subject: str) -> None:
-        """Add one observation of a histogram; a negative time, by another machine's clock, is 0."""
+        """Add an observation of a histogram; a negative time, by another machine's clock, is 0."""
         seconds, bounds = max(seconds, 0.0), total.bounds
         place = bisect_left(bounds, seconds)
         self.add(total, subject, bound_label(bounds[place] if place < len(bounds) else math.inf))
@@ -179,7 +179,7 @@ class Totals:
 
 
 def count(tx: Transaction, total: Total, subject: str = "", label: str = "", *, amount: float = 1) -> None:
-    """Add one amount, never negative, in a transaction."""
+    """Add an amount, never negative, in a transaction."""
     totals = Totals()
     totals.add(total, subject, label, amount)
     totals.write(tx)

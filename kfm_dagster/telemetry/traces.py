@@ -1,8 +1,8 @@
-"""Traces: one for each attempt of a unit, with a span for each operator (TEL-02, WAL-13).
+"""Traces: a trace for each attempt of a unit, with a span for each operator (TEL-02, WAL-13).
 
 The ids of a trace and of its root derive from the unit and its attempt, so that every process that works on the
-attempt adds to one trace. The root is written last, once the ledger has committed the attempt's end. The trace of an
-attempt whose worker died has the spans that the worker exported, and the root that the recovery wrote.
+attempt adds to the same trace. The root is written last, once the ledger has committed the attempt's end. The trace of
+an attempt whose worker died has the spans that the worker exported, and the root that the recovery wrote.
 Belongs here: names, ids, attributes, errors, also of any other span: they cost nothing until an SDK is configured;
 whether OpenTelemetry's environment variables enable export, and flushing spans. Does not belong here: the SDK's parts
 (`otlp_spans.py`), which are imported only once an endpoint is set.
@@ -104,7 +104,7 @@ def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
 
 
 def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str) -> Callable[[Envelope], Envelope]:
-    """Return the work on one unit with a span around it; unchanged without tracing.
+    """Return the work on a unit with a span around it; unchanged without tracing.
 
     A unit that has left the chain has no span. `dataset` is the public name.
     """
@@ -274,7 +274,7 @@ def _nanoseconds(at: datetime) -> int:
 def exports(signal: str, environment: Mapping[str, str]) -> bool:
     """Return whether OTLP of a signal ("traces", "metrics") is configured and installed.
 
-    The variables are OpenTelemetry's: an endpoint of all signals or of this one, `OTEL_SDK_DISABLED`, and
+    The variables are OpenTelemetry's: an endpoint of all signals or of this signal, `OTEL_SDK_DISABLED`, and
     `OTEL_TRACES_EXPORTER=none`. Logs a warning for a protocol other than http/protobuf, or without the exporter.
     """
     prefix = f"OTEL_EXPORTER_OTLP_{signal.upper()}_"

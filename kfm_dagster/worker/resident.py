@@ -1,7 +1,7 @@
 """The resident worker: long polling, recording, the chain, and maintenance; rest while idle.
 
-It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule, and the locks by which
-dead runs of this machine's workers are detected. Does not belong here: the work and the claims of dead runs
+It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule, and the locks that reveal
+dead runs of this machine's workers. Does not belong here: the work and the claims of dead runs
 (`ingest/`), or reporting to Dagster (`defs/runless.py`).
 """
 
@@ -37,7 +37,7 @@ _COMING = "."
 
 
 class RunLocks:
-    """The files of one machine's runs, below `folder`; their locks end with a process.
+    """The files of a machine's runs, below `folder`; their locks end with a process.
 
     Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file,
     locked while it works: a file without a lock belongs to a run whose process is gone. Only this machine's files are
@@ -96,10 +96,10 @@ LONG_POLL_SECONDS = 5
 """How long a request waits for a message: shorter than the client's read timeout (10 s), and at most the pause between
 two looks at the ledger. The requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
-"""Messages within this time after the first one are one batch: a run costs a tenth of a second, whatever its size."""
+"""Messages within this time after the first message are a batch: a run of any size costs a tenth of a second."""
 UNITS_PER_READ = 16
 """Units of a batch for each object read in parallel: work for some seconds. Other messages stay on the queue for other
-workers, which would be idle if one worker took all."""
+workers, which would be idle if a single worker took all."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
@@ -119,7 +119,7 @@ DayKey = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkedBatch:
-    """One run of a worker: the output of each step of the chain, upstream first."""
+    """A run of a worker: the output of each step of the chain, upstream first."""
 
     dataset: str
     partition: str
@@ -302,5 +302,5 @@ class Worker:
 
 
 def _line(error: Exception) -> str:
-    """Return an error as one line: the text of our errors, `error_text` of others."""
+    """Return an error as a line: the text of our errors, `error_text` of others."""
     return " ".join(str(error).split()) if is_own(error) else error_text(error)

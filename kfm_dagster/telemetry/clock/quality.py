@@ -72,10 +72,10 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
     """Return the overlapping Allan deviation of a clock's time error.
 
     `at` is when the clock was read and `error` how far it was ahead, both of shape (n,), in seconds and in any order;
-    of several readings at one time the first counts. `tau` is in seconds.
+    of several readings at the same time the first counts. `tau` is in seconds.
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau
-    (IEEE Std 1139), overlapping: one pair begins at every reading, which for evenly spaced data is Riley, NIST SP 1065
+    (IEEE Std 1139), overlapping: a pair begins at every reading, which for evenly spaced data is Riley, NIST SP 1065
     (2008), eq. 11. Each mean takes its own dt, so that irregular times add nothing
     and a constant frequency offset still cancels; a gap only makes terms fewer.
     """

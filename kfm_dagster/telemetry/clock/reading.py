@@ -38,7 +38,7 @@ class ClockState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockReading:
-    """The reading of one source at one time; `at` is by the clock under test.
+    """The reading of a source at a time; `at` is by the clock under test.
 
     Offset and uncertainty are seconds, both or neither: the true offset is within offset +- uncertainty. `state` is as
     reported by the source, before any rule.
@@ -59,7 +59,7 @@ class ClockReading:
 def clock_id() -> str:
     """Return the id of this kernel's clock since boot; `unknown` where the kernel has none.
 
-    Containers of one machine share its clock and this id; workers of one database do not share a clock, and none may
+    Containers of a machine share its clock and this id; workers of a database do not share a clock, and none may
     trust another's readings. The id is random and reveals nothing about the machine.
     """
     try:
@@ -69,7 +69,7 @@ def clock_id() -> str:
 
 
 class ClockLog:
-    """Readings of one clock only, by default this machine's since boot."""
+    """Readings of a single clock, by default this machine's since boot."""
 
     def __init__(self, database: Database, *, clock: str | None = None) -> None:
         self._database = database
@@ -98,7 +98,7 @@ class ClockRule(Strict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClockDecision:
-    """Whether the clock allows writing, by which reading, and why."""
+    """Whether the clock allows writing, the deciding reading, and the reason."""
 
     state: ClockState
     reason: str
@@ -112,7 +112,7 @@ class ClockDecision:
 
     @property
     def calibrated_at(self) -> datetime | None:
-        """When the clock was last seen right; None unless it is locked."""
+        """The time of the last deciding reading; None unless the clock is locked."""
         return self.deciding.at if self.deciding is not None and self.locked else None
 
 

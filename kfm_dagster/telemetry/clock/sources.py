@@ -1,4 +1,4 @@
-"""Sources of clock readings: the kernel, and the Date of the answer to one HEAD request.
+"""Sources of clock readings: the kernel, and the Date of the answer to a HEAD request.
 
 The kernel has the state that a time service set (chrony, ntpd, systemd-timesyncd): adjtimex(2) with `modes = 0` reads
 it, changes nothing and needs no privilege. Belongs here: requests, and the meaning of an answer. Without this call, or
@@ -30,7 +30,7 @@ STA_NANO = 0x2000
 
 
 class NtpState(ctypes.Structure):
-    """`struct timex` of <sys/timex.h> as far as it is read; the rest is room for what the kernel writes behind it."""
+    """`struct timex` of <sys/timex.h> as far as it is read; the rest is room for the kernel's further fields."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -84,7 +84,7 @@ DATE_RESOLUTION_SECONDS = 1.0
 
 
 def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUEST_SECONDS) -> ClockReading | None:
-    """Request a server's time by one HEAD without credentials; None without a usable answer.
+    """Request a server's time by a HEAD without credentials; None without a usable answer.
 
     A refusal is an answer, too. Proxies of the environment are used, redirects are not followed. `seconds` is the
     timeout of connecting and of answering.
@@ -146,7 +146,7 @@ answers take 0.3 s, and 0.2 % of five in a row."""
 
 
 def measure(rule: ClockRule, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
-    """Return current readings, the kernel's first, in the order in which they are judged.
+    """Return current readings, the kernel's first, in the order of their evaluation.
 
     `endpoint` gets further requests while its answer decides nothing by the rule. Never raises for a lost network:
     the kernel's reading remains.
