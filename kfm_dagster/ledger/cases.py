@@ -1,8 +1,8 @@
 """Quarantined units with evidence, open until a person releases or discards them (BEY-06).
 
 The database opens a case in the statement that quarantines a unit, and closes it as released in the statement that
-requeues the unit, so that neither can be forgotten. Belongs here: finding cases, attaching evidence, discarding. Does
-not belong here: making the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
+requeues the unit, so that neither can be forgotten. Belongs here: querying cases, attaching evidence, discarding. Does
+not belong here: collecting the evidence (`ingest/evidence.py`), releasing (`Ledger.override`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from kfm_dagster.storage.statements import value_of
 
 @unique
 class CaseState(StrEnum):
-    """How a case stands."""
+    """State of a case."""
 
     OPEN = "open"
     """The unit is quarantined and waits for a person."""
     RELEASED = "released"
-    """The unit was let in again."""
+    """The unit was requeued."""
     DISCARDED = "discarded"
-    """The unit stays out for good."""
+    """The unit is excluded permanently."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantineCase:
-    """A case and its unit. `reason` is that of the quarantine, `error_code` of the last failure.
+    """A case and its unit. `reason` is the quarantine's, `error_code` the last failure's.
 
     `closed_by`, `closing_reason` and `change_ref` are copied from the decision in the governance log.
     """
@@ -107,7 +107,7 @@ class QuarantineCases:
         return {message.message_id: message for message in messages}
 
     def attach(self, bundles: Iterable[tuple[DueCase, ArtifactReference]]) -> int:
-        """Attach evidence to the cases that have none yet; return the number of cases that got it."""
+        """Attach evidence to cases without evidence; return their number."""
         batch = [
             {"wal_id": case.wal_id, "version": case.version, "uri": bundle.uri, "sha256": bundle.sha256}
             for case, bundle in bundles

@@ -1,7 +1,7 @@
 """Changes: the writes that the operations of `store.py` share.
 
-Belongs here: the replay policy in force, requeueing, deciding, quarantining. Does not belong here: when any of it
-happens.
+Belongs here: the replay policy in force, requeueing, deciding, quarantining. Does not belong here: when these writes
+happen.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LOST_MESSAGES = {
 class LedgerChanges(LedgerQueries):
     """A ledger that can be changed. `worker_id` is a logical name; `clock` returns aware times.
 
-    human_review: error codes with which a unit goes to quarantine at its first attempt.
-    `reasons` are the configuration's words for a replay, each with what it means: the first use governs a word.
+    human_review: error codes that quarantine a unit at its first attempt.
+    `reasons` are the configured replay reasons with their meanings; the first use stores a reason in the vocabulary.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LedgerChanges(LedgerQueries):
         replay_run_id: str | None = None,
         batch_limit: int | None = None,
     ) -> Sequence[Any]:
-        """Make failed > pending where attempts remain; with `batch_limit`, whatever attempts remain."""
+        """Make failed > pending where attempts remain; with `batch_limit`, regardless of attempts."""
         rows = tx.run(
             "ledger.requeue",
             wal_ids=sorted(wal_ids),
@@ -220,7 +220,7 @@ class LedgerChanges(LedgerQueries):
         return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows, by_person=by_person)}
 
     def check_reason(self, reason: str, *, tx: Transaction) -> None:
-        """Raise UnknownReplayReasonError for a replay reason that no vocabulary has; writes nothing."""
+        """Raise UnknownReplayReasonError for a replay reason in no vocabulary; writes nothing."""
         known = {**self.replay_reasons(tx=tx), **self._reasons}
         if reason not in known:
             raise UnknownReplayReasonError(

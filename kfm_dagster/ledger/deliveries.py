@@ -34,23 +34,23 @@ from kfm_dagster.telemetry.totals import Total, Totals
 
 @unique
 class DeliveryState(StrEnum):
-    """What became of a message."""
+    """State of a message."""
 
     IN_FLIGHT = "in_flight"
     """On the queue until each of its units is terminal."""
     REJECTED = "rejected"
-    """At least one record of it gave no unit; kept with its reason, left to the queue's redrive policy."""
+    """At least one of its records has no unit; stored with its reason, left to the queue's redrive policy."""
     IGNORED = "ignored"
-    """It announces nothing of ours (a test event, a sidecar); to be deleted at once."""
+    """It announces no object of ours (a test event, a sidecar); to be deleted at once."""
     DELETED = "deleted"
     """It is off every queue: acknowledged, sent again under another id (a redrive), or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
-    """On the dead-letter queue, where nothing waits for its units: for a drain, a redrive or a person."""
+    """On the dead-letter queue, without units in progress: for a drain, a redrive or a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """One receive of one message. `landing_sha256` names its raw bytes in the landing zone."""
+    """A receive of a message. `landing_sha256` names its raw bytes in the landing zone."""
 
     message_id: str
     queue: str
@@ -83,7 +83,7 @@ class DueBackoff(DueMessage):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldMessage(DueMessage):
-    """A message in flight of which a run holds a unit, of the given dataset."""
+    """A message in flight with a unit of `dataset` that a run holds."""
 
     dataset: str
     received_at: datetime
@@ -97,16 +97,16 @@ class Conservation:
     units: Mapping[Status, int]
     messages_received: int
     messages: Mapping[DeliveryState, int]
-    """Messages by state, without messages that nothing will ever end."""
+    """Messages by state, without messages that can never leave the queue."""
 
     @property
     def residual_units(self) -> int:
-        """Units received that have no status; zero when nothing is lost."""
+        """Received units without a status; zero when none is lost."""
         return self.units_received - sum(self.units.values())
 
     @property
     def residual_messages(self) -> int:
-        """Messages received that nothing will ever end; zero when nothing is lost."""
+        """Received messages that can never leave the queue; zero when none is lost."""
         return self.messages_received - sum(self.messages.values())
 
 
@@ -120,8 +120,8 @@ class Deliveries:
     def record(self, deliveries: Iterable[Delivery], *, tx: Transaction) -> None:
         """Record messages, the units they announce, and the reasons for their ignored records.
 
-        A message that comes again keeps its row, with the newest receipt handle, one receive more and this receive's
-        state: a message whose deletion had no effect is in flight again.
+        A repeated message keeps its row, with the newest receipt handle, a count of receives raised by 1, and this
+        receive's state: a message is in flight again if its deletion had no effect.
         """
         newest: dict[str, Delivery] = {}
         receives: dict[str, int] = {}
@@ -140,7 +140,7 @@ class Deliveries:
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction) -> None:
         """Store rejected records with their reason; their messages become rejected.
 
-        The messages must be recorded before. A record's first rejection stays, however often its message comes again.
+        The messages must be recorded before. A record's first rejection stays, however often its message is received.
         """
         entries = list(rejections)
         tx.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
@@ -175,8 +175,8 @@ class Deliveries:
     def mark_acknowledged(self, taken: Iterable[DueMessage]) -> None:
         """Mark as deleted the messages whose deletion SQS accepted by these receipts.
 
-        A message that has come again meanwhile stays in flight and is due under its newer receipt: SQS accepts an old
-        receipt without an error, and need not delete anything (DeleteMessage in the SQS API reference).
+        A message received again meanwhile stays in flight and is due under its newer receipt: SQS accepts an old
+        receipt without an error, and need not delete the message (DeleteMessage in the SQS API reference).
         """
         pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)
         batch = [{"message_id": message_id, "receipt_handle": receipt} for message_id, receipt in pairs]
@@ -190,13 +190,13 @@ class Deliveries:
             tx.run("deliveries.mark", deleted, at=self._clock())
 
     def mark_dead_lettered(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Mark messages found on the dead-letter queue of that name, where no run works on them."""
+        """Mark messages of the dead-letter queue `queue`, unless a run works on them."""
         ids = sorted(message_ids)
         self.count_dead_letters(ids, queue=queue, tx=tx)
         tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
 
     def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Count the messages that are new on this dead-letter queue: last received from another one."""
+        """Count the messages new on this dead-letter queue: last received from another queue."""
         totals = Totals()
         for row in tx.run("deliveries.newly_dead", message_ids=sorted(message_ids), queue=queue):
             totals.add(Total.DEAD_LETTERS, row.dataset or "")
@@ -209,7 +209,7 @@ class Deliveries:
         return {row.message_id: DeliveryState(row.state) for row in rows}
 
     def verified(self, message_ids: Iterable[str]) -> frozenset[str]:
-        """Return the messages that had their topic's valid signature when they were received before."""
+        """Return the messages whose earlier receive had a valid signature of their topic."""
         with self._database.snapshot() as tx:
             rows = tx.run("deliveries.states", message_ids=sorted(set(message_ids))).all()
         return frozenset(row.message_id for row in rows if row.signature == "verified")
@@ -217,7 +217,7 @@ class Deliveries:
     def rejected(
         self, wanted: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
     ) -> list[KeptRejection]:
-        """Return the rejections, newest first; `after` is the last one of the page before."""
+        """Return the rejections, newest first; `after` is the last rejection of the page before."""
         conditions = {"reason_code": wanted.reason, "message_id": wanted.message, **place_after(after)}
         with self._database.snapshot() as view:
             return view.rows(KeptRejection, "deliveries.rejected", conditions, limit=limit)
@@ -235,14 +235,14 @@ class Deliveries:
         return dict.fromkeys(DeliveryState, 0) | counts
 
     def duplicates(self) -> dict[str, int]:
-        """Return by dataset the number of messages whose unit another message had announced before."""
+        """Return by dataset the number of messages whose unit was already announced."""
         with self._database.snapshot() as tx:
             return {row.dataset: int(row.duplicates) for row in tx.run("deliveries.duplicates")}
 
     def conservation(self) -> Conservation:
         """Balance units and messages."""
         with self._database.snapshot() as tx:
-            # One statement, so that PostgreSQL, too, reads both sides at one moment.
+            # A single statement, so that PostgreSQL, too, reads both sides at the same moment.
             account = {(row.side, row.name): int(row.amount) for row in tx.run("deliveries.conservation")}
         return Conservation(
             units_received=account["units_received", ""],

@@ -1,9 +1,9 @@
 """Events: a log line per end of an attempt, quarantine and requeue (WSM-20, TEL-06).
 
-One record of the logger `kfm_dagster.ledger.events` per change, once it is committed: a line of JSON, whose members are
-attributes of the record, too. They name the unit and the run, and contain no foreign text: messages, reasons and
-addresses stay in the ledger. They are built from the rows that the changing statement returns, without a query. Does
-not belong here: which changes there are (`store.py`), and who decided them (`governance/log.py`).
+The logger `kfm_dagster.ledger.events` gets a record per committed change: a line of JSON, whose members are also
+attributes of the record. They name the unit and the run, and contain no foreign text: messages, reasons and addresses
+stay in the ledger. They are built from the rows that the changing statement returns, without a query. Does not belong
+here: the changes (`store.py`), and who decided them (`governance/log.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LOG = logging.getLogger(__name__)
 
 @unique
 class LedgerEvent(StrEnum):
-    """What became of a unit."""
+    """Outcome of a change of a unit."""
 
     SUCCEEDED = "succeeded"
     """An attempt ended with a registered Item and its lineage."""
     FAILED = "failed"
-    """An attempt ended without success: its run said so, or lost the claim."""
+    """An attempt ended without success: its run reported it, or lost the claim."""
     QUARANTINED = "quarantined"
     """The unit was taken out of automatic flows, by the ledger or by a person."""
     RECOVERED = "recovered"
@@ -47,7 +47,7 @@ _LEVELS: Final = {
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Log no events of this process in the block: a rehearsal's units are not the deployment's."""
+    """Disable this process's events in the block: a rehearsal's units are not the deployment's."""
     before, _LOG.disabled = _LOG.disabled, True
     try:
         yield
@@ -56,9 +56,9 @@ def unlogged() -> Iterator[None]:
 
 
 def announce(tx: Transaction, event: LedgerEvent, rows: Iterable[Any], *, by_person: bool = False) -> tuple[Any, ...]:
-    """Log one event for each changed row, after the commit; return the rows.
+    """Log an event for each changed row, after the commit; return the rows.
 
-    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; that of a success stac_item_id, too. A
+    Each row has wal_id, dataset, last_error_code, attempts and ingest_run_id; a success's row also stac_item_id. A
     person's decision has level INFO. If the process dies between the commit and the log, only `nodd_wal_transitions`
     has the change.
     """

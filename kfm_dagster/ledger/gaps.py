@@ -3,8 +3,8 @@
 All its rows are derived from the ledger. Arrival times are announcement delays after a scan or run, by day, product and
 lead. A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond. A percentile over months is
 computed from the classes by nearest rank; it is off by half a second and 1 % at most. Belongs here: the rows, the
-classes, and which feeds are followed. Does not belong here: which hours lack objects (`contracts/cadence.py`), and when
-they are checked and counted (`ingest/feed_watch.py`).
+classes, and the followed feeds. Does not belong here: which hours lack objects (`contracts/cadence.py`), and when they
+are checked and counted (`ingest/feed_watch.py`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kfm_dagster.storage.database import Database, Transaction
 
 @unique
 class GapKind(StrEnum):
-    """What is amiss with a product."""
+    """Fault of a product's feed."""
 
     SILENCE = "silence"
-    """Nothing was announced for two cadences; open for as long as that holds."""
+    """Nothing was announced for two cadences; open until an announcement."""
     DROP = "drop"
-    """Fewer than half of what should have been announced over four cadences was; open for as long as that holds."""
+    """Fewer than half of the objects due over four cadences were announced; open for as long as that holds."""
     HOLE = "hole"
-    """An hour that has settled has fewer objects than it should."""
+    """A settled hour has fewer objects than expected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """One gap. `hour` is the incomplete hour; for silences and drops the hour of detection."""
+    """A gap. `hour` is the incomplete hour; for silences and drops the hour of detection."""
 
     dataset: str
     product: str
@@ -61,7 +61,7 @@ class FollowedProduct:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedWindow:
-    """One product of a dataset, and the times from which its announcements are counted."""
+    """A product of a dataset, and the times from which its announcements are counted."""
 
     dataset: str
     product: str
@@ -74,7 +74,7 @@ class FeedWindow:
 
 @dataclass(frozen=True, kw_only=True)
 class Gaps:
-    """The gap table of one database."""
+    """The gap table of a database."""
 
     database: Database
 
@@ -104,7 +104,7 @@ class Gaps:
     ) -> tuple[int, int]:
         """Open a gap for each incomplete hour, and close the gaps of hours that are complete now.
 
-        run_id: the run that brought the objects. Returns the number of new or changed gaps, and of closed ones.
+        run_id: the run that brought the objects. Returns the numbers of new or changed gaps, and of closed gaps.
         """
         if not hours:
             return 0, 0
@@ -211,7 +211,7 @@ def class_of(seconds: int) -> int:
 
 
 def seconds_of(number: int) -> float:
-    """Return the middle of a class, in seconds."""
+    """Return the midpoint of a class, in seconds."""
     if number <= EXACT_BELOW:
         return float(number)
     return float(EXACT_BELOW * math.exp((number - EXACT_BELOW - 0.5) * GROWTH))

@@ -1,9 +1,9 @@
 """Leases and fences: which run holds a claim, until when, and which may write (BEY-02).
 
-A lease is one row for a run and a dataset, so that a heartbeat is one update however many claims the run holds. The
+A lease is a row per run and dataset, so that a heartbeat is a single update however many claims the run holds. The
 lease only decides when other runs may take the claims. The claim itself decides whether its holder may write, in the
-writing transaction: the attempt number must still be that of the claim. So a wrong clock costs an attempt, never a
-double write. Does not belong here: taking expired claims back (`store.py`).
+writing transaction: the attempt number must still equal the claim's. So a wrong clock costs an attempt, never a double
+write. Does not belong here: revoking expired claims (`store.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kfm_dagster.storage.fence import Fence
 
 
 class Leases:
-    """The leases of a ledger. `lease` is the duration of one after a claim or a renewal."""
+    """The leases of a ledger. `lease` is a lease's duration after a claim or a renewal."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Leases:
         """Extend a run's leases over units that it still holds; return their number.
 
         `attempts` maps each unit to the attempt of its claim: a worker that lost its units, to another run or to a
-        later attempt of the same run, must not keep a dead worker's claims from being taken back.
+        later attempt of the same run, must not prevent the revocation of a dead worker's claims.
         """
         if not attempts:
             return 0
@@ -75,7 +75,7 @@ class Leases:
         tx.run("ledger.drop_leases", at=self._clock())
 
     def all(self, *, tx: Transaction) -> list[Lease]:
-        """Return every lease, in the order in which they expire."""
+        """Return every lease, in the order of expiry."""
         return tx.rows(Lease, "ledger.leases")
 
     def held(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Ledger policy: codes and reasons of records, when a failed unit is retried, when no more.
+"""Ledger policy: codes and reasons of records, when a failed unit is retried, when no longer.
 
 Belongs here: pure decisions from a dataset contract and an attempt's outcome. Does not belong here: SQL, clocks.
 """
@@ -17,7 +17,7 @@ from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
 
 @unique
 class ReplayReason(StrEnum):
-    """Built-in reasons for failed > pending; governed ones are rows of `replay_reasons`."""
+    """Built-in reasons for failed > pending; governed reasons are rows of `replay_reasons`."""
 
     BACKFILL = "backfill"
     DLQ_DRAIN = "dlq-drain"
@@ -28,12 +28,12 @@ class ReplayReason(StrEnum):
 
 @unique
 class LedgerCode(StrEnum):
-    """Codes that the ledger itself gives, as error code or as reason of a change."""
+    """Codes that the ledger itself sets, as error code or as reason of a change."""
 
     WORKER_LOST = "worker_lost"
     """The run that held the claim is dead."""
     ROLLED_BACK = "run_rolled_back"
-    """A stage of the run failed for good, and what the run had done was taken back."""
+    """A stage of the run failed permanently, and the run was rolled back."""
     LEASE_EXPIRED = "lease_expired"
     """The claim is older than the lease."""
     INCOMPLETE_CHAIN = ChainIssue.INCOMPLETE.value
@@ -41,15 +41,15 @@ class LedgerCode(StrEnum):
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
     NOT_COMPENSABLE = "not_compensable"
-    """A stage of the run failed by what no attempt cures, and a person decides (`human_review` of the card)."""
+    """A stage of the run failed with a code that no retry cures; a person decides (`human_review` of the card)."""
     DEADLINE_EXCEEDED = "deadline_exceeded"
     """The next attempt would begin after the contract's deadline."""
     SUPERSEDED = "superseded"
-    """A newer version of the object has been announced; this one cannot be read any more."""
+    """A newer version of the object has been announced; this version cannot be read any more."""
     STALE_EVENT = "stale_event"
-    """The event arrived after one of a newer version of the same object."""
+    """The event arrived after the event of a newer version of the same object."""
     GOVERNANCE_HARD_FAIL = GovernanceIssue.HARD_FAIL.value
-    """Governance refused the content; trying again cannot help (state machine, section 7.2)."""
+    """Governance refused the content; a retry cannot help (state machine, section 7.2)."""
 
 
 NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
@@ -57,7 +57,7 @@ NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
 
 
 class ReplayRule(TypedDict):
-    """What the ledger's statements know of a dataset's replay policy: attempts, and those of codes that have fewer."""
+    """A dataset's replay policy as the ledger's statements take it: attempts, and the codes with fewer attempts."""
 
     dataset: str
     max_attempts: int
@@ -66,7 +66,7 @@ class ReplayRule(TypedDict):
 
 
 def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[ReplayRule]:
-    """Return the replay rules; datasets without a contract or in `without` get none: no replay."""
+    """Return the replay rules; datasets without a contract or in `without` have none: no replay."""
     never = sorted(NEVER_REPLAYED)
     return [
         {
@@ -91,7 +91,7 @@ def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_revi
 
 
 def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reason: str | None) -> bool:
-    """Tell whether the next automatic attempt would begin after the deadline; replays have none."""
+    """Return whether the next automatic attempt would begin after the deadline; replays have none."""
     if retry.deadline_seconds is None or replay_reason not in {None, ReplayReason.RETRY}:
         return False
     return due > discovered + timedelta(seconds=retry.deadline_seconds)

@@ -48,7 +48,7 @@ class LedgerQueries:
         return [HistoryEntry.model_validate(dict(row)) for row in rows]
 
     def statuses(self, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, Status]:
-        """Return the statuses of units; unknown ones are omitted."""
+        """Return the statuses of units; unknown units are omitted."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {WalId(row.wal_id): Status(row.status) for row in rows}
 
@@ -61,7 +61,7 @@ class LedgerQueries:
         run_id: str | None = None,
         tx: Transaction,
     ) -> bool:
-        """Tell whether any unit of a partition, or of a run there, has one of these statuses."""
+        """Return whether any unit of a partition, or of a run there, has one of these statuses."""
         where = {"dataset": dataset, "partition": partition, "run_id": run_id}
         return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
@@ -82,7 +82,7 @@ class LedgerQueries:
     def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
         """Return the newest chunk of each endless volume that these new chunks belong to or follow.
 
-        Only volumes that are over, because their radar has a later one, and that are not closed yet. Each chunk's
+        Only volumes that ended, because their radar has a later volume, and that are not closed yet. Each chunk's
         source is the message of the new chunk.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
@@ -104,12 +104,12 @@ class LedgerQueries:
     def status_counts(
         self, dataset: str, *, first: str = FIRST_DAY, last: str = LAST_DAY, tx: Transaction
     ) -> dict[Status, int]:
-        """Return the number of a dataset's records by status, zeros included, of all days or some."""
+        """Return the number of a dataset's records by status, zeros included, of all days or a range."""
         rows = tx.run("ledger.status_counts", dataset=dataset, first=first, last=last)
         return dict.fromkeys(Status, 0) | {Status(row.status): int(row.units) for row in rows}
 
     def failing_of_day(self, *, dataset: str, partition: str, limit: int) -> list[FailingUnit]:
-        """Return a day's units that need attention (`DayReport.failing`), quarantined ones first."""
+        """Return a day's units that need attention (`DayReport.failing`), quarantined units first."""
         where = {"dataset": dataset, "partition": partition, "limit": limit}
         with self.database.snapshot() as tx:
             return tx.rows(FailingUnit, "ledger.day_failing_units", where)
@@ -136,12 +136,12 @@ class LedgerQueries:
             return list(tx.run("ledger.in_progress_runs").scalars())
 
     def in_flight(self, lane: Lane | None = None, *, today: date) -> int:
-        """Return the number of units pending or in progress up to `today`, in one lane or both."""
+        """Return the number of units pending or in progress up to `today`, in a lane or both."""
         with self.database.snapshot() as tx:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
-        """Return the units among `wal_ids` whose success is still that run's, with their versions."""
+        """Return the units of `wal_ids` whose success is still this run's, with their versions."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version
@@ -150,12 +150,12 @@ class LedgerQueries:
         }
 
     def mismatches(self, *, limit: int = 100) -> list[Mismatch]:
-        """Return the results that differ from an earlier success, newest first."""
+        """Return the results that differ from an earlier success's, newest first."""
         with self.database.snapshot() as tx:
             return tx.rows(Mismatch, "ledger.mismatches", limit=limit)
 
     def mismatch_counts(self, *, tx: Transaction) -> dict[str, int]:
-        """Return by dataset the number of results that differ from an earlier success unpermitted."""
+        """Return by dataset the number of unpermitted differences from an earlier success."""
         return {row.dataset: int(row.mismatches) for row in tx.run("ledger.mismatch_counts")}
 
     def pending_units(self, *, tx: Transaction) -> list[Any]:
@@ -163,7 +163,7 @@ class LedgerQueries:
         return list(tx.run("ledger.pending_units"))
 
     def waiting(self, *, tx: Transaction) -> dict[str, Any]:
-        """Return by queue the quantiles of the times since which live units wait."""
+        """Return by queue the quantiles of the waiting live units' arrival times."""
         return {row.queue: row for row in tx.run("ledger.waiting")}
 
     def move_counts(self, *, tx: Transaction) -> list[MoveCount]:

@@ -284,9 +284,9 @@ class NoddWalRecord(BaseModel):
 
 
 class HistoryEntry(BaseModel):
-    """One change of one record.
+    """A change of a record.
 
-    `fields` holds what the other columns do not: every column at version 1, then only the mutable ones.
+    `fields` has the values without a column of their own: all at version 1, then only the mutable values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,8 +1,8 @@
 """Records of a message without a unit: rejected, because unreadable, or ignored, with the reason.
 
-A rejected record has no readable unit, or one that no row can hold. Belongs here: the bounds on their sizes and on the
-rows of one message. They are written together with the delivery (`Deliveries`), so that every received message leaves a
-trace. Does not belong here: why a record is rejected or ignored (`operators/message_parse.py`).
+A rejected record has no readable unit, or a unit that no row can hold. Belongs here: the bounds on their sizes and on
+the rows of a message. They are written together with the delivery (`Deliveries`), so that every received message leaves
+a trace. Does not belong here: why a record is rejected or ignored (`operators/message_parse.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Message = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """A rejected record of a message, or the first of `records` rejected for one reason.
+    """A rejected record of a message, or the first of `records` with the same reason.
 
     `reason_code` is a parse issue. The landed batch has the whole message.
     """
@@ -50,7 +50,7 @@ class RejectionPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRejection(RejectionPlace):
-    """A rejection as the ledger has it."""
+    """A rejection as the ledger stores it."""
 
     reason_code: str
     records: int
@@ -68,14 +68,14 @@ ANY_REJECTION = RejectionFilter()
 
 
 def place_after(last: RejectionPlace | None) -> dict[str, Any]:
-    """Return the listing's start as parameters: behind `last`, or at the newest rejection."""
+    """Return the listing's start as parameters: after `last`, or at the newest rejection."""
     if last is None:
         return {"before": END_OF_TIME, "place": "", "number": -1}
     return {"before": last.rejected_at, "place": last.message_id, "number": last.record_index}
 
 
 def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
-    """Return the rows of rejections, one per record; the last rejection of a record wins."""
+    """Return a row per rejected record; the last rejection of a record wins."""
     rows = {
         (entry.message_id, entry.record_index): {**asdict(entry), "detail": redact(entry.detail)}
         for entry in rejections
@@ -84,7 +84,7 @@ def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
 
 
 NAMED_PER_MESSAGE = 100
-"""Records of one message that get a row each; further ones are counted by reason and dataset. S3 sends one record a
+"""Records of a message that get a row each; further records are counted by reason and dataset. S3 sends one record a
 message; 1 MiB would hold thousands."""
 
 
@@ -102,7 +102,7 @@ class IgnoredRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptIgnoredRecord(IgnoredRecord):
-    """The same as the ledger has it."""
+    """An ignored record as the ledger stores it."""
 
     message_id: str
     received_at: datetime
@@ -110,7 +110,7 @@ class KeptIgnoredRecord(IgnoredRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredCount:
-    """Records and messages ignored for one reason; `newest_at` is when the last one came."""
+    """Records and messages ignored for the same reason; `newest_at` is the time of the last."""
 
     dataset: str | None
     reason: str
@@ -120,7 +120,7 @@ class IgnoredCount:
 
 
 def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict[str, Any]]:
-    """Return a message's rows: NAMED_PER_MESSAGE records, then one per reason and dataset."""
+    """Return a message's rows: NAMED_PER_MESSAGE records, then a row per reason and dataset."""
     entries = list(records[:NAMED_PER_MESSAGE])
     beyond: dict[tuple[str, str | None], list[IgnoredRecord]] = {}
     for record in records[NAMED_PER_MESSAGE:]:

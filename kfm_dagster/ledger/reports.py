@@ -13,11 +13,11 @@ from kfm_dagster.ledger.state_machine import Status
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsureResult:
-    """Units that got a record now, and the statuses of units that had one.
+    """Units whose record was created now, and the statuses of units with an earlier record.
 
     `stale` are the created units that were announced after a newer version of their object; they are quarantined
     already. `superseded` are earlier versions, in any status, that a created unit made obsolete. `refused` units have
-    no record, only the database's words.
+    no record, only the database's error text.
     """
 
     created: frozenset[WalId]
@@ -42,7 +42,7 @@ class EnsureResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettleReport:
-    """Final statuses of a batch. `failed` units may be retried, `quarantined` ones not.
+    """Final statuses of a batch. `failed` units may be retried, `quarantined` units not.
 
     `lost` units were no longer this run's; `mismatched` successes differ from an earlier success without permission.
     """
@@ -58,7 +58,7 @@ class SettleReport:
 class RecoverReport:
     """Claims taken from dead runs.
 
-    `requeued` wait for another run, `quarantined` had no attempt left; the policy allows no replay of `failed` ones.
+    `requeued` wait for another run, `quarantined` have no attempt left; the policy allows no replay of `failed` units.
     """
 
     requeued: tuple[WalId, ...] = ()
@@ -68,7 +68,7 @@ class RecoverReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingPartition:
-    """Pending work in one lane of one partition of one dataset."""
+    """Pending work in a lane of a dataset's partition."""
 
     dataset: str
     partition: str
@@ -78,9 +78,9 @@ class PendingPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailingUnits:
-    """Units of a dataset that failed or are quarantined for one code and need attention.
+    """Units of a dataset that failed or are quarantined for the same code and need attention.
 
-    `retried` of them are retried automatically; `first_at` is when the first of them came to its status.
+    `retried` of them are retried automatically; `first_at` is when the first of them reached its status.
     """
 
     dataset: str
@@ -93,10 +93,10 @@ class FailingUnits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayReport:
-    """Statuses of the units of one day of a dataset, across all runs.
+    """Statuses of the units of a dataset's day, across all runs.
 
-    `counts` has every status. `failing` counts by error code the failed and quarantined units that need attention: not
-    those with a newer version, and not those whose case is closed.
+    `counts` has every status. `failing` counts by error code the failed and quarantined units that need attention:
+    units without a newer version and without a closed case.
     """
 
     counts: Mapping[Status, int]
@@ -134,7 +134,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectVersion:
-    """One version of an object, and the version that made it obsolete."""
+    """A version of an object, and the version that made it obsolete."""
 
     wal_id: WalId
     object_version: str | None
@@ -146,7 +146,7 @@ class ObjectVersion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """A success whose result differs from the success before it."""
+    """A success whose result differs from the previous success's."""
 
     wal_id: WalId
     dataset: str

@@ -1,6 +1,6 @@
 """Envelopes to batch rows and back, for the store's statements.
 
-Belongs here: pure conversions. A batch is one parameter. Does not belong here: SQL, transactions.
+Belongs here: pure conversions. A batch is a single parameter. Does not belong here: SQL, transactions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.text import storable
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-"""Order of claims; the claim statement has the same in SQL."""
+"""Order of claims; the claim statement has the same order in SQL."""
 _PARSED = tuple(section for section in sections() if not section.optional)
 """The envelope's own leaves and its source's: a record's fields before any operator has read the unit."""
 _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt", "record_version", "gate_issues"})
@@ -38,7 +38,7 @@ _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt",
 _RENAMED = {"attempt": "attempts", "record_version": "version"}
 """Columns whose name differs from the leaf's (NODD WAL specification, section 3)."""
 MAX_TEXT = 320
-"""Characters of a sender's free text that the ledger keeps: SNS allows 100 in a Subject and SQS 100 in a MessageId
+"""Characters of a sender's free text that the ledger stores: SNS allows 100 in a Subject and SQS 100 in a MessageId
 (SNS API reference, Publish; SQS developer guide, "Message identifiers"), and a topic's name, the
 longest part of its ARN, has at most 256."""
 
@@ -49,7 +49,7 @@ def bounded(text: str | None) -> str | None:
 
 
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
-    """Return a new record's row; `extension` has the dataset's own fields and the declared ones."""
+    """Return a new record's row; `extension` has the dataset's own and the declared fields."""
     row: dict[str, Any] = {"partition_key": envelope.partition}
     extension: dict[str, Any] = dict(extension_fields(contract, envelope.key))
     for section in _PARSED:
@@ -82,7 +82,7 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 def claimed_envelopes(result: CursorResult[Any]) -> list[Envelope]:
     """Return the envelopes of a statement's records, as they were before any operator ran."""
-    # By index: looking up a thousand rows' columns by name takes longer than all the rest.
+    # By index: looking up a thousand rows' columns by name takes longer than the other steps together.
     index = {name: number for number, name in enumerate(result.keys())}
     parts = []
     for section in _PARSED:

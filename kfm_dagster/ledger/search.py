@@ -1,6 +1,6 @@
 """Searching units: the rows that match a filter, newest event first. Only reads.
 
-Each statement examines an index range, a bounded number of rows at a time; this module merges the ranges. Does not
+Each statement examines a bounded number of rows of an index range; this module merges the ranges. Does not
 belong here: pages and their counts (`views/units.py`).
 """
 
@@ -158,7 +158,7 @@ def index_ranges(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, An
 
 
 def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
-    """Yield the matching pairs of error code and dataset of failed units; one index lookup each."""
+    """Yield the matching pairs of error code and dataset of failed units; an index lookup each."""
     pair = {"code": "", "dataset": ""}
     for _ in range(MOST_FAILURES):
         row = view.run("units.next_failure", pair).one_or_none()
@@ -170,7 +170,7 @@ def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
 
 
 def datasets_of(view: Transaction, status: Status) -> list[str]:
-    """Return the ids of the datasets with units of a status; one index lookup each."""
+    """Return the ids of the datasets with units of a status; an index lookup each."""
     return list(view.run("ledger.datasets_of_status", status=status).scalars())
 
 

@@ -1,6 +1,6 @@
 """Size peers: sizes of a product's newest objects, for the admission of units (ADR 030).
 
-Belongs here: the peers of one batch. Admissions are serialised (`Ledger.ensure`), so a row that is read here cannot
+Belongs here: the peers of a batch. Admissions are serialised (`Ledger.ensure`), so a row that is read here cannot
 change before it is overwritten. Does not belong here: which sizes are suspect (`contracts/quality.py`).
 """
 
@@ -18,7 +18,7 @@ from kfm_dagster.storage.database import Transaction
 
 
 class _Place(NamedTuple):
-    """Where the sizes of a product's objects of one month are kept."""
+    """Key of the stored sizes of a product's objects of a month."""
 
     dataset: str
     product: str
@@ -26,16 +26,16 @@ class _Place(NamedTuple):
 
     @property
     def before(self) -> _Place:
-        """The same of the month before."""
+        """The key of the month before."""
         last = date.fromisoformat(f"{self.month}-01") - timedelta(days=1)
         return self._replace(month=_month_of(last.isoformat()))
 
 
 class SizePeers:
-    """The peers of the units of one batch, as they were before it.
+    """The peers of a batch's units, as they were before the batch.
 
-    Datasets whose contract declares no peers cost no statement. Units of one batch are not peers of each other: only
-    recording them shows which are new.
+    Datasets without peers in their contract cost no statement. Units of the same batch are not peers of each other:
+    only recording them shows which are new.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SizePeers:
 
     @classmethod
     def of(cls, units: Sequence[Envelope], registry: ContractRegistry, tx: Transaction) -> SizePeers:
-        """Look up the known sizes of the units' products, with one statement."""
+        """Look up the known sizes of the units' products, with a single statement."""
         places = {unit.wal_id: place for unit in units if (place := _place(unit, registry)) is not None}
         return cls(units, places, _look_up(set(places.values()), tx) if places else {})
 
@@ -58,7 +58,7 @@ class SizePeers:
         return unit if place is None else unit.evolve(peer_sizes=self._found[place])
 
     def keep(self, created: Collection[WalId], tx: Transaction) -> None:
-        """Store the sizes of new units, with one statement; units without a size are skipped."""
+        """Store the sizes of new units, with a single statement; units without a size are skipped."""
         sizes: dict[_Place, list[int]] = {}
         for unit in self._units:
             if unit.wal_id in created and unit.wal_id in self._places and unit.object_size:
@@ -78,7 +78,7 @@ class SizePeers:
 def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
     """Return the place of a unit's peers; None where its contract declares none.
 
-    None for a completion, too (ADR 019): it has the peers of its object's own unit, and is not a further object.
+    None for a completion, too (ADR 019): it has the peers of its object's first unit, and is not a further object.
     """
     contract = registry[unit.dataset]
     if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):

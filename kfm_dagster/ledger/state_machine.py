@@ -2,8 +2,8 @@
 
 Belongs here: the NODD WAL state machine document as values. The database has the same in CHECK constraints and triggers
 (`sql/schema/0001_first_schema.sql`); a test makes the two agree. Their refusals are explained here: a trigger's text is
-"rule: wal_id: from > to", which SQLite wraps and to which PostgreSQL adds its context. Does not belong here: anything
-that touches a row.
+"rule: wal_id: from > to"; SQLite wraps it, PostgreSQL appends its context. Does not belong here: anything that touches
+a row.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from kfm_dagster.errors import IllegalTransitionError
 
 @unique
 class Status(StrEnum):
-    """What became of a unit (NODD WAL state machine, section 2)."""
+    """Status of a unit (NODD WAL state machine, section 2)."""
 
     PENDING = "pending"
-    """The unit is known and nobody works on it; any worker may claim it."""
+    """The unit is known and unclaimed; any worker may claim it."""
     IN_PROGRESS = "in_progress"
     """Exactly one run works on it, within its lease."""
     SUCCEEDED = "succeeded"
-    """Item and provenance stand; terminal."""
+    """Item and provenance are published; terminal."""
     FAILED = "failed"
     """The attempt ended without success; a retry or a replay may follow."""
     QUARANTINED = "quarantined"
-    """Taken out of automatic flows for a person to look at; terminal."""
+    """Taken out of automatic flows, for a person to examine; terminal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransitionRule:
-    """One legal change of status, with its trigger and its condition."""
+    """A legal change of status, with its trigger and its condition."""
 
     from_status: Status | None
     to_status: Status
@@ -125,7 +125,7 @@ SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
 
 
 def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
-    """Return the sub-status that forbids a success, as text, or None; a missing one forbids it."""
+    """Return the sub-status that forbids a success, as text, or None; a missing sub-status forbids it."""
     for name, allowed in SUCCESS_REQUIRES.items():
         observed = sub_statuses.get(name, "unknown")
         if observed not in allowed:
@@ -157,7 +157,7 @@ def check_transition(wal_id: str, from_status: Status | None, to_status: Status)
 _REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > (?P<to>[a-z_]+)")
 _APPROVAL = "an approval by a second person (kfm governance approve) of this unit, at this version"
 Allowed = Callable[[str | None, str], str]
-"""Maps a refused transition to the legal ones."""
+"""Maps a refused transition to the legal transitions."""
 
 
 def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> IllegalTransitionError | None:
@@ -179,7 +179,7 @@ def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> Illegal
 def explained(*, allowed: Allowed = allowed_instead) -> Iterator[None]:
     """Raise IllegalTransitionError instead of the driver's error when a trigger refuses.
 
-    `allowed` names the legal transitions of the state machine; by default that of the ledger's records.
+    `allowed` names the legal transitions of the state machine; by default of the ledger's records.
     """
     try:
         yield

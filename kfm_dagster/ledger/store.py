@@ -1,8 +1,8 @@
-"""The ledger's store: every change of a record, one statement per batch and transition.
+"""The ledger's store: every change of a record, a statement per batch and transition.
 
 Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method works in the caller's
 transaction, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so they
-leave a record alone that another process has moved; the database's triggers write the history. Does not belong here:
+skip a record that another process has changed; the database's triggers write the history. Does not belong here:
 deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), reading (`queries.py`), messages
 (`deliveries.py`).
 """
@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
-"""Units per statement: as many as a run claims by default, or one message of 1 MiB can announce."""
+"""Units per statement: as many as a run claims by default, or a message of 1 MiB can announce."""
 
 
 class Ledger(LedgerChanges):
@@ -36,11 +36,11 @@ class Ledger(LedgerChanges):
 
     @explained()
     def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
-        """Create missing records: null > pending; existing ones stay as they are (WSM-03, WAL-04).
+        """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
 
-        A unit is stale if a newer version of its object is known; it goes to quarantine at once. Earlier versions that
-        wait are superseded and go there too, those in progress when their attempt fails (BEY-01). A unit that the
-        database refuses costs no other unit its record.
+        A unit is stale if a newer version of its object is known; it is quarantined at once. Waiting earlier versions
+        are superseded and quarantined too; earlier versions in progress when their attempt fails (BEY-01). A unit that
+        the database refuses costs no other unit its record.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
         parts: list[EnsureResult] = []
@@ -90,10 +90,10 @@ class Ledger(LedgerChanges):
     ) -> list[Envelope]:
         """Claim at most `limit` units (pending > in_progress) under a lease; return their envelopes.
 
-        Live units come before bulk ones (with `lane`, only that lane's), then urgent and old ones. The version is
-        compared and swapped, so that only one of two concurrent runs gets a unit (WSM-04). Switched-off datasets give
-        no units. Units whose runs died come first, in batches that `release_lost` has halved; a unit that must run
-        alone shares its run with no unit of another dataset, either.
+        Live units come before bulk units (with `lane`, only that lane's), then urgent and old units. The version is
+        compared and swapped, so that only one of two concurrent runs gets a unit (WSM-04). Switched-off datasets have
+        no claimable units. Units of dead runs come first, in batches that `release_lost` has halved; a unit that must
+        run alone shares its run with no unit of another dataset, either.
         """
         if self.switches.off([dataset], tx=tx):
             return []
@@ -145,7 +145,7 @@ class Ledger(LedgerChanges):
         failed = {WalId(row.wal_id) for row in failures}
         mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in succeeded], run_id, tx)
         lost = {unit.wal_id for unit in envelopes} - succeeded - failed
-        # A run that is executed again may have settled these units itself.
+        # A repeated run may have settled these units itself.
         lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
         quarantined = self._give_up(self._beyond_retry(verdicts, failures, tx), tx)
         settled_totals(
@@ -164,13 +164,13 @@ class Ledger(LedgerChanges):
 
     @explained()
     def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction) -> RecoverReport:
-        """Take back the claims of dead runs, and claims whose lease has expired (WSM-11).
+        """Revoke the claims of dead runs, and claims with an expired lease (WSM-11).
 
         in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
         > quarantined. A claim inside its lease is taken only when its run is named.
 
-        The death of a run with several units charges none of them an attempt, because one may be the cause: they
-        return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
+        The death of a run with several units charges none of them an attempt, because a single unit may be the cause:
+        they return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
@@ -187,7 +187,7 @@ class Ledger(LedgerChanges):
         bisect: bool = False,
         tx: Transaction,
     ) -> RecoverReport:
-        """Take back a run's remaining claims of a dataset, because the run is rolled back there.
+        """Revoke a run's remaining claims of a dataset, because the run is rolled back there.
 
         in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except for the
         `not_compensable` units, which become quarantined whatever attempts remain. Without `bisect`, where no unit can
@@ -202,8 +202,8 @@ class Ledger(LedgerChanges):
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
         """Make failed > pending after the backoff; return the number by (dataset, partition).
 
-        A unit that the policy refuses now goes to quarantine: its contract has become stricter, or a newer version of
-        its object came while its attempt failed. Otherwise it would be due, and refused, at every tick.
+        A unit that the policy refuses now is quarantined: its contract has become stricter, or a newer version of its
+        object arrived while its attempt failed. Otherwise it would be due, and refused, at every tick.
         """
         datasets = [rule["dataset"] for rule in self._rules(tx)]
         due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
@@ -233,7 +233,7 @@ class Ledger(LedgerChanges):
         return tuple(sorted(quarantined))
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
-        """Lock units until the transaction ends; return the quarantined ones, which stay so."""
+        """Lock units until the transaction ends; return the quarantined units, which stay quarantined."""
         locked = tx.run("ledger.lock_statuses", wal_ids=sorted(set(wal_ids)))
         return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
 
@@ -251,7 +251,7 @@ class Ledger(LedgerChanges):
     ) -> frozenset[WalId]:
         """Make quarantined or succeeded > pending by a governed override; return the units (WSM-16).
 
-        Compare-and-swap: a unit with another version or status is left alone. Each transition has its row in the
+        Compare-and-swap: a unit with another version or status is skipped. Each transition has its row in the
         governance log, in this transaction; without it the database refuses the transition. Raises
         UnattributedDecisionError without a change reference, UnknownReplayReasonError for a reason in no vocabulary.
         """
@@ -296,7 +296,7 @@ class Ledger(LedgerChanges):
         )
 
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
-        """Mark units as conflicting whose newer Item may still be withdrawn: neither might remain."""
+        """Mark units as conflicting if their newer Item may still be withdrawn: neither might remain."""
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
@@ -316,7 +316,7 @@ class Ledger(LedgerChanges):
         not_compensable: Collection[WalId] = (),
         spared: Mapping[WalId, int],
     ) -> RecoverReport:
-        """Requeue or quarantine lost units; `spared` maps uncharged ones to the next batch's limit."""
+        """Requeue or quarantine lost units; `spared` maps uncharged units to the next batch's limit."""
         released = {WalId(row.wal_id) for row in lost}
         reviewed: dict[WalId, str] = dict.fromkeys(released.intersection(not_compensable), LedgerCode.NOT_COMPENSABLE)
         by_limit: dict[int | None, list[WalId]] = defaultdict(list)
@@ -347,7 +347,7 @@ class Ledger(LedgerChanges):
 def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
     """Return the next batch's limit of each unit that a run lost together with others.
 
-    The first death gives the batch's size, each further death half of it; a unit whose limit is 1 was alone.
+    The first death sets the batch's size as the limit, each further death half of it; a unit of limit 1 was alone.
     """
     sizes = Counter(row.ingest_run_id for row in lost)
     limits: dict[WalId, int] = {}

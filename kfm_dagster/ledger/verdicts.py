@@ -23,13 +23,13 @@ from kfm_dagster.telemetry.totals import PATHS, Total, Totals
 
 @dataclass(kw_only=True, slots=True)
 class Verdicts:
-    """Rows of the successes and failures, and the reasons of the units that are given up."""
+    """Rows of the successes and failures, and the reasons of the abandoned units."""
 
     succeeded: list[dict[str, Any]] = field(default_factory=list)
     failed: list[dict[str, Any]] = field(default_factory=list)
     given_up: dict[WalId, str] = field(default_factory=dict)
     due: dict[WalId, datetime] = field(default_factory=dict)
-    """When each failure that is not given up is due again."""
+    """Time of the next attempt of each failure that is retried."""
 
     def extend(self, others: Verdicts) -> None:
         """Add the verdicts on other units."""
@@ -61,7 +61,7 @@ def decide(
     base_seconds: float | None,
     human_review: Collection[str],
 ) -> Verdicts:
-    """Decide for each unit whether it succeeded, failed and is due again, or is given up."""
+    """Decide for each unit whether it succeeded, failed and is retried, or is abandoned."""
     verdicts = Verdicts()
     for unit in envelopes:
         row = findings_row(unit)
@@ -91,7 +91,7 @@ def yields_to(unit: Envelope) -> WalId | None:
 
 
 def conflicting(unit: Envelope) -> Envelope:
-    """Return the unit as failed, for a retry: the newer unit it yields to has not succeeded."""
+    """Return the unit as failed, for a retry: the newer unit it yields to has not succeeded yet."""
     message = f"the Item that stands is of {yields_to(unit)}, which has not succeeded: it may yet be taken back"
     issue = Issue(code=StacIssue.CATALOG_CONFLICT, severity=Severity.FAILED, message=message)
     failed = StacResult(write_status=StacStatus.FAILED, issues=(issue,))
@@ -141,7 +141,7 @@ def _count(totals: Totals, unit: Envelope, found: Mapping[str, Any], *, error: s
     for code in _failures(unit.metadata.issues if unit.metadata else ()):
         totals.add(Total.METADATA_EXTRACT_FAILURES, unit.dataset, code)
     for issue in unit.provenance.issues if unit.provenance else ():
-        # A lost claim is an issue here, too, but of no path.
+        # A lost claim is also an issue here, but of no path.
         if issue.code in PATHS:
             totals.add(Total.PROVENANCE_FAILURES, unit.dataset, PATHS[issue.code])
     if error is not None:
@@ -158,5 +158,5 @@ def _failures(issues: Iterable[Issue]) -> Iterable[str]:
 
 
 def _is_timely(unit: Envelope) -> bool:
-    """Tell whether latency counts from the unit's event: replays and backfills begin later."""
+    """Return whether latency counts from the unit's event: replays and backfills begin later."""
     return unit.lane is Lane.LIVE and unit.replay_reason in {None, ReplayReason.RETRY}
