@@ -47,7 +47,7 @@ EQUATIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DimensionalEntry:
-    """One line of the report."""
+    """A line of the report."""
 
     quantity: str
     unit: str

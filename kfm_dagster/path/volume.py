@@ -52,7 +52,7 @@ _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
 _PANEL_GATES = 10
-"""Gates per panel of a beam's rule: its longest element is 0.18 of it, and light travels two gates within a sample."""
+"""Gates per panel of a beam's rule: the longest element is 0.18 of a panel; light travels two gates within a sample."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -98,7 +98,7 @@ class VolumeFacts:
 
     @property
     def lambda_sigma(self) -> float:
-        """Relative standard uncertainty of the wavelength: uniform in the stated step, else the band."""
+        """Relative standard uncertainty of the wavelength: uniform over stated step, else the band."""
         low, high = BAND_MHZ
         if self.frequency_mhz is None:
             return (high - low) / math.sqrt(12) / ((high + low) / 2)
@@ -121,7 +121,7 @@ class PathOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PathArrival:
-    """The arrivals of a volume, one for each beam. Equal facts share beams and covariances.
+    """The arrivals of a volume, by beam. Equal facts share beams and covariances.
 
     t_covariance: of T_arr over the beams, s^2, shape (beams, beams). phase_covariance: of (T_arr, Phi) of each beam,
     shape (beams, 2, 2), in s^2, s rad, rad^2. residuals: of the optical paths through

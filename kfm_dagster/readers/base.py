@@ -22,7 +22,7 @@ from kfm_dagster.errors import ContractError
 
 
 class ByteSource(Protocol):
-    """An object as bytes. `read` is one range request, with fewer bytes only at the end."""
+    """An object as bytes. `read` is a range request, with fewer bytes only at the end."""
 
     @property
     def size(self) -> int:

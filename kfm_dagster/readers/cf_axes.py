@@ -105,7 +105,7 @@ def time_axis(header: NetcdfHeader) -> str | None:
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     """Return the axis of longitude (x) or latitude (y); cells end half a step from centres.
 
-    Its five samples decide whether it is even: the others would cost requests, and no known grid is uneven between.
+    Its five samples decide whether it is even: more would cost requests, and no known grid is uneven between them.
     Raises ReadError: MISSING_GEOLOCATION without such an axis or its values, INVALID_GEOMETRY when its values are not
     degrees in order.
     """

@@ -26,7 +26,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 _LONGEST_SIDE = 45.0
-"""Most degrees of longitude between two positions of a parallel: on a sphere another line joins them."""
+"""Most degrees of longitude between two positions of a parallel: on a sphere their line leaves the parallel."""
 _DECIMALS = 9
 """Decimals of a degree, a tenth of a millimetre. A side on the antimeridian must not cross it by a rounding error."""
 DISC_POINTS = 36

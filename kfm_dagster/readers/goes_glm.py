@@ -119,7 +119,7 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
 
 
 def read_native(source: ByteSource) -> dict[str, Any]:
-    """Return header values, unrounded, under the file's own names, without absent ones.
+    """Return header values, unrounded, under the file's own names, without absent values.
 
     `dims` has the length of each dimension, and so the numbers of events, groups and flashes in the file, which may be
     smaller than event_count, group_count and flash_count. Raises as `read_hdf5`.

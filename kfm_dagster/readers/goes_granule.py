@@ -38,12 +38,12 @@ Space Science Data Coordinated Archive (NSSDCA master catalog) lists them."""
 
 
 def texts(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, str]:
-    """Return text attributes by name, without absent ones."""
+    """Return the existing text attributes by name."""
     return {name: value for name in names if (value := holder.text(name)) is not None}
 
 
 def numbers(holder: Hdf5Object, names: tuple[str, ...]) -> dict[str, float]:
-    """Return numeric attributes by name, without absent ones."""
+    """Return the existing numeric attributes by name."""
     return {name: value for name in names if (value := holder.number(name)) is not None}
 
 
@@ -57,7 +57,7 @@ def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
 
 
 def variables(root: Hdf5Group, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return variables by name, without empty ones: a number if the count is 1, else a list."""
+    """Return non-empty variables by name: a number if the count is 1, else a list."""
     values_of = {name: elements(root, name, count) for name, count in counts.items()}
     return {name: values if counts[name] > 1 else values[0] for name, values in values_of.items() if values}
 

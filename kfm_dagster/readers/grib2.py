@@ -9,8 +9,9 @@ its end must be a message's end. A last message over LAST_MESSAGE_BYTES costs a 
 its end. Neither is enough alone: packed data may contain `7777` where an object was cut, and an object may have its
 size before it has its last bytes.
 
-Without an index, the object is walked from message to message, one request each, two when a bit map is long, whatever
-its size. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked completeness.
+Without an index, the object is walked from message to message, with a request for each, or two when a bit map is long,
+whatever its size. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked
+completeness.
 
 The key grammar's groups have fixed meanings here: `date` (YYYYMMDD) and `cycle` (HH, HHMM or HHMMSS), or `time`
 (HHMMSS) without cycles, are the run, and `lead` the forecast hours in the file's name. The fields of a file are valid
@@ -280,7 +281,7 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
 def _end_of_last(window: HeaderWindow, start: int) -> int:
     """Return the end of the index's last message.
 
-    Raises ReadError: SIDECAR_MISMATCH when no message starts there, or the object goes on behind it, TRUNCATED_OBJECT
+    Raises ReadError: SIDECAR_MISMATCH when no message starts there, or bytes follow it, TRUNCATED_OBJECT
     when it is cut.
     """
     if window.size - start <= LAST_MESSAGE_BYTES:

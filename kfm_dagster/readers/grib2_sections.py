@@ -17,7 +17,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 
 REQUEST_BYTES = 4096
-"""One range request. Sections 0 to 5 of an NCEP message take 200 to 250 bytes, so one request holds them."""
+"""Size of a range request: it holds sections 0 to 5 of an NCEP message, which take 200 to 250 bytes."""
 
 SECTION_BYTES = 256
 """Most bytes kept of a section: more than the fixed part of every template here (3.30 has 81, 4.49 has 61)."""

@@ -126,7 +126,7 @@ def _compound(body: bytes, at: int, depth: int) -> int:
         place += len(name) + 1 if version == 3 else len(name) + 8 & ~7
         width = (size.bit_length() + 7) // 8 if version == 3 else 4
         offset = int.from_bytes(body[place : place + width], "little")
-        # Version 1 goes on with the member's own dimensions; members with dimensions are refused.
+        # Version 1 continues with the member's own dimensions; members with dimensions are refused.
         if version == 1 and body[place + 4]:
             raise unreadable("a compound type's member with dimensions")
         place += width + (28 if version == 1 else 0)

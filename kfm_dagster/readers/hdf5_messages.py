@@ -57,7 +57,7 @@ _U64_PAIR = Struct("<QQ")
 _PREFIX_1 = Struct("<BxHII4x")
 _WRITTEN_FLAGS = 0x05
 """Flags of a message: constant, not to be shared. NetCDF-4 uses shared messages (0x02), with the body elsewhere, for
-types of users only; the other flags are for libraries that know other messages."""
+types of users only; the other flags are for libraries that support other messages."""
 _MESSAGE_1 = Struct("<HHB3x")
 _MESSAGE_2 = Struct("<BHB")
 _ATTRIBUTE = Struct("<BBHHH")

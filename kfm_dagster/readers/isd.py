@@ -1,4 +1,4 @@
-"""Reader of ISD station-years: a year's reports of a station, gzipped, one report a line.
+"""Reader of ISD station-years: a year's reports of a station, gzipped, a report per line.
 
 Belongs here: the control data section of each report (station, time, place, kind), whether the object is whole, and the
 columns of the mandatory data section. Does not belong here: its values, and the additional data section.

@@ -171,7 +171,7 @@ def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
 
 
 def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
-    """Return the STAC bands: variables of one layer of rows and columns, as GDAL has them."""
+    """Return the STAC bands: variables with a single layer of rows and columns, as in GDAL."""
     layers = {
         name: variable
         for name, variable in header.variables.items()

@@ -8,7 +8,7 @@ order they are the archive's volume.
 Belongs here: the state of a volume by a chunk. Does not belong here: records (`nexrad_messages.py`), the radar
 (`nexrad_radar.py`), and the order of arrival (the catalog's).
 
-Cost: the whole chunk, in one range request of 128 KiB or two; real ones have 2 to 120 KB.
+Cost: the whole chunk, in one or two range requests of 128 KiB; real chunks have 2 to 120 KB.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _places(text: str) -> tuple[int, int] | None:
 
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
-"""Super-resolution products have up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real ones up to 0.5."""
+"""Super-resolution products have up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real products up to 0.5."""
 BLOCKS = ("symbology", "graphic", "tabular")
 """Blocks in the order of their numbers and their offsets (figure 3-6)."""
 

@@ -232,7 +232,7 @@ def time_of(day: int, milliseconds: int) -> datetime:
 
 
 READ_BYTES = 128 * 1024
-"""Block of a range request; real heads take one to three, because a bzip2 block must be whole (50 to 270 KB)."""
+"""Block of a range request; real heads take 1 to 3, because a bzip2 block must be whole (50 to 270 KB)."""
 FRAME_BYTES = 2432
 """Every message but type 31 fills one frame (ICD 2620010, 7.3.5)."""
 MAX_RECORD_BYTES = 1024 * 1024

@@ -22,7 +22,7 @@ from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MOMENTS, Pattern, Position, Radial, VolumeHeader
 
 POSITION_TOLERANCE_M = 50_000
-"""Most metres between a radar's own position and its site's: 100 m in real objects, but the table has one place a site,
+"""Most metres between a radar's own position and its site's: 100 m in real objects, but the table has a place per site,
 and the farthest known move is RKSG's, by 36 km. The nearest other WSR-88D is 59 km off, but for two tested in Norman;
 a nearer TDWR differs only by the name in header and radials."""
 _WGS84 = Geod(ellps="WGS84")

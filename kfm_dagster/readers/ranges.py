@@ -62,7 +62,7 @@ class BlockCache:
 
     @property
     def blocks_read(self) -> int:
-        """How many distinct blocks were fetched."""
+        """Number of distinct blocks that were fetched."""
         return len(self._blocks)
 
     def read(self, start: int, length: int) -> bytes:

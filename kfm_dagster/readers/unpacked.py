@@ -126,8 +126,8 @@ class Gunzipped:
     def __init__(self, packed: bytes, *, limit: int) -> None:
         """Unpack the object once. Raises ReadError.
 
-        TRUNCATED_OBJECT when the stream goes on past the object; UNREADABLE_FORMAT when it is corrupt, or bytes follow
-        it; RESOURCE_LIMIT when it has more than `limit` bytes.
+        TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or bytes
+        follow it; RESOURCE_LIMIT when it has more than `limit` bytes.
         """
         self._packed = packed
         self._limit = limit

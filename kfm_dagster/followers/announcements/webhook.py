@@ -1,4 +1,4 @@
-"""Receivers on the web: a URL that takes one event a request, by CloudEvents' HTTP binding in structured mode.
+"""Receivers on the web: a URL that takes an event per request, by CloudEvents' HTTP binding in structured mode.
 
 Belongs here: the request, which follows no redirect, ends in bounded time and reads a bounded answer. Does not belong
 here: handling of answers (`sending.py`).

@@ -40,7 +40,10 @@ A list property meets `=` if it contains the value. A property that an Item lack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Filter by all of its fields. Times are inclusive; west > east crosses the antimeridian."""
+    """Conditions of a search, all required.
+
+    Times are inclusive; west > east crosses the antimeridian.
+    """
 
     start: datetime | None = None
     end: datetime | None = None

@@ -1,8 +1,8 @@
 """A GRIB2 object as a step of a cube: the indexed fields whose messages the readers' codec decodes correctly.
 
-Belongs here: the names of fields in a cube, the choice of messages that can be chunks, and where their values lie. Does
-not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message, unchanged.
-Only headers of messages are read (one request each), never values.
+Belongs here: the names of fields in a cube, the choice of messages that can be chunks, and the place of their values.
+Does not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message,
+unchanged. Only headers of messages are read (a request for each), never values.
 """
 
 from __future__ import annotations
