@@ -98,7 +98,7 @@ class VolumeFacts:
 
     @property
     def lambda_sigma(self) -> float:
-        """Relative standard uncertainty of the wavelength: uniform over stated step, else the band."""
+        """Relative standard uncertainty of wavelength: uniform over the stated step, else the band."""
         low, high = BAND_MHZ
         if self.frequency_mhz is None:
             return (high - low) / math.sqrt(12) / ((high + low) / 2)
