@@ -91,7 +91,7 @@ class DayWindow:
 
 
 class AmbiguousIdError(KfmError):
-    """This is the prefix of more than one id."""
+    """The prefix matches several ids."""
 
 
 def whole_id(given: str, matches: Collection[str], *, what: str) -> str | None:

@@ -1,8 +1,8 @@
 """Lineage batches: recorded with their bytes, and published at the lineage root later.
 
 A batch is in the outbox from the transaction that records it until the root and the backend have it; no batch waits
-behind another. A file is published whole under its final name, in a folder or a bucket; its bytes come from the row, so
-the root may get them twice.
+for another. A file is published whole under its final name, in a folder or a bucket; its bytes come from the row, so
+they may be written to the root twice.
 
 Belongs here: recording a batch, publishing, and the backlog. Does not belong here: a batch's content (`store.py`,
 `noted.py`, `revisions.py`), the backend's half (`delivery.py`), retries (`outbox/`).
@@ -36,7 +36,7 @@ STAGING = ".staging"
 """Folder of unfinished files, outside readers' patterns (`openlineage/**`, `prov/**`)."""
 
 LEFTOVER_SECONDS = 24 * 3600.0
-"""Age of an unfinished file of a dead process; writing one takes well under a second."""
+"""Age of an unfinished file of a dead process; writing a file takes well under a second."""
 
 STORE_ERRORS = (OSError, BaseError)
 """Errors of a folder or a bucket that cannot write or read a file."""
@@ -122,7 +122,7 @@ _LOG = logging.getLogger(__name__)
 FILES, BACKEND = "files", "backend"
 
 LEASE = timedelta(seconds=120)
-"""How long a delivery owns its batch between two writes; one event takes 5 s at most by the client's default."""
+"""How long a delivery owns its batch between two writes; an event takes 5 s at most by the client's default."""
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
@@ -146,7 +146,7 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Batches that a destination lacks; `error` is its error for one of them, if any."""
+    """Batches that a destination lacks; `error` is its error for any of them, or None."""
 
     batches: int = 0
     units: int = 0
@@ -156,7 +156,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undelivered:
-    """Lineage that waits for the root (for readers) and the backend; `failing`: worst batches."""
+    """Lineage that waits for the root (for readers) and the backend; `failing`: the worst batches."""
 
     files: Waiting
     backend: Waiting
@@ -164,7 +164,7 @@ class Undelivered:
 
 
 class LineageBatches:
-    """Records and publishes batches. Any number of processes may work on one outbox.
+    """Records and publishes batches. Any number of processes may share an outbox.
 
     `deliver`: whether a backend is configured, which gets OpenLineage.
     """

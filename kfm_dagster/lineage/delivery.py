@@ -1,4 +1,4 @@
-"""Delivery of published batches to the OpenLineage backend, at least once, one at a time.
+"""Delivery of published batches to the OpenLineage backend, at least once, a batch at a time.
 
 A try claims its batch in the outbox and saves its progress every second: events that a killed process sent since are
 sent again, byte for byte under the same ids. The backend's client is openlineage-python's, with its transports (HTTP,
@@ -35,29 +35,29 @@ FLUSH_SECONDS = 20.0
 """Longest time that a background transport may take for the events since the last flush."""
 
 REFUSED = frozenset({400, 409, 410, 413, 415, 422})
-"""HTTP statuses that refuse the event. Others concern credentials, the address or an outage, and can be cured."""
+"""HTTP statuses that refuse the event. Others concern credentials, the address or an outage, and can be fixed."""
 
 
 class BackendUnavailableError(DependencyUnavailableError):
-    """The OpenLineage backend does not take events."""
+    """The OpenLineage backend does not accept events."""
 
 
 class ClientBackend:
     """The transports of an OpenLineage client, with its configuration, filters and tags.
 
-    An event is accepted when every transport has it. A composite transport would swallow the failure of one of its
-    parts, so its parts are used one by one. Sending and flushing raise BackendUnavailableError.
+    An event is accepted when every transport has it. A composite transport would hide the failure of a part, so its
+    parts are used separately. Sending and flushing raise BackendUnavailableError.
     """
 
     def __init__(self, client: OpenLineageClient) -> None:
         self._clients = [_for_transport(transport) for transport in _parts(client.transport)]
-        self._lost = {index: _lost_events(each.transport) for index, each in enumerate(self._clients)}
+        self._lost = {index: _lost_events(part.transport) for index, part in enumerate(self._clients)}
 
     @classmethod
     def from_environment(cls) -> ClientBackend | None:
         """Build the client that OPENLINEAGE_URL, _CONFIG or OPENLINEAGE__TRANSPORT__* describe.
 
-        None when they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working folder is
+        None if they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working folder is
         not enough: data leaves this machine only if a variable is set.
         """
         if not any(name.startswith("OPENLINEAGE") for name in os.environ):
@@ -113,7 +113,7 @@ def _for_transport(transport: Any) -> OpenLineageClient:
     from openlineage.client.transport.http_common import DEFAULT_RETRY_CONFIG  # noqa: PLC0415, as above
 
     if transport.kind == "http" and transport.config.retry == DEFAULT_RETRY_CONFIG:
-        # The outbox retries. Six attempts of 5 s inside one call would delay a tick for every event, and the last
+        # The outbox retries. Six attempts of 5 s inside a call would delay a tick for every event, and the last
         # answer would be lost in a RetryError.
         transport.config.retry = {"total": 0}
     if transport.kind == "http":
@@ -159,7 +159,7 @@ def _run_event(event: Event) -> RunEvent:
 _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
-"""Refusals that end a try, so that a backend that refuses everything does not get thousands of events."""
+"""Refusals that end a try, so that a backend that refuses everything does not receive thousands of events."""
 
 PROGRESS = timedelta(seconds=1)
 """How often a try saves its progress: events that a killed process sent since then are sent again."""
@@ -167,7 +167,7 @@ PROGRESS = timedelta(seconds=1)
 
 @dataclass(kw_only=True)
 class _Try:
-    """One try of a batch.
+    """A try of a batch.
 
     An entry's position counts the events sent; its payload has the positions of events that were not accepted. Such an
     event goes to the end of its batch, whether the backend refused it or was down: an event that crashes the backend
@@ -176,7 +176,7 @@ class _Try:
 
     entry: Entry
     safe: Entry
-    """The entry at the last flush, for the next try: a transport may lose events that it got since."""
+    """The entry at the last flush, for the next try: a transport may lose later events."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None
@@ -196,7 +196,7 @@ def _after(entry: Entry, position: int, *, taken: bool) -> Entry:
 
 
 class BackendDelivery:
-    """Sends due batches. Any number of processes may deliver from one outbox."""
+    """Sends due batches. Any number of processes may share an outbox."""
 
     def __init__(
         self,
@@ -219,15 +219,15 @@ class BackendDelivery:
         Raises BackendUnavailableError when the backend does not answer; the batch is deferred.
         """
         until = self._clock() + within
-        taken = 0
+        accepted = 0
         for _ in range(most_batches):
             entry = self._outbox.claim([BACKEND], after=FILES)
             if entry is None:
                 break
-            taken += self._deliver(entry, until)
+            accepted += self._deliver(entry, until)
             if self._clock() >= until:
                 break
-        return taken
+        return accepted
 
     def _deliver(self, entry: Entry, until: datetime) -> int:
         attempt = _Try(entry=entry, safe=entry)
@@ -258,7 +258,7 @@ class BackendDelivery:
         return [json.loads(line) for line in content.splitlines()]
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:
-        """Send new events, then retry the others once; return whether all were accepted."""
+        """Send new events, then retry the unaccepted events once; return whether all were accepted."""
         sends = len(events) + len(attempt.entry.payload) - attempt.entry.position
         saved = self._clock()
         for _ in range(sends):

@@ -1,8 +1,8 @@
 """OpenLineage: form of an event, and START and COMPLETE of a unit's ingest, as dicts (pure).
 
 Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid by construction, since every value
-comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes cost
-many times as much, so they are used only to send an event to a backend (`delivery.py`).
+comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes need
+many times the CPU, so they are used only to send an event to a backend (`delivery.py`).
 
 Times are the batch's: START when the run began, COMPLETE when the batch's lineage was recorded, because a unit has no
 other observed times. The object's announcement is not a start: a backfilled volume of 1991 would be a run of decades.
@@ -93,7 +93,7 @@ def event_lines(events: Iterable[Event]) -> bytes:
 
 
 def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]:
-    """Return the START and the COMPLETE event of one unit.
+    """Return the START and the COMPLETE event of a unit.
 
     Facets accumulate over a run's events (OpenLineage, "Run State Updates"), so START has the facts known before the
     ingest, and COMPLETE its results.
@@ -108,7 +108,7 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
             _complete_facets(unit, run),
             job=job,
             inputs=[{**source, **_input_facets(unit)}],
-            # A unit that came after a newer one wrote nothing.
+            # A unit that came after a newer unit wrote nothing.
             outputs=[] if unit.stac.superseded else [_output(unit)],
         ),
     )

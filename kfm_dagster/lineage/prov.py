@@ -1,8 +1,8 @@
-"""PROV-O: a batch of ingests as one JSON-LD document (pure), and its PROV-JSON form.
+"""PROV-O: a batch of ingests as a JSON-LD document (pure), and its PROV-JSON form.
 
 Terms are from https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
-A line holds one unit's nodes, so that a document can be built, searched and compared unit by unit; nodes that units
-share (an object, a notification of several records, the agents) have one id and the same content everywhere.
+A line has a single unit's nodes, so that documents can be built, searched and compared unit by unit; nodes that units
+share (an object, a notification of several records, the agents) have the same id and content everywhere.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _JSON_TIMES: Mapping[str, str] = {"startedAtTime": "prov:startTime", "endedAtTim
 
 SERVICE = agent_id("kfm_dagster")
 OPERATOR = agent_id("kfm_dagster.stac_register")
-"""The operator that made the Item, on behalf of the service. Agents have no version: the activity has it, so that an
-upgrade leaves attributions as they are."""
+"""The operator that built the Item, on behalf of the service. Agents have no version: the activity has it, so that an
+upgrade leaves attributions unchanged."""
 
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
@@ -91,7 +91,7 @@ def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
 
 
 def producer_ids(contract: DatasetContract) -> list[str]:
-    """Return the agents to whom the contract's objects are attributed."""
+    """Return the producers of the contract's objects, as PROV agents."""
     return [agent_id(name) for name in _producers(contract)]
 
 
@@ -108,7 +108,7 @@ def prov_json(document: bytes) -> dict[str, Any]:
         records.setdefault(kind.lower(), {})[node["id"]] = _json_attributes(node, classes)
         for relation, (subject, target) in RELATIONS.items():
             for other in _listed(node.get(relation, [])):
-                # Named by the related ids, so that a repeated node gives one relation.
+                # Named by the related ids, so that a repeated node adds no relation.
                 name = f"_:{relation}.{node['id'][9:]}.{other[9:]}"
                 kind, more = _JSON_RELATIONS.get(relation, (relation, {}))
                 if relation == "wasInvalidatedBy":

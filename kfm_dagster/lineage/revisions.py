@@ -1,8 +1,8 @@
 """Revisions: a unit's lineage beside its earlier publications, and their withdrawal.
 
-The first publication of a unit has the empty revision, in whichever attempt or replay. A publication is never erased
-and never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added,
-named by the replay or the run.
+The first publication of a unit has the empty revision, in any attempt or replay. A publication is never erased and
+never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added, named
+by the replay or the run.
 The Item's content decides, not the status of this attempt: a repair that died after writing the catalog is a no-op on
 its next attempt, and its revision is still missing.
 A withdrawn batch gets a second batch (PCS-03), through the same outbox: per unit an OpenLineage event of type OTHER,
@@ -39,9 +39,9 @@ from kfm_dagster.storage.database import Transaction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """One path's publication of a unit; content_sha256 is the Item's.
+    """A path's publication of a unit; content_sha256 is the Item's.
 
-    It is None when the unit registered none, or was published by a release before revisions. `invalidated`: withdrawn.
+    It is None if the unit registered no Item, or was published by a release before revisions. `invalidated`: withdrawn.
     """
 
     path: LineagePath
@@ -164,7 +164,7 @@ def _nodes(units: Sequence[Any], activity: str, at: str, why: dict[str, str]) ->
     }
     for unit in units:
         entities = [(qc_report_entity(unit.wal_id, unit.revision), "kfm:QcReport")]
-        if unit.content_sha256 is not None:  # else the Item never reached the catalog, which had a newer unit's
+        if unit.content_sha256 is not None:  # else the catalog had a newer unit's Item, and this Item never reached it
             entities.append((item_entity(unit.wal_id, unit.revision), "kfm:StacItem"))
         for entity, kind in entities:
             yield {"id": entity, "type": ["Entity", kind], "wasInvalidatedBy": activity, "invalidatedAtTime": at}

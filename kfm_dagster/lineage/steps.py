@@ -1,8 +1,8 @@
 """Lineage documents of a step: OpenLineage's events, PROV-O's activity and output (pure).
 
-A step is one end of one intent of an idempotent node (`etl_steps`): of a stage of our chain, or of another team's
-node. Its parent is the run. Figures that were not measured are absent.
-Belongs here: the documents. Does not belong here: which steps are published when (`noted.py`), or the lineage of
+A step is an end of an intent of an idempotent node (`etl_steps`): of a stage of our chain, or of another team's node.
+Its parent is the run. Figures that were not measured are absent.
+Belongs here: the documents. Does not belong here: when steps are published (`noted.py`), or the lineage of
 ingest units (`openlineage.py`, `prov.py`).
 """
 
@@ -35,12 +35,12 @@ STORAGE_NAMESPACE = "kfm-storage"
 RUN_JOB = "kfm.run"
 """Job of a step's parent, the run."""
 INPUTS_NAMED = 100
-"""A longer manifest becomes one dataset with a count: the entries of a batch would flood a lineage browser."""
+"""A longer manifest becomes a single dataset with a count: a batch's entries would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One end of an intent. `node` and `job` are public names; `measures`: only measured figures."""
+    """An end of an intent. `node` and `job` are public names; `measures`: only measured figures."""
 
     run_id: str
     wal_id: int
@@ -54,7 +54,7 @@ class Step:
     ended_at: datetime
     inputs: Sequence[Mapping[str, Any]]
     artifact: tuple[str, str] | None
-    """URI and SHA-256 of the output's file, if it names one."""
+    """URI and SHA-256 of the output's file; None without a file."""
     has_output: bool
     """Whether the content has an output: this step's, or, for a skip, the output of the step that applied it."""
     measures: Mapping[str, float | int | str]
@@ -67,7 +67,7 @@ class Step:
     @classmethod
     def of(cls, row: Any, *, public: Callable[[str], str]) -> Step:
         """Return the step of a row of `lineage.unpublished_steps`."""
-        # A replay carries out an intent long after its writing; the measured work began with the replay.
+        # A replay executes an intent long after it was written; the measured work began with the replay.
         began = row.ended_at - timedelta(seconds=row.seconds) if row.seconds is not None else row.started_at
         kind, _, partition = row.node.partition("@")
         dataset, dot, rest = kind.partition(".")
@@ -95,7 +95,7 @@ class Step:
 
     @property
     def openlineage_run_id(self) -> str:
-        """Deterministic, so that a backend that is told twice knows it."""
+        """Deterministic id, so that a backend recognises a repeated delivery."""
         return uuid8("openlineage-step", *self._identity)
 
     @property
@@ -105,17 +105,17 @@ class Step:
 
     @property
     def run_activity_id(self) -> str:
-        """PROV activity of the run, one for all of its steps."""
+        """PROV activity of the run, the same for all of its steps."""
         return "urn:uuid:" + uuid8("prov-run", self.run_id)
 
     @property
     def dataset_entity_id(self) -> str:
-        """PROV entity of what the node makes, run by run: run-state's `dataset_id`."""
+        """PROV entity of the node's output over all runs: run-state's `dataset_id`."""
         return "urn:uuid:" + uuid8("prov-dataset", self.job)
 
     @property
     def output_id(self) -> str:
-        """PROV entity of the content's output, which has one generation however many files hold the same bytes."""
+        """PROV entity of the content's output, generated once however many files have the same bytes."""
         return "urn:uuid:" + uuid8("prov-node-output", self.content_hash)
 
     @property
@@ -212,7 +212,7 @@ def step_nodes(step: Step) -> Iterator[Node]:
 
 
 def step_agents(steps: Sequence[Step]) -> Iterator[Node]:
-    """Yield the agents that the steps' activities are associated with."""
+    """Yield the agents of the steps' activities."""
     yield software_agent("kfm_dagster")
     for job in sorted({step.job for step in steps}):
         yield software_agent(job, actedOnBehalfOf=SERVICE)

@@ -1,9 +1,9 @@
 """Lineage store: records each unit's lineage once per path and revision, whatever crashes.
 
-One transaction per partition of a batch checks the fence and writes, per path, a row per unit, the batch, and its bytes
+A transaction per partition of a batch checks the fence and writes, per path, a row per unit, the batch, and its bytes
 into the outbox. With that commit the lineage is published: a dead lineage root or backend costs no unit, the outbox
-delivers later. The primary key (wal_id, path, revision) decides between workers: a batch holds the units whose rows it
-wrote.
+delivers later. The primary key (wal_id, path, revision) decides between workers: a batch contains the units whose rows
+it wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
 documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery
@@ -62,16 +62,16 @@ _RACE = "lineage_emissions_id_names_one_unit"
 """Index of a race: when another worker records the same unit, PostgreSQL may fail here before the primary key."""
 
 MAX_ROUNDS = 12
-"""One round suffices without a race, and each race costs one more: ten workers without a fence may overlap."""
+"""A single round suffices without a race, and each race costs another: ten workers without a fence may overlap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One path's lineage of a record, in one revision. `state`: its file is staged or published.
+    """A path's lineage of a record, in a single revision. `state`: its file is staged or published.
 
     `invalidated_at` is the time of the withdrawal, None while the lineage is valid.
 
-    object_uri and record_status are the record's, None when the ledger does not know the wal_id.
+    object_uri and record_status are the record's, None if the ledger has no record of the wal_id.
     """
 
     wal_id: WalId
@@ -88,7 +88,7 @@ class Link:
 
 @dataclass(kw_only=True)
 class _Part:
-    """The units of one partition to record, and the failures and refusals of some of them."""
+    """The units of a partition to record, and the failures and refusals of some of them."""
 
     units: Sequence[LineageUnit]
     lines: Mapping[LineagePath, dict[WalId, bytes]]
@@ -166,7 +166,7 @@ class Lineage:
         return self._delivery.deliver(most_batches=most_batches, within=within) if self._delivery else 0
 
     def flush(self) -> str | None:
-        """Publish and deliver all recorded lineage; return the backend's error, None without one.
+        """Publish and deliver all recorded lineage; return the backend's error, or None.
 
         Events that are not accepted wait in the outbox for the next call.
         """
@@ -185,17 +185,17 @@ class Lineage:
         return Undelivered(files=waiting[FILES], backend=waiting[BACKEND], failing=failing)
 
     def links_of(self, wal_id: WalId) -> list[Link]:
-        """Return a record's OpenLineage runs and PROV activities: valid revisions, oldest first."""
+        """Return a record's OpenLineage runs and PROV activities of valid revisions, oldest first."""
         with self._database.snapshot() as tx:
             return tx.rows(Link, "lineage.links", wal_id=wal_id, lineage_id="")
 
     def find(self, lineage_id: str) -> Link | None:
-        """Return the link of an OpenLineage run id or PROV activity id, even a withdrawn one."""
+        """Return the link of an OpenLineage run id or PROV activity id, even if withdrawn."""
         with self._database.snapshot() as tx:
             return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
-        """Record one partition, building documents before the transaction that blocks others."""
+        """Record a partition, building documents before the transaction that blocks others."""
         history = self._history(units)
         revised = [in_revision(unit, history, run_id=run.run_id) for unit in units]
         part = _build(revised, history, run, contract)
@@ -223,7 +223,7 @@ class Lineage:
     def _record_path(
         self, tx: Transaction, path: LineagePath, part: _Part, run: IngestRun, contract: DatasetContract
     ) -> None:
-        """Record one path; a refusal by the database does not affect the other path."""
+        """Record a path; a refusal by the database does not affect the other path."""
         lines = part.lines[path]
         units = [unit for unit in part.units if unit.wal_id in lines and unit.wal_id not in part.refused]
         if not units:

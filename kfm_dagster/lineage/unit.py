@@ -16,12 +16,12 @@ FIRST_REVISION = ""
 """Revision of a unit's lineage before any repair."""
 
 REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP})
-"""Results of stac-register with which a unit has lineage."""
+"""Results of stac-register that give a unit lineage."""
 
 
 @unique
 class LineagePath(StrEnum):
-    """The two ways in which a unit's lineage is told; each is emitted once, independently of the other."""
+    """The two forms of a unit's lineage; each is emitted once, independently of the other."""
 
     OPENLINEAGE = "openlineage"
     PROV = "prov"
@@ -29,7 +29,7 @@ class LineagePath(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestRun:
-    """The run that ingests a batch of one dataset.
+    """The run that ingests a batch of a dataset.
 
     Times are the batch's, in RFC 3339: started_at is its claim, occurred_at its end.
     """
@@ -45,9 +45,9 @@ class IngestRun:
 class LineageUnit:
     """A registered envelope and its lineage ids: UUIDv8 of stable fields, in PROV `urn:uuid:`.
 
-    Ids of the object come from its URI and version, ids of messages from SNS and SQS, and ids of all that this ingest
-    makes from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and
-    a repair that changed the Item is published beside the earlier lineage.
+    Ids of the object derive from its URI and version, ids of messages from SNS and SQS, ids of this ingest's results
+    from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and a
+    repair that changed the Item is published beside the earlier lineage.
     """
 
     wal_id: WalId
@@ -64,7 +64,7 @@ class LineageUnit:
     revises: str | None = None
     """PROV entity of the Item that this unit's Item replaced."""
     yields_to: str | None = None
-    """PROV entity of the current Item, when this unit came after a newer one."""
+    """PROV entity of the current Item, if this unit came after a newer unit."""
 
     @classmethod
     def of(
@@ -99,18 +99,18 @@ class LineageUnit:
 
     @property
     def masked_id(self) -> str:
-        """PROV entity of what may be shown of the unit's place, where a sensitive area masks it."""
+        """PROV entity of the unit's masked place, if a sensitive area masks it."""
         return _urn("masked", *_ingest(self.wal_id, self.revision))
 
     @property
     def entity_ids(self) -> tuple[str, ...]:
-        """PROV entities: notification and message when there were any, then object, QC report and STAC Item."""
+        """PROV entities: notification and message, if any, then object, QC report and STAC Item."""
         messages = tuple(entity for entity in (self.notification_id, self.message_id) if entity)
         return (*messages, self.object_id, self.qc_report_id, self.item_id)
 
     @property
     def registered_sha256(self) -> str | None:
-        """Hash of what this ingest registered; None when a newer unit's Item stands."""
+        """Hash of the Item that this ingest registered; None if a newer unit's Item is current."""
         return None if self.stac.superseded else self.stac.content_sha256
 
     def lineage_id(self, path: LineagePath) -> str:
@@ -124,7 +124,7 @@ def agent_id(name: str) -> str:
 
 
 def object_entity(object_uri: str, object_version: str | None) -> str:
-    """Return the PROV entity of one version of an object."""
+    """Return the PROV entity of a version of an object."""
     return _urn("object", object_uri, object_version)
 
 

@@ -19,7 +19,7 @@ MAX_ROLE_NAME_BYTES: Final = 63
 
 
 class DeploymentRoleError(KfmError):
-    """The role cannot get its rights."""
+    """The role cannot be granted its rights."""
 
     exit_code = ExitCode.REFUSED
 
