@@ -103,7 +103,7 @@ def assets(
 @lru_cache(maxsize=1024)
 def _picture(geometry: bytes) -> str:
     """Draw a map of a GeoJSON geometry as a data URL (RFC 2397). Cached: Items share footprints."""
-    # Imported here: it loads numpy and shapely, which most commands and datasets do not need.
+    # Imported here: it loads numpy and shapely; most commands and datasets do not need them.
     from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
 
     picture = draw([orjson.loads(geometry)], THUMBNAIL, with_land=False)
@@ -139,8 +139,8 @@ def _addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) -
 
 
 def bucket_endpoint(bucket: str, region: str) -> str:
-    """Return the https address of a bucket; a name with dots goes into the path."""
-    if "." in bucket:  # the certificate covers only one label before `.s3.`
+    """Return the https address of a bucket; a name with dots is in the path."""
+    if "." in bucket:  # the certificate covers a single label before `.s3.`
         return f"https://s3.{region}.amazonaws.com/{bucket}"
     return f"https://{bucket}.s3.{region}.amazonaws.com"
 

@@ -1,7 +1,7 @@
 """Changes of the catalog: the record of an Item's change, and the interface of followers.
 
 Every change of an Item in the index is a row, written in the transaction of the change. A follower is a place that
-shows the same Items in its own way (a search index, a receiver of announcements). It is updated after the commit
+shows the same Items in another form (a search index, a receiver of announcements). It is updated after the commit
 (`following.py`), so that no unit fails because the place is down.
 """
 
@@ -18,7 +18,7 @@ from kfm_dagster.errors import DependencyUnavailableError
 
 
 class ChangeKind(StrEnum):
-    """What happened to an Item."""
+    """Kind of an Item's change."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -26,7 +26,7 @@ class ChangeKind(StrEnum):
 
 
 class FollowError(DependencyUnavailableError):
-    """A follower of the catalog does not take its changes."""
+    """A follower of the catalog does not accept its changes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class ItemChange:
 
     `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` its file
     below the catalog's root. `item` is the file's content; it and `content_sha256` are None once withdrawn. An Item
-    that was created and withdrawn before a follower saw it comes as withdrawn.
+    that was created and withdrawn before a follower saw it is delivered as withdrawn.
     """
 
     change_id: int
@@ -49,18 +49,18 @@ class ItemChange:
 
 
 class Follower(Protocol):
-    """A place that shows the current Items in its own way."""
+    """A place that shows the current Items in another form."""
 
     name: str
     """Key of its cursors."""
     after: Sequence[str]
-    """Names of the followers that take each change before this one."""
+    """Names of the followers that receive each change before this follower."""
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Update the place with these Items, each given once, in the order of `change_id`.
+        """Update the place with these Items, without repetition, in the order of `change_id`.
 
-        `contract` is the owning dataset's. Each change comes at least once, from one caller at a time; a stalled caller
-        may still be at work. After any error the whole batch comes again.
+        `contract` is the owning dataset's. Each change is delivered at least once, by a single caller at a time; a
+        stalled caller may still be running. After any error the whole batch is delivered again.
         """
         ...
 

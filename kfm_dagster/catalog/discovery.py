@@ -41,10 +41,10 @@ class FollowerContext:
 
 
 class FollowerSource(ABC):
-    """Base of the classes that entry points name: makes the followers that are configured."""
+    """Base of the classes that entry points name: creates the configured followers."""
 
     title: ClassVar[str] = ""
-    """Name of its check in `kfm doctor`; by default that of its entry point."""
+    """Name of its check in `kfm doctor`; by default its entry point's name."""
 
     def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
         """Read its configuration, before a database exists. Raises ConfigurationError."""

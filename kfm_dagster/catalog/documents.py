@@ -126,7 +126,7 @@ def collection_document(
         license=contract.governance.license,
         providers=[pystac.Provider.from_dict(body.model_dump(exclude_none=True)) for body in contract.stac.providers],
         extent=pystac.Extent(
-            # The specification requires a bbox even if no Item has one.
+            # The specification requires a bbox even if no Item has a bbox.
             pystac.SpatialExtent([list(extent.bbox or (-180.0, -90.0, 180.0, 90.0))]),
             pystac.TemporalExtent([interval]),
         ),

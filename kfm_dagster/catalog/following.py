@@ -1,7 +1,7 @@
 """Following: bring followers of the catalog up to date, with a cursor for each follower and collection.
 
-A collection has one writer at a time, so its changes are committed in the order of their numbers. A cursor therefore
-skips no change. One process at a time advances a follower in a collection.
+A collection has a single writer at a time, so its changes are committed in the order of their numbers. A cursor
+therefore skips no change. A follower in a collection is advanced by a single process at a time.
 
 Does not belong here: writing changes (`index.py`), types of changes and followers (`changes.py`), leases and retries
 (`outbox/`).
@@ -30,7 +30,7 @@ from kfm_dagster.storage.database import Database
 _LOG = logging.getLogger(__name__)
 
 BATCH = 1_000
-"""Maximum changes that a follower gets at a time."""
+"""Maximum changes that a follower receives at a time."""
 LEASE = timedelta(minutes=10)
 """Time after which another process takes over an unfinished claim."""
 
@@ -61,23 +61,23 @@ class FollowerRunner:
         self._outbox = Outbox(database, "catalog", lease=LEASE, clock=clock)
 
     def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
-        """Advance followers for at most `within` seconds; return the number of changes they took.
+        """Advance followers for at most `within` seconds; return the number of accepted changes.
 
         A failing follower is deferred; the others continue. Raises only the database's errors.
         """
         end = time.monotonic() + within
-        taken = 0
+        delivered = 0
         for follower in followers:
             for contract in self._behind(follower):
                 with suppress(FollowError):
                     while time.monotonic() < end and (changes := self._advance(follower, contract)):
-                        taken += changes
-        return taken
+                        delivered += changes
+        return delivered
 
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
         """Empty a follower's place of a collection, refill it, and return the number of changes.
 
-        Raises FollowError, also while another process has the claim; later calls of `catch_up` then do the rest.
+        Raises FollowError, also while another process has the claim; later calls of `catch_up` then refill it.
         """
         owner = self._owners[contract.stac.collection]
         entry = self._outbox.take(follower.name, owner.stac.collection)
@@ -89,10 +89,10 @@ class FollowerRunner:
         with self._deferring(entry):
             follower.forget(owner)
         self._outbox.advance(entry, 0)
-        taken = 0
+        delivered = 0
         while changes := self._advance(follower, owner):
-            taken += changes
-        return taken
+            delivered += changes
+        return delivered
 
     def states(self) -> list[FollowerState]:
         """Return the position of every follower in every collection."""
@@ -164,7 +164,7 @@ class FollowerRunner:
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
         """Return each Item's last change with content, without Items that have changed since.
 
-        Those Items come with their later change. An Item whose file is lost comes when it is written again.
+        The Items left out are delivered with their later change; an Item with a lost file, when it is written again.
         """
         confirmed, unsure = self._read(contract, _last(changes))
         if unsure:
@@ -179,7 +179,7 @@ class FollowerRunner:
     def _read(
         self, contract: DatasetContract, changes: Sequence[ItemChange]
     ) -> tuple[list[ItemChange], list[ItemChange]]:
-        """Return the changes whose files match the index, and those whose files differ."""
+        """Return the changes whose files match the index, and the changes whose files differ."""
         with self._database.snapshot() as view:
             rows = view.run(
                 "catalog.contents",

@@ -1,4 +1,4 @@
-"""The catalog's index: its rows in the database, per collection and inside one transaction.
+"""The catalog's index: its rows in the database, per collection and inside a transaction.
 
 Reads current Items, compares and swaps revisions, assigns pages, and answers the queries of the catalog documents. Does
 not belong here: decisions (`store.py`) and files (`publisher.py`).
@@ -70,7 +70,7 @@ class CatalogEntry:
 class Write:
     """Intended write of a candidate that replaces `base`, or is new if base is None.
 
-    `promotion_id` is its entry in the undo log; a write that only restores a lost file has none of its own.
+    `promotion_id` is its entry in the undo log; a write that only restores a lost file adds no entry.
     """
 
     candidate: Candidate
@@ -79,7 +79,7 @@ class Write:
 
     @property
     def partition(self) -> str:
-        """Day under which the Item stands: an Item never moves."""
+        """Day of the Item's path: an Item never moves."""
         return self.base.partition if self.base else self.candidate.partition
 
     @property
@@ -89,7 +89,7 @@ class Write:
 
 
 class CollectionIndex:
-    """The index of one collection within one transaction. `contract` is the owning dataset's.
+    """The index of a collection within a transaction. `contract` is the owning dataset's.
 
     `mirrored`: whether its Items are also published as GeoParquet.
     """
@@ -250,7 +250,7 @@ class CollectionIndex:
         return values
 
     def _assign_pages(self, writes: Sequence[Write]) -> dict[str, int]:
-        """Fill each day's last page, then begin new ones; in order of Item ids, to be repeatable."""
+        """Fill each day's last page, then new pages; in order of Item ids, to be repeatable."""
         by_day: dict[str, list[str]] = defaultdict(list)
         for write in writes:
             if write.base is None:
@@ -284,7 +284,7 @@ class CollectionIndex:
         ]
 
     def _summaries_of(self, candidate: Candidate) -> dict[str, list[Any]]:
-        """Return the values to summarise: elements of a list one by one, as STAC summarises arrays."""
+        """Return the values to summarise: each element of a list, as STAC summarises arrays."""
         properties = candidate.item["properties"]
         summaries: dict[str, list[Any]] = {}
         for name in self.contract.stac.summaries:
@@ -304,7 +304,7 @@ def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str,
 
 
 def _enclosing(row: Any) -> Bbox | None:
-    """Return the smallest box with one interval of longitudes, or the whole circle.
+    """Return the smallest box with a single interval of longitudes, or the whole circle.
 
     Bounds counted from -180 to 180 are true unless an Item crosses the antimeridian; counted from 0 to 360 they are
     true unless an Item crosses Greenwich.

@@ -29,7 +29,7 @@ ISSUE_TEXT_LIMIT = 300
 
 _EXTENSION_NAME = re.compile(r"/([a-z0-9-]+)/v[0-9][^/]*/schema\.json$")
 _PREFIXES = {"projection": "proj", "alternate-assets": "alternate", "xarray-assets": "xarray", "datacube": "cube"}
-"""Field prefixes of extensions whose prefix is not their name."""
+"""Field prefixes of extensions that differ from the extension's name."""
 _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 
 
@@ -59,7 +59,7 @@ class Candidate:
 
 
 class UnserialisableItemError(ValueError):
-    """A metadata value has no JSON form, or none that a database can keep."""
+    """A metadata value has no JSON form that a database can store."""
 
 
 def build_candidate(

@@ -1,7 +1,7 @@
 """Layout: the paths of all files of the catalog, relative to its root.
 
     catalog.json                                                root
-    <collection>/collection.json                                one per dataset
+    <collection>/collection.json                                Collection of a dataset
     <collection>/<YYYY>/catalog.json                            links days
     <collection>/<YYYY>/<YYYY-MM-DD>/catalog.json               links pages
     <collection>/<YYYY>/<YYYY-MM-DD>/page-NNNN.json             links at most 1,000 Items

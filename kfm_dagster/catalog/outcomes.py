@@ -16,7 +16,7 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return the newest candidate per Item id, the last of equals, as if registered in turn."""
+    """Return the newest candidate per Item id (the last of equals), as if registered in order."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)
@@ -59,7 +59,7 @@ def written(write: Write) -> StacResult:
 
 
 def unchanged(write: Write, current: CatalogEntry) -> StacResult:
-    """Return the result of a unit whose Item is current already.
+    """Return the result of a unit with an already current Item.
 
     It repeats the replaced unit, because the first result may have been lost with its run.
     """
@@ -67,7 +67,7 @@ def unchanged(write: Write, current: CatalogEntry) -> StacResult:
 
 
 def superseded(write: Write, current: CatalogEntry) -> StacResult:
-    """Return the result of a unit that came after a newer one."""
+    """Return the result of a unit that came after a newer unit."""
     return dataclasses.replace(
         _result(write, StacStatus.NO_OP),
         content_sha256=current.content_sha256,
@@ -77,9 +77,9 @@ def superseded(write: Write, current: CatalogEntry) -> StacResult:
 
 
 def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
-    """Return the result of a candidate that shares its Item id with the chosen one."""
+    """Return the result of a candidate that shares its Item id with the chosen candidate."""
     if {issue.code for issue in result.issues} & set(FenceIssue):
-        # The fence refused the other unit, not this one.
+        # The fence refused the other unit, not this candidate's.
         message = f"{winner.wal_id} was to write the Item and lost its claim"
         return failed(candidate, StacIssue.CATALOG_CONFLICT, message)
     if result.write_status is StacStatus.FAILED:

@@ -1,7 +1,7 @@
 """Promotions: the catalog's undo log, which records the previous state of every Item that a run writes (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
-file. A column of the index has the entry of an Item's current version: an entry that was never there did not commit.
+file. A column of the index has the entry of an Item's current version: the promotion of any other entry did not commit.
 Earlier bytes are kept in the database under their hash: a commit makes them durable together with the entries that
 name them, and rewritten Items are few and small (a kilobyte each, compressed).
 
@@ -32,7 +32,7 @@ class Promotion:
     """An entry of the log: an Item's file that a run wrote, or died before writing.
 
     before_revision is None if the Item is new, before_promotion_id also if its row is older than the log, before_sha256
-    also if the row had lost its file. `withdrawn`: it has been undone since.
+    also if the row's file was lost. `withdrawn`: the promotion was undone.
     """
 
     promotion_id: int
@@ -47,13 +47,13 @@ class Promotion:
     withdrawn: bool
 
     def came_after(self, current: CatalogEntry | None) -> bool:
-        """Return whether it was to replace the current version, or to be new if there is none."""
+        """Return whether the promotion was to replace the current version, or to create the first version."""
         before = (self.before_promotion_id, self.before_revision)
         return before == ((current.promotion_id, current.revision) if current else (None, None))
 
 
 class PromotionLog:
-    """The log of one collection within one transaction."""
+    """The log of a collection within a transaction."""
 
     def __init__(self, tx: Transaction, contract: DatasetContract) -> None:
         self._tx = tx
@@ -63,7 +63,7 @@ class PromotionLog:
     def enter(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> list[Write]:
         """Log intended writes; return them with entries. `files` are the current files by path.
 
-        Takes two statements and one per Item that is overwritten. A write that only restores a lost file does not
+        Takes two statements, and another per overwritten Item. A write that only restores a lost file does not
         change the catalog's content, so it is not logged: the Item keeps its entry.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
@@ -124,10 +124,10 @@ class PromotionLog:
         }
 
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
-        """Keep the files that are to be overwritten, and return their hashes by Item id.
+        """Store the files that will be overwritten, and return their hashes by Item id.
 
         A file may be left by an uncommitted promotion of the same row, and so never have been current. That promotion's
-        entry has kept the earlier file; its hash is returned then.
+        entry has the earlier file; its hash is returned then.
         """
         overwritten = [write for write in writes if write.base and write.path in files]
         if not overwritten:

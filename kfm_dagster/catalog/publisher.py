@@ -54,7 +54,7 @@ class Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, in one request."""
+        """Fill the buffer, in a single request."""
         view = memoryview(buffer).cast("B")
         length = min(len(view), self._size - self._at)
         if length <= 0:
@@ -67,7 +67,7 @@ class Ranges(io.RawIOBase):
 
 STAGING = ".staging"
 FSYNC_LIMIT = 16
-"""Maximum files that are synced one by one (0.3 ms each); syncfs takes at least 2.5 ms, 0.014 ms a file in bulk."""
+"""Maximum files that are synced individually (0.3 ms each); syncfs takes at least 2.5 ms, 0.014 ms a file in bulk."""
 CONCURRENT_REQUESTS = 128
 RANGE_BYTES = 64 * 1024
 """Minimum size of a range request: the following bytes are often read next."""
@@ -78,7 +78,7 @@ Level = Mapping[str, bytes | None]
 
 
 class PublishError(Exception):
-    """A file could not be read, staged or put in its place; `code` says what failed."""
+    """A file could not be read, staged or put in its place; `code` names the failure."""
 
     def __init__(self, code: StacIssue, message: str) -> None:
         self.code = code
@@ -354,7 +354,7 @@ def _in_folder() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Only the reason is useful to people: the path in an OSError is absolute and differs between runs.
+        # Only the reason is useful to readers: the path in an OSError is absolute and differs between runs.
         raise PublishError(StacIssue.IO_ERROR, error.strerror or type(error).__name__) from error
 
 

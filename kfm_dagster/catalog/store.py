@@ -1,6 +1,6 @@
 """The catalog's store: register a batch of Items so that index and files agree under concurrent writers and crashes.
 
-The undo log is committed first (`promotions.py`). Then one transaction checks the fence, compares and swaps the index,
+The undo log is committed first (`promotions.py`). Then a transaction checks the fence, compares and swaps the index,
 promotes the staged files and rewrites the documents that link to them. A crash before its commit leaves files that are
 not in the index; the next attempt writes the same files again. The lock order is claims, collection, root, so that
 writers cannot deadlock.
@@ -32,12 +32,12 @@ from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
 
 PAGE_SIZE = 1000
-"""Maximum Items that one page links: about 100 kB."""
+"""Maximum Items that a page links: about 100 kB."""
 _NOT_AS_WRITTEN = "an Item does not stand in the catalog as it was written"
 
 
 class CatalogUndoError(DependencyUnavailableError):
-    """A run's Items could not be taken back, or not all of them."""
+    """A run's Items could not be withdrawn, or not all of them."""
 
 
 class Catalog:
@@ -62,7 +62,7 @@ class Catalog:
         self._mirrored = mirrored
 
     def register(self, candidates: Sequence[Candidate], *, fence: Fence) -> list[StacResult]:
-        """Register a batch of one dataset; return results in the order of the candidates.
+        """Register a batch of a dataset; return results in the order of the candidates.
 
         A unit that cannot be registered, or that the fence refuses, gets FAILED with its issue and changes nothing.
         Raises ValueError for a batch of several datasets, and the database's error when the database is unavailable:
@@ -92,7 +92,7 @@ class Catalog:
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
-        """Read back the Items of results. Raises DependencyUnavailableError if one differs.
+        """Read back the Items of results. Raises DependencyUnavailableError if any differs.
 
         An Item that another writer has replaced since must match the current index. Raises the database's error when
         the database is unavailable.
@@ -140,9 +140,9 @@ class Catalog:
             return undo_run(self._index(tx, contract), log, self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Undo single promotions, given by Item id, byte for byte; else as `undo`.
+        """Undo single promotions, keyed by Item id, byte for byte; else as `undo`.
 
-        An Item whose current version is from another promotion is left alone.
+        An Item is skipped if its current version is from another promotion.
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, {len(promotions)} Items"):
@@ -279,7 +279,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit whose run died before it recorded lineage."""
+    """A current Item of a quarantined unit without lineage, because its run died before recording it."""
 
     dataset: str
     run_id: str

@@ -1,6 +1,6 @@
-"""Undoing promotions of a run, or single ones: each Item is restored, byte for byte, to its earlier state (PCS-03).
+"""Undoing a run's promotions, or single promotions: each Item regains its earlier state, byte for byte (PCS-03).
 
-One transaction under the collection's lock: rows first, then the documents from the root down, so that no link ever
+A transaction under the collection's lock: rows first, then the documents from the root down, so that no link ever
 leads to a missing file, then Items, then unlinked files. A crash before its commit leaves the index unchanged, and
 undoing can be repeated. Visible files of a promotion that died before its commit are undone as well.
 Does not belong here: the log itself (`promotions.py`).
@@ -102,8 +102,8 @@ def _undo(
     days = {entry.partition for logged in own.values() for entry in logged} | {
         row.partition for row in current.values()
     }
-    kept = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
-    items = {step.path: None if (sha := step.oldest.before_sha256) is None else kept[sha] for step in steps}
+    earlier = log.kept({step.oldest.before_sha256 for step in steps if step.oldest.before_sha256 is not None})
+    items = {step.path: None if (sha := step.oldest.before_sha256) is None else earlier[sha] for step in steps}
     levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
     published = publisher.read([path for level in levels for path in level])
     # Keep absent files in the list: a promotion may have died after creating only its folder.

@@ -17,11 +17,11 @@ import orjson
 
 MAX_REASONS = 5
 REASON_LIMIT = 200
-"""Maximum characters of one reason; a failed `oneOf` would repeat the whole Item."""
+"""Maximum characters of a reason; a failed `oneOf` would repeat the whole Item."""
 
 _STAC = "https://schemas.stacspec.org/v1.1.0"
 _SPECS = {"catalog": "catalog-spec", "collection": "collection-spec"}
-"""Folders of core schemas in their addresses; all others are in `item-spec`. pystac has one folder for all."""
+"""Folders of core schemas in their addresses; all others are in `item-spec`. pystac has a single folder for all."""
 _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"}
 
 
@@ -86,7 +86,7 @@ def _compile(schema: Any, registry: Any) -> Any:
 
 
 def _core_schemas() -> dict[str, Any]:
-    """Return the core schemas by the addresses under which they refer to each other."""
+    """Return the core schemas by the addresses that they use to refer to each other."""
     # Not from pystac.validation: importing it imports jsonschema, whose formats take a CPU-second.
     folder = resources.files("pystac") / "validation" / "jsonschemas"
     core = {
