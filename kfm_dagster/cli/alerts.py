@@ -28,7 +28,7 @@ TRIED = ("channel", "service", "answer")
 
 @click.group()
 def alerts() -> None:
-    """Look at alerts over the stages, take them on, and try the channels.
+    """List alerts over the stages, acknowledge them, and test the channels.
 
     Example: kfm alerts list
     """
@@ -37,7 +37,7 @@ def alerts() -> None:
 @alerts.command("list")
 @lists(ALERTS)
 def list_() -> None:
-    """List the alerts that fire or are taken on, as the last evaluation left them.
+    """List the firing and acknowledged alerts of the last evaluation.
 
     Example: kfm alerts list --json
     """

@@ -81,7 +81,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     """Resend the events that were given up, with their ids.
 
-    Exit code 4 when some is refused again, 5 when the receiver takes nothing.
+    Exit code 4 when any event is refused again, 5 when the receiver accepts none.
 
     Example: kfm announcements resend kansas-radar
     """
@@ -95,9 +95,9 @@ def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
         else:
             accepted, refused = announcer.resend()
             counts = {"taken": accepted}
-    shown = {"subscription": subscription, **counts, "refused": refused}
+    result = {"subscription": subscription, **counts, "refused": refused}
     summary = ", ".join(f"{number} {name}" for name, number in {**counts, "refused": refused}.items())
-    click.echo(json.dumps(shown) if as_json else f"{subscription}: {summary}")
+    click.echo(json.dumps(result) if as_json else f"{subscription}: {summary}")
     return ExitCode.FINISHED_WITH_FAILURES if refused else ExitCode.DONE
 
 

@@ -1,4 +1,4 @@
-"""`kfm backfill`: have days of datasets listed and ingested, and follow the progress.
+"""`kfm backfill`: list and ingest days of datasets, and follow the progress.
 
 The commands record decisions; a running deployment (`kfm ui`, `kfm drain`, a Dagster daemon) carries them out.
 """
@@ -47,7 +47,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 
 @click.group()
 def backfill() -> None:
-    """List and ingest days of datasets, beside the live messages and never instead of them.
+    """List and ingest days of datasets, without delaying live messages.
 
     Example: kfm backfill run nexrad-l2 --from 2025-04-01 --to 2025-04-30 --reason "first fill"
     """
@@ -112,8 +112,8 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
             if follow:
                 raise click.UsageError("--follow needs the id of a backfill")
             rows = [record.as_json() for record in newest_backfills(pipeline.database)]
-            shown = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
-            show_rows(shown, LIST_COLUMNS, as_json=as_json)
+            table = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
+            show_rows(table, LIST_COLUMNS, as_json=as_json)
             return
         backfill_id = REPLAY.whole_in(pipeline.database, backfill_id)
         record = find_backfill(pipeline.database, backfill_id)
@@ -123,8 +123,8 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
         click.echo(f"{backfill_id}: {record.run.decision.reason} ({record.run.decision.actor})")
     _say_left_out(left_out)
     rows = [_day_row(day) for day in days]
-    shown = rows if as_json else [row | {"left_out": _summed(row["left_out"])} for row in rows]
-    show_rows(shown, DAY_COLUMNS, as_json=as_json)
+    table = rows if as_json else [row | {"left_out": _summed(row["left_out"])} for row in rows]
+    show_rows(table, DAY_COLUMNS, as_json=as_json)
     if follow and any(day.units[bad] for day in days for bad in (Status.FAILED, Status.QUARANTINED)):
         context.exit(ExitCode.FINISHED_WITH_FAILURES)
 

@@ -18,8 +18,8 @@ def console(*, host: str, port: int) -> None:
 
     GET / shows whether it is well, and if not, what to do; every number leads to its units, every unit to its history.
     GET / and GET /validate answer browsers with pages, others with JSON; ?format= selects either. GET /metrics is for
-    Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. Who reaches the address may read;
-    to decide (release, discard, retry, kill switch, replays) takes a token of KFM_CONSOLE_TOKENS.
+    Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. Everyone who reaches the
+    address may read; decisions (release, discard, retry, kill switch, replays) need a token of KFM_CONSOLE_TOKENS.
 
     Example: kfm console --port 3001
     """
@@ -38,14 +38,14 @@ def console(*, host: str, port: int) -> None:
 
 @click.command()
 def mcp() -> None:
-    """Serve search, explanations, status, failures and gaps to an assistant over stdio, until it hangs up.
+    """Serve search, explanations, status, failures and gaps to an assistant over stdio.
 
     A server of the Model Context Protocol (extra mcp), which an assistant starts by itself: docs/mcp.md has its
     configuration. The database refuses every write of it.
 
     Example: kfm mcp
     """
-    # Only here, because it is an extra.
+    # Imported here, because it is an extra.
     from kfm_dagster.console.mcp_server import mcp_server  # noqa: PLC0415
 
     with opened_pipeline(read_only=True) as pipeline:

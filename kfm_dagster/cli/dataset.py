@@ -29,7 +29,7 @@ SHOWN_CHARACTERS = 160
 
 @click.group()
 def dataset() -> None:
-    """Look at, begin and check dataset contracts.
+    """List, draft and check dataset contracts.
 
     Example: kfm dataset list
     """
@@ -53,8 +53,8 @@ def list_datasets(*, as_json: bool) -> None:
         }
         for contract in registry
     ]
-    shown = rows if as_json else [row | {"buckets": " ".join(row["buckets"])} for row in rows]
-    show_rows(shown, LIST_COLUMNS, as_json=as_json)
+    table = rows if as_json else [row | {"buckets": " ".join(row["buckets"])} for row in rows]
+    show_rows(table, LIST_COLUMNS, as_json=as_json)
 
 
 @dataset.command()
@@ -97,8 +97,8 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     if not file.is_file():
         raise ContractError("there is no such file", observed=str(file), expected="a YAML dataset contract")
     contract = parse_contract(read_text(file, error=ContractError), source=file.name)
-    known = ContractRegistry.load(Settings.load().contracts_dir)
-    registry = ContractRegistry.of([*(other for other in known if other.id != contract.id), contract])
+    current = ContractRegistry.load(Settings.load().contracts_dir)
+    registry = ContractRegistry.of([*(other for other in current if other.id != contract.id), contract])
     refuse_orphans(registry)
     # Imported here, because it imports most modules of an ingest.
     from kfm_dagster.ingest.rehearsal import rehearse  # noqa: PLC0415
@@ -117,9 +117,9 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
 
 def _show(found: Rehearsal) -> None:
     click.echo(f"{found.uri}: {found.status or 'not ingested'}")
-    for what, texts in (("at fault", found.findings), ("suspect", found.suspect)):
+    for severity, texts in (("at fault", found.findings), ("suspect", found.suspect)):
         for text in texts:
-            click.echo(f"  {what}: {text}")
+            click.echo(f"  {severity}: {text}")
     if found.item is not None:
         click.echo(f"  Item {found.item['id']}")
         for name, value in found.item["properties"].items():

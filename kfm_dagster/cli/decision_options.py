@@ -55,7 +55,7 @@ def dry_run_option(command: Command) -> Command:
 
 
 class _Reason(click.Option):
-    """Required, but for a dry run: that decides nothing."""
+    """Required, except for a dry run, which decides nothing."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         is_given = isinstance(value, str)

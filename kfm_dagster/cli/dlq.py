@@ -99,16 +99,16 @@ def dlq() -> None:
 @dlq.command()
 @json_option
 def status(*, as_json: bool) -> None:
-    """Show how many messages there are, since when, and until when SQS keeps them.
+    """Show the number of messages, the oldest time, and the time until which SQS keeps them.
 
     Example: kfm dlq status --json
     """
     with opened_pipeline(read_only=True) as pipeline:
-        shown = letters.status(pipeline)
+        letter_status = letters.status(pipeline)
     if as_json:
-        click.echo(json.dumps(shown))
+        click.echo(json.dumps(letter_status))
     else:
-        show_fields(shown | {f"ledger: {state}": count for state, count in shown.pop("ledger").items()})
+        show_fields(letter_status | {f"ledger: {state}": count for state, count in letter_status.pop("ledger").items()})
 
 
 @dlq.command("list")
@@ -116,7 +116,7 @@ def status(*, as_json: bool) -> None:
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def list_letters(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
-    """List messages, the oldest first, by what became of their units.
+    """List messages, the oldest first, by the state of their units.
 
     Example: kfm dlq list --class unreadable
     """
@@ -175,7 +175,8 @@ def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause:
 def redrive(*, selection: LetterSelection, bounds: Bounds, given: Any) -> ExitCode:
     """Move messages back to the primary queue: of unknown units, and of failed units that may be retried.
 
-    Sent first and deleted then, so that none is ever on neither queue. Exit code 4: a queue refused a message.
+    Messages are sent before they are deleted, so that none is ever missing from both queues. Exit code 4: a queue
+    refused a message.
 
     Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
     """
@@ -186,7 +187,7 @@ def redrive(*, selection: LetterSelection, bounds: Bounds, given: Any) -> ExitCo
 @click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
 @deciding
 def discard(*, message_ids: tuple[str, ...], given: Any) -> ExitCode:
-    """Take unreadable messages off the queue for good; their bytes and their reason are kept.
+    """Permanently remove unreadable messages from the queue; their bytes and their reason are kept.
 
     Exit code 4: a named message was not found, or can be read.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every finding.")
 def doctor(*, seconds: float, as_json: bool) -> int:
-    """Look at a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.
+    """Check a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.
 
     Every finding that is not ok shows the observed and the expected state and the next step. Nothing is changed, and
     every check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with any, 2 for unreadable
@@ -57,12 +57,16 @@ def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
     counts = _count(found)
     if as_json:
         counted = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
-        click.echo(json.dumps({**counted, "findings": [asdict(entry) for entry in found]}))
+        click.echo(json.dumps({**counted, "findings": [asdict(diagnosis) for diagnosis in found]}))
         return
-    width = max(len(entry.check) for entry in found)
-    for entry in found:
-        click.echo(f"{entry.verdict.value:8}{entry.check:{width}}  {entry.what}")
-        for name, value in (("observed", entry.observed), ("expected", entry.expected), ("next", entry.next_step)):
+    width = max(len(diagnosis.check) for diagnosis in found)
+    for diagnosis in found:
+        click.echo(f"{diagnosis.verdict.value:8}{diagnosis.check:{width}}  {diagnosis.what}")
+        for name, value in (
+            ("observed", diagnosis.observed),
+            ("expected", diagnosis.expected),
+            ("next", diagnosis.next_step),
+        ):
             if value is not None:
                 click.echo(f"{'':{8 + width}}  {name + ':':10}{value}")
     click.echo(f"{counts[Health.FAULT]} faults, {counts[Health.WARNING]} warnings, {counts[Health.OK]} ok")

@@ -95,14 +95,16 @@ def _overview(node: NodeAccount, partition: str) -> dict[str, Any]:
 
 def _details(node: NodeAccount) -> list[dict[str, Any]]:
     """Return the non-empty fields that the overview leaves out; each input is a row of its own."""
-    shown = {"node", "fate", "did", "why", "outcome", "inputs", "took"}
-    fields = [{"field": name, "value": value} for name, value in json_row(node).items() if value and name not in shown]
-    inputs = [
-        {"field": "input", "value": " ".join(f"{name}={value}" for name, value in entry.items() if name != "uri")}
-        for entry in node.inputs
+    overview = {"node", "fate", "did", "why", "outcome", "inputs", "took"}
+    fields = [
+        {"field": name, "value": value} for name, value in json_row(node).items() if value and name not in overview
     ]
-    for row, entry in zip(inputs, node.inputs, strict=True):
-        row["value"] = f"{entry['uri']} {row['value']}".strip()
+    inputs = [
+        {"field": "input", "value": " ".join(f"{name}={value}" for name, value in node_input.items() if name != "uri")}
+        for node_input in node.inputs
+    ]
+    for row, node_input in zip(inputs, node.inputs, strict=True):
+        row["value"] = f"{node_input['uri']} {row['value']}".strip()
     took = [{"field": name, "value": _rounded(value)} for name, value in node.took.items()]
     return [*inputs, *fields, *took]
 

@@ -121,8 +121,8 @@ def graph(*, out: Path | None, as_json: bool) -> None:
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
     """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by `key` or the settings'.
 
-    A key created for it is reported on stderr. Raises KfmError; then nothing has been written, except such a key where
-    only the folder refuses.
+    A key created for it is reported on stderr. Raises KfmError without having written anything, except such a
+    key where only the folder refuses.
     """
     settings = Settings.load()
     with opened_pipeline(settings, read_only=True) as pipeline:

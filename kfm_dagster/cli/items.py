@@ -94,7 +94,7 @@ def search(
     parquet: Path | None,
     as_json: bool,
 ) -> None:
-    """Search by time, box and properties, over the GeoParquet beside the catalog; asks no database.
+    """Search by time, box and properties, over the GeoParquet beside the catalog, without the database.
 
     Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
     """
@@ -105,14 +105,14 @@ def search(
     settings = Settings.load()
     start, end = times or (None, None)
     wanted = Wanted(start=start, end=end, bbox=bbox, conditions=tuple(map(_condition, where)))
-    known = sorted({contract.stac.collection for contract in ContractRegistry.load(settings.contracts_dir)})
-    if unknown := set(collections) - set(known):
-        raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    tables = list(_first(settings, collections or known, wanted, limit))
+    existing = sorted({contract.stac.collection for contract in ContractRegistry.load(settings.contracts_dir)})
+    if unknown := set(collections) - set(existing):
+        raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(existing)}")
+    tables = list(_first(settings, collections or existing, wanted, limit))
     if not tables:
         _refuse_no_catalog(settings)
     if not tables and where:
-        _say_unknown(settings, collections or known, wanted)
+        _say_unknown(settings, collections or existing, wanted)
     if parquet is not None:
         click.echo(f"{_write(parquet, tables)} Items in {parquet}")
         return
@@ -156,8 +156,8 @@ def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted)
     names = properties_of(open_publisher(settings.catalog), collections)
     for name in {name for name, *_ in wanted.conditions} - names if names else ():
         near = get_close_matches(name, names)
-        known = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(names))}"
-        click.echo(f"no Item of the newest days has the property {name!r}; {known}", err=True)
+        hint = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(names))}"
+        click.echo(f"no Item of the newest days has the property {name!r}; {hint}", err=True)
 
 
 def _write(path: Path, tables: Sequence[pa.Table]) -> int:

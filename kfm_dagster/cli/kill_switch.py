@@ -55,7 +55,7 @@ def on(*, dataset: str, expires: str | None, **given: Any) -> None:
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @decision_options
 def off(*, dataset: str, **given: Any) -> None:
-    """Take the switch back: the dataset is received, claimed and written again.
+    """Revoke the switch: the dataset is received, claimed and written again.
 
     Example: kfm kill-switch off goes-abi --reason "INC-7 is over"
     """

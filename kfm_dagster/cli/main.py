@@ -207,7 +207,7 @@ def answering() -> Iterator[None]:
         answers.flush()
     finally:
         sys.stdout = stream
-        # The stream below stays open; its unwritten rest was dropped where the error was raised.
+        # The stream below stays open; its unwritten rest was dropped when the error was raised.
         answers.detach()
 
 

@@ -58,7 +58,7 @@ version_option = click.option(
 
 @click.group()
 def quarantine() -> None:
-    """Look at units that were taken out of automatic flows, or take some out.
+    """List units that automatic flows leave out, or quarantine units.
 
     Example: kfm quarantine list
     """
@@ -76,7 +76,7 @@ def add(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Take pending or failed units out of automatic flows. Their evidence follows with the next tick.
+    """Quarantine pending or failed units. Their evidence is collected at the next tick.
 
     Example: kfm quarantine add 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
     """
@@ -104,7 +104,7 @@ def list_cases() -> None:
 @click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
-    """Show the evidence of a unit, of every time that it was quarantined.
+    """Show the evidence of a unit, for each time that it was quarantined.
 
     Example: kfm quarantine show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
@@ -113,8 +113,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
             wal_id = UNIT.whole(tx, wal_id)
             if pipeline.ledger.get(wal_id, tx=tx) is None:
                 raise unknown_record(wal_id)
-            known = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)
-        cases = [(json_row(case), _evidence(pipeline.store, case)) for case in known]
+            records = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)
+        cases = [(json_row(case), _evidence(pipeline.store, case)) for case in records]
     if not cases:
         raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")
     if as_json:
@@ -151,17 +151,17 @@ def release(
     if decision is not None:
         decision.require_change_ref()
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
+        records, versions = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
         if decision is None:
             _show_outcome(records, Status.PENDING, as_json=as_json)
             click.echo("dry run: nothing is released", err=True)
             return ExitCode.DONE
         proposal_id = work_orders.release(
-            pipeline.ledger, seen, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
+            pipeline.ledger, versions, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
         )
     if proposal_id is not None:
-        proposed = json.dumps({"proposal_id": proposal_id, "units": len(seen)})
-        click.echo(proposed if as_json else proposed_line(proposal_id, len(seen)))
+        proposed = json.dumps({"proposal_id": proposal_id, "units": len(versions)})
+        click.echo(proposed if as_json else proposed_line(proposal_id, len(versions)))
         return ExitCode.WAITS_FOR_APPROVAL
     _show_outcome(records, Status.PENDING, as_json=as_json)
     return ExitCode.DONE
@@ -187,8 +187,8 @@ def discard(
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records, seen = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
-        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(seen, decision=decision, tx=tx)
+        records, versions = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
+        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(versions, decision=decision, tx=tx)
     _show_outcome(records, "discarded", as_json=as_json)
 
 
@@ -247,10 +247,10 @@ def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None
 
 
 def _show_bytes(name: str, content: bytes, *, size: int | None) -> None:
-    shown = content[:SHOWN_BYTES] if name == "first" else content[-SHOWN_BYTES:]
-    begin = 0 if name == "first" else (size or 0) - len(shown)
-    click.echo(f"{name} bytes: {len(content)} kept" + (f", {len(shown)} shown" if shown else ""))
-    for start in range(0, len(shown), 16):
-        line = shown[start : start + 16]
+    excerpt = content[:SHOWN_BYTES] if name == "first" else content[-SHOWN_BYTES:]
+    begin = 0 if name == "first" else (size or 0) - len(excerpt)
+    click.echo(f"{name} bytes: {len(content)} kept" + (f", {len(excerpt)} shown" if excerpt else ""))
+    for start in range(0, len(excerpt), 16):
+        line = excerpt[start : start + 16]
         readable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in line)
         click.echo(f"  {begin + start:08x}  {line.hex(' '):<47}  {readable}")

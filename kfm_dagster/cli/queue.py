@@ -19,7 +19,7 @@ from kfm_dagster.settings import Settings
 
 @click.group()
 def queue() -> None:
-    """Make the queue of a dataset, with its dead-letter queue, policies and subscriptions.
+    """Create the queue of a dataset, with its dead-letter queue, policies and subscriptions.
 
     Example: kfm queue create --dataset gfs --dry-run
     """
@@ -37,10 +37,10 @@ def queue() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every part.")
 def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
-    """Make queue, dead-letter queue, redrive, access policy and SNS subscriptions of a dataset.
+    """Create queue, dead-letter queue, redrive, access policy and SNS subscriptions of a dataset.
 
-    Names are those of KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE; several datasets share them. Doing it again changes
-    nothing. Exit code 0, or 4 where something differs that --update would mend.
+    Names are those of KFM_SQS_PRIMARY_QUEUE and KFM_SQS_DLQ_QUEUE; several datasets share them. Repeating it changes
+    nothing. Exit code 0, or 4 where --update would correct a difference.
 
     Example: kfm queue create --dataset gfs --print iam
     """

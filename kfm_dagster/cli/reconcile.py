@@ -61,11 +61,11 @@ def reconcile(
 ) -> int:
     """Compare the buckets' days with ledger, catalog and lineage, in both directions. Changes nothing by itself.
 
-    With --repair, objects without a unit enter the ledger as a backfill's do, and the running deployment works them.
-    Units whose Item is lost are repeated by a replay, which needs a --change-ref, where their object is as it was.
+    With --repair, objects without a unit enter the ledger as a backfill's do, and the running deployment ingests them.
+    Units whose Item is lost and whose object is unchanged are repeated by a replay, which needs a --change-ref.
     Nothing is deleted.
 
-    Exit code 0 when all four agree, or all that differs is being repaired; 4 when something is left.
+    Exit code 0 when all four agree, or every difference is being repaired; 4 when any is left.
 
     Example: kfm reconcile --dataset hrrr --days 3 --repair --reason "queue was full on Monday"
     """
@@ -73,7 +73,7 @@ def reconcile(
         raise click.UsageError("--repair needs a --reason")
     settings = Settings.load()
     decision = decision_of(settings, **decided) if repair else None
-    rows, left, console = [], 0, Console(stderr=True)
+    rows, unrepaired, console = [], 0, Console(stderr=True)
     with _opened(settings, repairing=decision is not None) as pipeline, bar_of(console, transient=True) as bar:
         ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
         today = pipeline.clock().date()
@@ -83,16 +83,16 @@ def reconcile(
             row |= {"units": compared.units, "items": compared.items, **compared.counts()}
             row["names"] = {kind.value: list(entries[:NAMED]) for kind, entries in compared.named().items() if entries}
             if decision is None:
-                left += sum(compared.counts().values())
+                unrepaired += sum(compared.counts().values())
             else:
                 repaired = _repaired(pipeline, compared, decision, limit, bar)
-                left += repaired["left"]
+                unrepaired += repaired["left"]
                 row |= repaired
             rows.append(row)
     show_rows(rows, (*COLUMNS, *(REPAIRED if decision else ())), as_json=as_json)
     if not as_json:
         _say(rows, names=names)
-    return ExitCode.FINISHED_WITH_FAILURES if left else ExitCode.DONE
+    return ExitCode.FINISHED_WITH_FAILURES if unrepaired else ExitCode.DONE
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def plan(*, as_json: bool) -> None:
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def run(*, actor: str | None, as_json: bool) -> None:
-    """Remove what plan shows, kind after kind and in batches. Stopped at any moment, it goes on when it is run again.
+    """Remove what plan shows, kind after kind and in batches. If stopped, it continues when it is run again.
 
     Example: kfm retention run
     """

@@ -143,9 +143,9 @@ def free_console_port(port: int) -> int:
 @click.option("--timeout", default=86_400, show_default=True, type=POSITIVE, help="Seconds after which to give up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def drain(*, timeout: int, as_json: bool) -> None:
-    """Work the queue until it is empty, with a daemon and code server of its own.
+    """Ingest the queue until it is empty, with a daemon and code server of its own.
 
-    Also works until running replays are over and running backfills are listed; days that a kill switch holds are named.
+    Also waits until running replays have ended and running backfills are listed; names days that a kill switch holds.
 
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
@@ -190,7 +190,7 @@ def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None
     """Ingest within seconds of a message: wait at the queue, beside sensors and runs, until SIGTERM or Ctrl-C.
 
     It shares the work by the ledger's claims, and shows in Dagster as materialisations without a run. Ends after the
-    batch in work; killed at any moment, it loses and doubles nothing (docs/worker.md).
+    current batch; killed at any moment, it loses and duplicates nothing (docs/worker.md).
 
     Example: kfm worker --json
     """

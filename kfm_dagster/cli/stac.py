@@ -30,7 +30,7 @@ DAY_COLUMNS = ("collection_id", "day", "catalog", "api", "missing", "extra", "di
 
 @click.group()
 def stac() -> None:
-    """Look at the STAC API beside the catalog, compare it with the catalog, and fill it again.
+    """Show the lag of the STAC API, compare it with the catalog, and rebuild it.
 
     Example: kfm stac check
     """
@@ -44,17 +44,17 @@ _collections = click.option(
 @stac.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def status(*, as_json: bool) -> None:
-    """Show how many changes of the catalog the API lacks, and what keeps it from taking them.
+    """Show how many changes of the catalog the API lacks, and the error that blocks them.
 
     Example: kfm stac status
     """
     with opened_pipeline(read_only=True) as pipeline:
         follower = _follower(pipeline.followers)
         rows = [
-            {name: getattr(place, name) for name in ("collection_id", "change_id", "behind", "failures", "last_error")}
-            | {"next_attempt_at": rfc3339(place.next_attempt_at) if place.failures else None}
-            for place in pipeline.following.states()
-            if place.follower == follower.name
+            {name: getattr(state, name) for name in ("collection_id", "change_id", "behind", "failures", "last_error")}
+            | {"next_attempt_at": rfc3339(state.next_attempt_at) if state.failures else None}
+            for state in pipeline.following.states()
+            if state.follower == follower.name
         ]
     show_rows(rows, STATUS_COLUMNS, as_json=as_json)
 
@@ -63,7 +63,7 @@ def status(*, as_json: bool) -> None:
 @_collections
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a collection with each of its days.")
 def check(*, collections: Sequence[str], as_json: bool) -> int:
-    """Hold the API against the catalog: counts and content hashes of each day. Changes nothing.
+    """Compare the API with the catalog: counts and content hashes of each day. Changes nothing.
 
     Exit code 4 when they differ, with the places. During an ingest, changes that are not yet followed differ.
 
@@ -93,7 +93,7 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
 def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     """Empty the API, load it from the catalog, and compare the two as `check` does.
 
-    A collection is away from the API until its Items are loaded. Exit code 4 when API and catalog differ afterwards.
+    A collection is missing from the API until its Items are loaded. Exit code 4 when API and catalog differ afterwards.
     GeoParquet and virtual stores are rewritten in the same way; for them the number of changes is shown.
 
     Example: kfm stac rebuild --collection goes-abi
@@ -135,10 +135,10 @@ def _refilled(pipeline: Pipeline, place: str, collections: Sequence[str]) -> lis
 
 
 def _owners(registry: ContractRegistry, collections: Sequence[str]) -> list[DatasetContract]:
-    known = {contract.stac.collection: registry.owner(contract) for contract in registry}
-    if unknown := sorted(set(collections) - set(known)):
-        raise click.UsageError(f"no such collection: {', '.join(unknown)} (there are {', '.join(sorted(known))})")
-    return [known[collection] for collection in sorted(collections or known)]
+    owners = {contract.stac.collection: registry.owner(contract) for contract in registry}
+    if unknown := sorted(set(collections) - set(owners)):
+        raise click.UsageError(f"no such collection: {', '.join(unknown)} (there are {', '.join(sorted(owners))})")
+    return [owners[collection] for collection in sorted(collections or owners)]
 
 
 def _compared(database: Database, catalog: str, follower: PgstacFollower, contract: DatasetContract) -> Comparison:

@@ -44,9 +44,9 @@ def validate(*, days: int, html: Path | None, as_json: bool) -> int:
         click.echo(json.dumps(report))
     else:
         for table in report_tables(report):
-            known = [name for name in table.columns if table.title != BY_DAY or name in SHOWN_BY_DAY]
+            columns = [name for name in table.columns if table.title != BY_DAY or name in SHOWN_BY_DAY]
             rows = [dict(zip(table.columns, map(figure, row), strict=True)) for row in table.rows]
-            show_section(table.title, rows, known)
+            show_section(table.title, rows, columns)
     # G1, G6 and G8 have no stop of their own, but the card may make them stop a batch.
     stopped = any(OnFailure.STOP in gate["outcomes"] for gate in report["gates"].values())
     fine = not (stopped or report["stops_triggered"]) and report["dimensional_closure"]["ok"]

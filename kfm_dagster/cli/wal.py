@@ -38,7 +38,7 @@ def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Pag
 
 @click.group()
 def wal() -> None:
-    """Look into the ledger (the NODD WAL).
+    """Read the ledger (the NODD WAL).
 
     Example: kfm wal list --status quarantined
     """
@@ -99,7 +99,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
 def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -> None:
-    """Count and list what messages named that gave no unit, with the reason, the newest message first.
+    """Count and list ignored records of messages, with the reason, the newest message first.
 
     Example: kfm wal ignored --dataset hrrr --reason sidecar --json
     """
@@ -121,7 +121,7 @@ def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -
 @limit_option
 @rows_as_json
 def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) -> None:
-    """List what came and could not be taken in, with the reason, the newest first.
+    """List rejected messages and records, with the reason, the newest first.
 
     Example: kfm wal rejected --reason malformed_json --json
     """

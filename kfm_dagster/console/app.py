@@ -135,9 +135,9 @@ def _hardened(app: ASGIApp) -> ASGIApp:
 
 def _refusal(error: Exception) -> tuple[int, str]:
     if isinstance(error, HTTPException):
-        known = error.detail in {phrase.phrase for phrase in HTTPStatus}
+        is_default = error.detail in {phrase.phrase for phrase in HTTPStatus}
         return error.status_code, error.detail.lower() + (
-            f"; the pages of the console are linked from {overview.FRONT}" if known else ""
+            f"; the pages of the console are linked from {overview.FRONT}" if is_default else ""
         )
     return refusal(error)
 
@@ -146,10 +146,10 @@ def _api(pipeline: Pipeline) -> Mount:
     """Return the JSON API below /api/v1; each refusal is a problem document (RFC 9457)."""
 
     def endpoint(path: str) -> Callable[[Request], Response]:
-        known = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
+        query_names = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
 
         def answered(request: Request) -> Response:
-            values = given(request.query_params.multi_items(), known=known)
+            values = given(request.query_params.multi_items(), known=query_names)
             values = {name: value for name, value in values.items() if value}
             answer = PATHS[path].answer(pipeline, values | request.path_params)
             return Response(json.dumps(answer), media_type=JSON)

@@ -189,8 +189,8 @@ def _release(posted: PostedDecision) -> str:
 
 def _discard(posted: PostedDecision) -> str:
     with posted.pipeline.database.transaction() as tx:
-        seen = _seen(posted, Status.QUARANTINED, tx)
-        posted.cases.discard(seen, decision=posted.decision, tx=tx)
+        versions = _seen(posted, Status.QUARANTINED, tx)
+        posted.cases.discard(versions, decision=posted.decision, tx=tx)
     return f"/units/{posted.of_path('wal_id')}"
 
 

@@ -171,8 +171,8 @@ def _described(operation: View | Operation, row: Mapping[str, Any]) -> dict[str,
     for name, declared in operation.parameters.items():
         schema = {key: value for key, value in declared.items() if key != "description"}
         in_path = f"{{{name}}}" in str(operation.path)
-        place: dict[str, Any] = {"in": "path", "required": True} if in_path else {"in": "query"}
-        parameters.append({"name": name, **place, "description": declared["description"], "schema": schema})
+        location: dict[str, Any] = {"in": "path", "required": True} if in_path else {"in": "query"}
+        parameters.append({"name": name, **location, "description": declared["description"], "schema": schema})
     return {
         "operationId": operation.operation,
         "summary": operation.summary,

@@ -112,9 +112,9 @@ class Sessions:
         self.attempts.take(address)
         digest = hashlib.sha256(token.encode()).digest()
         actor = None
-        for name, own in self.tokens.items():
+        for name, secret in self.tokens.items():
             # All tokens are compared, as digests of equal length, so that timing reveals nothing.
-            if hmac.compare_digest(digest, hashlib.sha256(own.get_secret_value().encode()).digest()):
+            if hmac.compare_digest(digest, hashlib.sha256(secret.get_secret_value().encode()).digest()):
                 actor = name
         if actor is None:
             _LOG.warning("a sign-in from %s is refused: no such token", address)

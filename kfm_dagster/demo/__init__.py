@@ -1,1 +1,1 @@
-"""The demo: an embedded cloud, sample objects in their true formats, and their way through a whole deployment."""
+"""The demo: an embedded cloud, sample objects in their true formats, and a whole deployment that ingests them."""

@@ -1,4 +1,4 @@
-"""A server as a child process: started on a free loopback port, waited for, and stopped with nothing left behind.
+"""A server as a child process: started on a free loopback port, awaited, and stopped without residue.
 
 The child binds port 0 itself and prints the port that the system gave it as its first line, so that no other process
 can take the port in between. It reads its standard input and ends at its end, so that it never outlives its parent,
@@ -24,11 +24,11 @@ from kfm_dagster.errors import DependencyUnavailableError
 START_SECONDS = 30.0
 """A cold start takes 2 s on a laptop; a loaded CI machine with a cold file cache takes ten times that."""
 STOP_SECONDS = 5.0
-"""How long a child may take to end by itself before it is killed."""
+"""Longest wait for a child to end by itself before it is killed."""
 
 
 class ChildServer:
-    """One child process that serves on loopback. Use it as a context manager, or call `start` and `stop`."""
+    """A child process that serves on loopback. Use it as a context manager, or call `start` and `stop`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ChildServer:
         folder: Path | None = None,
         next_step: str | None = None,
     ) -> None:
-        """`next_step` is what to do when it does not start."""
+        """`next_step` is the advice when it does not start."""
         self.name = name
         self._command = list(command)
         self._environment = dict(environment)
@@ -58,7 +58,7 @@ class ChildServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running child; None when there is none."""
+        """Process id of the running child; None without a child."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> Self:
@@ -89,7 +89,7 @@ class ChildServer:
         return self
 
     def stop(self) -> None:
-        """End the child: politely, then by force. Does nothing when it is not running."""
+        """End the child: by request, then by force. Does nothing when it is not running."""
         process, self._process, self._port = self._process, None, 0
         if process is not None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""The embedded cloud: S3, SNS and SQS on loopback, spoken to by the same clients as AWS.
+"""The embedded cloud: S3, SNS and SQS on loopback, for the same clients as AWS.
 
 `EmbeddedCloud` runs moto's server as a child process. Belongs here: its start, its stop, the environment that points
 every AWS client at it, and its provisioning: buckets, topics under their true ARNs, our queue with its dead-letter
@@ -57,7 +57,7 @@ class ProvisionedQueues:
 
 
 class EmbeddedCloud:
-    """S3, SNS and SQS on loopback while the context is open; everything is in memory and gone afterwards."""
+    """S3, SNS and SQS on loopback while the context is open; all data is in memory and lost afterwards."""
 
     def __init__(self, *, primary_queue: str = "kfm-nodd-primary", dlq: str = "kfm-nodd-dlq") -> None:
         self.primary_queue = primary_queue
@@ -100,7 +100,7 @@ class EmbeddedCloud:
     def environment(self) -> dict[str, str]:
         """Variables that point boto3, obstore and `Settings` of another process at this cloud.
 
-        They make that process, and no other, trust what this cloud signs, and refuse everything else.
+        They make that process, and no other, trust this cloud's signatures, and refuse all others.
         """
         return {
             **aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq),
@@ -236,7 +236,7 @@ def create_queues(
 def _anyone_reads(bucket: str) -> dict[str, Any]:
     """Bucket policy of NODD's buckets: objects and listings without credentials."""
     resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-    # moto asks for an action of its own before it answers HEAD, where AWS asks for s3:GetObject.
+    # moto requires an action of its own before it answers HEAD, where AWS requires s3:GetObject.
     actions = ["s3:GetObject", "s3:HeadObject", "s3:ListBucket"]
     statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": resources}
     return {"Version": "2012-10-17", "Statement": [statement]}

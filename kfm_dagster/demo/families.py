@@ -1,7 +1,7 @@
-"""Samples of every other dataset that ships, for a demo of all of them; those of the sample day are elsewhere.
+"""Samples of every shipped dataset that the sample day lacks, for a demo of all datasets.
 
-Belongs here: which objects, a few of each, as files. Does not belong here: how an object is made (`samples/`), and the
-sample day with its bad neighbours (`sample_day.py`).
+Belongs here: the choice of objects, a few of each dataset, as files. Does not belong here: making an object
+(`samples/`), and the sample day with its bad objects (`sample_day.py`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
         "surface-obs": (isd_samples, OF_EACH),
     }
 )
-"""Samples and how many of them, by dataset."""
+"""Samples and their number, by dataset."""
 
 
 def write_families(folder: Path, day: date) -> None:

@@ -43,9 +43,9 @@ _CHUNK_KEY = re.compile(
     r"-(?P<hour>\d\d)(?P<minute>\d\d)(?P<second>\d\d)-(?P<chunk>\d{3})-(?P<kind>[SIE])"
 )
 OBSERVATION_DELAY = timedelta(seconds=30)
-"""From the end of a scan to its event: 18 to 35 s for GOES-19."""
+"""Time from the end of a scan to its event: 18 to 35 s for GOES-19."""
 FORECAST_DELAY = timedelta(hours=1)
-"""From a model run's time to its events: HRRR files come in the hour after it."""
+"""Time from a model run to its events: HRRR files come in the hour after it."""
 
 
 @unique
@@ -118,7 +118,7 @@ class ObjectEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderReport:
-    """What became of a folder's files: data objects by dataset, sidecars, and why the other paths were skipped.
+    """Outcomes of a folder's files: data objects by dataset, sidecars, and reasons of skipped paths.
 
     `published` are the data objects, as `s3://bucket/key`; `first_day` is the earliest day of any. `unannounced` are
     datasets and days of those that no topic announces, which a listing finds.
@@ -143,8 +143,8 @@ class Feed:
         self._publishers: dict[str, SNSClient] = {}
 
     def put(self, bucket: str, key: str, content: bytes | IO[bytes], *, content_type: str | None = None) -> str:
-        """Store an object, announce nothing; return its ETag without quotes."""
-        # What S3 itself takes for an object that comes without a type.
+        """Store an object without an announcement; return its ETag without quotes."""
+        # S3's own default for an object without a type.
         typed = content_type or "binary/octet-stream"
         return self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType=typed)["ETag"].strip('"')
 
@@ -174,7 +174,7 @@ class Feed:
         self._publish(topic_of(self._registry, listed[0].bucket), [_notification(listed)])
 
     def announce_raw(self, body: str) -> None:
-        """Send any text to the queue, past SNS."""
+        """Send any text to the queue, without SNS."""
         url = self._sqs.get_queue_url(QueueName=self._cloud.primary_queue)["QueueUrl"]
         self._sqs.send_message(QueueUrl=url, MessageBody=body)
 

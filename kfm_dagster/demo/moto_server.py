@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 POLL_SECONDS = 0.02
-"""Pause between two looks of a long poll; far below anything that a sensor notices."""
+"""Pause between two looks of a long poll; too short for a sensor to notice."""
 
 _queue_lock = threading.RLock()
 

@@ -33,9 +33,9 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     "KFM_RETRY_BACKOFF_SECONDS": "1",
     # A few objects of a day, samples or the user's: not a network's day, unless the user sets it.
     "KFM_FEED": FeedKind.SAMPLE,
-    # These are not of today, and what no topic announces of them has a backfill (`feed_demo`).
+    # These are not of today, and a backfill lists the days that no topic announces (`feed_demo`).
     "KFM_SCHEDULED_LISTINGS": "false",
-    # Where `kfm console` listens unless it is given another port.
+    # The default port of `kfm console`.
     "KFM_CONSOLE_URL": "http://127.0.0.1:3001",
 }
 
@@ -137,7 +137,7 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datas
 
 
 def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
-    """Publish a folder; its days become partitions before a message is received. What no topic announces is listed."""
+    """Publish a folder; its days become partitions before a message is received. Unannounced days are listed."""
     published = feed.from_folder(objects)
     if published.first_day is not None:
         begin_with(pipeline.window, published.first_day)
@@ -153,9 +153,9 @@ def begin_with(window: PartitionWindow, day: date) -> None:
 
 
 def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int) -> Iterator[str]:
-    """Yield a line for each object that the ledger does not have, or has at another end, and for missing rejections.
+    """Yield a line for each missing object, each unexpected status, and missing rejections.
 
-    `rejected` counts the messages that were. A rewritten object has a record for each version, and all count.
+    `rejected` counts the rejected messages. A rewritten object has a record for each version, and all count.
     """
     records_of: dict[str, list[NoddWalRecord]] = {uri: [] for uri in expected.ends}
     with ledger.database.snapshot() as tx:
@@ -164,12 +164,12 @@ def unexpected_ends(expected: Expected, ledger: LedgerQueries, *, rejected: int)
         if record.object_uri in records_of:
             records_of[record.object_uri].append(record)
     for uri, records in records_of.items():
-        wanted = " or ".join(sorted(expected.ends[uri]))
+        permitted = " or ".join(sorted(expected.ends[uri]))
         if not records:
-            yield f"{uri}: nothing is known of it; expected {wanted}"
+            yield f"{uri}: nothing is known of it; expected {permitted}"
         for record in records:
             if record.status not in expected.ends[uri]:
                 why = f" ({record.last_error_code})" if record.last_error_code else ""
-                yield f"{uri}: {record.status}{why}; expected {wanted}"
+                yield f"{uri}: {record.status}{why}; expected {permitted}"
     if rejected < expected.rejected:
         yield f"{rejected} messages rejected; expected {expected.rejected}"

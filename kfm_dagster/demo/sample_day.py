@@ -74,7 +74,7 @@ class PublishedSamples:
     truncated: str
     """Announced whole, stored half."""
     missing: str
-    """Announced, not there."""
+    """Announced, not stored."""
     together: tuple[str, ...]
     """Announced in one message, as some of `objects`."""
     malformed: str
@@ -88,8 +88,8 @@ def sample_objects(first_day: date = SAMPLE_DAY) -> Iterator[FeedObject]:
     for satellite, product, band, hours in (*_GOES, _TRUNCATED):
         start = midnight + timedelta(hours=hours)
         key, content = goes_abi.make_goes_abi(product=product, start=start, satellite=satellite, band=band)
-        whole = (satellite, product, band, hours) != _TRUNCATED
-        delivery = StoredAs.WHOLE if whole else StoredAs.TRUNCATED
+        is_whole = (satellite, product, band, hours) != _TRUNCATED
+        delivery = StoredAs.WHOLE if is_whole else StoredAs.TRUNCATED
         yield FeedObject(bucket=f"noaa-goes{satellite}", key=key, content=content, delivery=delivery)
     for site, hours in (*_NEXRAD, _MISSING):
         key, content = nexrad_level2.make_nexrad_level2(site=site, start=midnight + timedelta(hours=hours))
@@ -127,15 +127,15 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
 
 
 def repair_commands(cloud: EmbeddedCloud, folder: Path) -> Iterator[str]:
-    """Write each spoilt sample whole to `folder/<bucket>/<key>`, and yield the command that stores it in the cloud.
+    """Write each spoilt sample whole to `folder/<bucket>/<key>`, and yield the command that uploads it.
 
-    So its provider would repair it.
+    Its provider would repair it in the same way.
     """
     for item in sample_objects():
         if item.delivery is StoredAs.WHOLE:
             continue
-        whole = folder / item.bucket / item.key
-        whole.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_bytes(item.content)
+        file = folder / item.bucket / item.key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(item.content)
         address = f"{cloud.endpoint_url}/{item.bucket}/{item.key}"
-        yield f"curl -sS -u {ACCESS_KEY_ID}:{SECRET_ACCESS_KEY} -T {shlex.quote(str(whole))} {shlex.quote(address)}"
+        yield f"curl -sS -u {ACCESS_KEY_ID}:{SECRET_ACCESS_KEY} -T {shlex.quote(str(file))} {shlex.quote(address)}"

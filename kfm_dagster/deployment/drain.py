@@ -130,7 +130,7 @@ def drain(
 
     Backfill days that only a person can resume (`say_what_is_held`) are not waited for. A part of the deployment that
     dies is started again. Raises DependencyUnavailableError after the timeout and when parts keep dying; nothing is
-    lost, the next drain goes on.
+    lost, the next drain continues.
     """
     deadline = time.monotonic() + timeout_seconds
     ledger, replays = pipeline.ledger, ReplayEngine(pipeline=pipeline)

@@ -157,7 +157,7 @@ class Deployment:
     def _reload_lowered_window(self) -> None:
         """Restart the code server when the partitions begin earlier than its definitions know.
 
-        Runs are processes of their own and go on; daemon and web server notice the new server.
+        Runs are processes of their own and continue; daemon and web server notice the new server.
         """
         if time.monotonic() - self._looked_at < WINDOW_POLL_SECONDS:
             return

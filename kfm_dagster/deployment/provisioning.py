@@ -118,15 +118,15 @@ def iam_policy(plan: QueuePlan, contract: DatasetContract, settings: Settings, *
     """Return the least policy that the deployment's role needs for the dataset."""
     queues = [f"arn:aws:sqs:{region}:*:{name}" for name in (plan.queue, plan.dlq)]
     sources = [f"arn:aws:s3:::{bucket}" for bucket in contract.storage.buckets]
-    ours = sorted({place.removeprefix("s3://").rstrip("/") for *_, place in stores(settings) if place[:5] == "s3://"})
+    paths = sorted({path.removeprefix("s3://").rstrip("/") for *_, path in stores(settings) if path[:5] == "s3://"})
     statements: list[Document] = [
         _allow("KfmQueues", WORK, queues),
         _allow("KfmListObjects", ("s3:ListBucket",), sources),
         _allow("KfmReadObjects", ("s3:GetObject", "s3:GetObjectVersion"), [f"{arn}/*" for arn in sources]),
     ]
-    if ours:
-        buckets = sorted({f"arn:aws:s3:::{place.partition('/')[0]}" for place in ours})
-        files = [f"arn:aws:s3:::{place}/*" for place in ours]
+    if paths:
+        buckets = sorted({f"arn:aws:s3:::{path.partition('/')[0]}" for path in paths})
+        files = [f"arn:aws:s3:::{path}/*" for path in paths]
         statements.append(_allow("KfmListStores", ("s3:ListBucket",), buckets))
         statements.append(_allow("KfmStores", ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"), files))
     return {"Version": "2012-10-17", "Statement": statements}

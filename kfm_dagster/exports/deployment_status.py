@@ -48,7 +48,7 @@ class Urgency(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matter:
-    """One thing to act on, or to know of: `next_step` is a command, `path` the console's page of it."""
+    """A required action or a notice: `next_step` is a command, `path` the console's page of it."""
 
     urgency: Urgency = Urgency.NOW
     what: str

@@ -73,8 +73,8 @@ def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPi
     for contract in parts.registry:
         if contract.coverage is None or dataset not in {None, contract.id}:
             continue
-        own = [gap for gap in gaps if gap.dataset == contract.id]
-        products = list(_products(parts, contract.id, contract.coverage, hours, own))
+        dataset_gaps = [gap for gap in gaps if gap.dataset == contract.id]
+        products = list(_products(parts, contract.id, contract.coverage, hours, dataset_gaps))
         rows += products if dataset else _merged(contract.id, products)
     return GapPicture(hours=hours, rows=rows, gaps=gaps)
 
@@ -163,17 +163,17 @@ def _row(row: GapRow, number: int, picture: GapPicture) -> str:
 
 
 def _bar(share: float | None, left: float, right: float, top: int) -> Iterator[str]:
-    place = f'x="{left:.1f}" width="{right - left:.1f}"'
+    position = f'x="{left:.1f}" width="{right - left:.1f}"'
     if share is None:
-        yield f'<rect class="e" {place} y="{top + BAR - 2}" height="2"/>'
+        yield f'<rect class="e" {position} y="{top + BAR - 2}" height="2"/>'
         return
     missing = BAR if share <= 0 else round(BAR * (1 - share), 1)
     if share < 1:
         # Even the smallest gap stays visible.
         missing = max(2.0, missing)
-        yield f'<rect class="m" {place} y="{top}" height="{missing:.1f}"/>'
+        yield f'<rect class="m" {position} y="{top}" height="{missing:.1f}"/>'
     if share > 0:
-        yield f'<rect class="w" {place} y="{top + missing:.1f}" height="{BAR - missing:.1f}"/>'
+        yield f'<rect class="w" {position} y="{top + missing:.1f}" height="{BAR - missing:.1f}"/>'
 
 
 def _midnights(picture: GapPicture, height: int) -> str:

@@ -2,7 +2,7 @@
 
     units       units of the ledger by status, and how many a run of the window returned for another attempt
     p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
-                quantities; none where nothing was looked at
+                quantities; none without values
 
 Belongs here: counting, and the report's tables with its figures as text, for pages and terminals. Does not belong here:
 KPIs (`kpis.py`), the rules behind the counts (`stages/`), a terminal's tables (`cli/validate.py`), pages

@@ -67,7 +67,7 @@ MOST_UNITS = 10_000
 @click.group()
 @global_options
 def replay() -> None:
-    """Have units done again, always through the ledger: select, dry-run, run, and watch.
+    """Repeat units, always through the ledger: select, dry-run, run, and watch.
 
     Example: kfm replay status
     """
@@ -95,7 +95,7 @@ def select(*, shell: Shell, asked: SelectionOptions, save: Path | None) -> None:
 @click.option("--change-ref", help="Change or incident under which it is to be approved.")
 @everywhere
 def dry_run(*, shell: Shell, asked: SelectionOptions, change_ref: str | None) -> None:
-    """Say which batches a run would let in, and what would refuse it. Changes nothing.
+    """Show the batches that a run would admit, and the guards that would refuse it. Changes nothing.
 
     Example: kfm replay dry-run --selection-file incident.yaml
     """
@@ -171,7 +171,7 @@ def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 @decision_options
 @everywhere
 def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
-    """Go on where a replay was paused or stopped; results that differ so far count as seen.
+    """Resume a paused or stopped replay; results that differ so far count as reviewed.
 
     Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
     """
@@ -200,7 +200,7 @@ def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
 @confirm_option
 @everywhere
 def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
-    """Carry out what failed runs intended and no later run has done, from each intent's payload, through the ledger.
+    """Carry out failed runs' intents that no later run has done, from each payload, through the ledger.
 
     Example: kfm replay intents --dry-run
     """

@@ -47,7 +47,7 @@ def inspect(
     with opened_pipeline(shell.settings, read_only=True) as pipeline:
         engine = ReplayEngine(pipeline=pipeline)
         units: Sequence[Any]
-        known: Sequence[str] = MISMATCH_FIELDS
+        available: Sequence[str] = MISMATCH_FIELDS
         default: Sequence[str] = MISMATCH_FIELDS
         if replay_run_id is not None:
             replay_run_id = REPLAY.whole_in(pipeline.database, replay_run_id)
@@ -57,16 +57,16 @@ def inspect(
             with pipeline.database.snapshot() as view:
                 _ = runs.get(view, replay_run_id)
                 units = view.run("replay.outcomes", replay_run_id=replay_run_id, limit=rows).mappings().all()
-            known, default = list(json_row(units[0])) if units else UNIT_FIELDS, UNIT_FIELDS
+            available, default = list(json_row(units[0])) if units else UNIT_FIELDS, UNIT_FIELDS
         else:
             planned = engine.plan(asked.selection(shell.settings)).units[:rows]
             with pipeline.database.snapshot() as tx:
                 records = [pipeline.ledger.get(unit.wal_id, tx=tx) for unit in planned]
             units = [record for record in records if record is not None]
-            known, default = tuple(NoddWalRecord.model_fields), RECORD_FIELDS
-    names = _chosen(fields, known) or default
-    shown = [{name: row.get(name) for name in names} for row in map(json_row, units)]
-    show(shown, output=shell.output, as_table=lambda: show_rows(shown, names))
+            available, default = tuple(NoddWalRecord.model_fields), RECORD_FIELDS
+    names = _chosen(fields, available) or default
+    selected = [{name: row.get(name) for name in names} for row in map(json_row, units)]
+    show(selected, output=shell.output, as_table=lambda: show_rows(selected, names))
 
 
 def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> Sequence[object]:
@@ -74,8 +74,8 @@ def _mismatches(engine: ReplayEngine, replay_run_id: str | None, rows: int) -> S
     ledger = engine.pipeline.ledger
     if replay_run_id is None:
         return ledger.mismatches(limit=rows)
-    own = {(unit.wal_id, unit.attempt) for unit in engine.report(replay_run_id).differing}
-    return [unit for unit in ledger.mismatches(limit=MOST_ROWS) if (unit.wal_id, unit.attempt) in own][:rows]
+    differing = {(unit.wal_id, unit.attempt) for unit in engine.report(replay_run_id).differing}
+    return [unit for unit in ledger.mismatches(limit=MOST_ROWS) if (unit.wal_id, unit.attempt) in differing][:rows]
 
 
 def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
@@ -101,11 +101,11 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
         states = looked_up_states(pipeline.database, shell.settings)
         run_id = explanations(pipeline.database, states, shell.settings).root_of(run)
         plan = pipeline.card.replay_plan.replay
-        known = {state.dataset_id for state in states.of_run(run_id)}
+        computed = {state.dataset_id for state in states.of_run(run_id)}
         datasets = [
             name
             for name in sorted(pipeline.registry.contracts)
-            if f"{name}.{MessageParse.operator}" in known and dataset in {None, name}
+            if f"{name}.{MessageParse.operator}" in computed and dataset in {None, name}
         ]
         if not datasets:
             raise RunReplayRefusedError(

@@ -62,13 +62,13 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 def global_options(command: Command) -> Command:
     """Add --env, --config, --output and --log-level to a command; `Shell` has their values."""
-    kept = functools.partial(click.option, expose_value=False, callback=_keep)
+    global_option = functools.partial(click.option, expose_value=False, callback=_keep)
     for option in (
-        kept("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
-        kept("--json", "output", flag_value="json", default=None, help="The same as --output json."),
-        kept("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
-        kept("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
-        kept("--env", type=click.Choice([env.value for env in Environment]), help="Instead of KFM_ENV."),
+        global_option("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
+        global_option("--json", "output", flag_value="json", default=None, help="The same as --output json."),
+        global_option("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
+        global_option("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
+        global_option("--env", type=click.Choice([env.value for env in Environment]), help="Instead of KFM_ENV."),
     ):
         command = option(command)
     return command
@@ -107,13 +107,13 @@ def _config(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             "--config cannot be read", observed=f"{path}: {error_text(error)}", next_step="give a YAML file of settings"
         ) from None
-    known = set(Settings.model_fields)
-    if not isinstance(document, dict) or (set(document) - known):
-        observed = sorted(map(str, set(document) - known)) if isinstance(document, dict) else type(document).__name__
+    names = set(Settings.model_fields)
+    if not isinstance(document, dict) or (set(document) - names):
+        observed = sorted(map(str, set(document) - names)) if isinstance(document, dict) else type(document).__name__
         raise ConfigurationError(
             f"{path} holds no settings",
             observed=observed,
-            expected=f"a mapping of {', '.join(sorted(known))}",
+            expected=f"a mapping of {', '.join(sorted(names))}",
             next_step="correct the file",
         )
     return {name: value for name, value in document.items() if f"KFM_{name.upper()}" not in os.environ}
@@ -128,7 +128,7 @@ class SelectionOptions:
 
     @property
     def names(self) -> str:
-        """The options that were given, as they are typed; empty when there is none."""
+        """The options that were given, as they are typed; empty without any."""
         file = [] if self.file is None else ["selection_file"]
         return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.given])
 
@@ -204,7 +204,7 @@ _SELECTING = (
     click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Default: failed-only."),
     click.option("--dataset", type=DATASET, multiple=True, help="This dataset; may be repeated."),
     click.option("--dataset-in", callback=_listed, help="These datasets, with commas."),
-    click.option("--status", multiple=True, type=click.Choice([each.value for each in Status]), help="This status."),
+    click.option("--status", multiple=True, type=click.Choice([state.value for state in Status]), help="This status."),
     click.option("--error-code", type=ERROR_CODE, multiple=True, help="This last error; may be repeated."),
     click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
     click.option("--first-day", callback=_day, help="Of this UTC day or later (2025-12-04)."),

@@ -1,7 +1,7 @@
 """Sample GOES ABI objects: small NetCDF-4 files under true keys, with the headers of real files and no pixels.
 
-Belongs here: the objects and their times. Does not belong here: how they are read, their variables
-(`goes_abi_layout.py`), how an object is made of a template (`goes_template.py`). Scan times and extents are those of
+Belongs here: the objects and their times. Does not belong here: reading them, their variables
+(`goes_abi_layout.py`), making an object of a template (`goes_template.py`). Scan times and extents are those of
 real objects of ABI mode 6.
 """
 

@@ -1,6 +1,6 @@
-"""Sample GOES GLM objects: small NetCDF-4 files under true keys, each with no flash or a few of them.
+"""Sample GOES GLM objects: small NetCDF-4 files under true keys, with none or a few flashes each.
 
-Belongs here: the variables of a lightning file, and which objects there are. Does not belong here: how they are read,
+Belongs here: the variables of a lightning file, and the choice of objects. Does not belong here: how they are read,
 how an object is made of a template (`goes_template.py`).
 
 Names, units and packing: GOES-R Product Definition and Users' Guide (PUG), volume 5, Lightning Detection: Events,
@@ -29,7 +29,7 @@ from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, dimension, f4
 
 FILES_A_DAY = 4320
 MOST_FLASHES = 3
-"""In a file of `goes_glm_samples`; the fewest are none."""
+"""Most flashes in a file of `goes_glm_samples`; the fewest are none."""
 
 _PRODUCT = "GLM-L2-LCFA"
 _SECONDS = 20
@@ -125,24 +125,24 @@ def _lightning(file: h5py.File, flashes: int, longitude: float) -> None:
         attributes = {name: f4(value) if isinstance(value, float) else value for name, value in attributes.items()}
         variable(file, f"{what}_{name}", values, dimensions=[plural[what]], chunk=_CHUNK, **attributes)
 
-    for what, each in parts.items():
-        count = flashes * each
+    for kind, per_flash in parts.items():
+        count = flashes * per_flash
         numbers = np.arange(count)
-        latitudes, longitudes = 10.0 + numbers // each, longitude + 5.0 * (numbers // each)
-        write(what, "id", numbers.astype("<i2" if what == "flash" else "<i4"), units="1", _Unsigned="true")
-        if what == "event":
+        latitudes, longitudes = 10.0 + numbers // per_flash, longitude + 5.0 * (numbers // per_flash)
+        write(kind, "id", numbers.astype("<i2" if kind == "flash" else "<i4"), units="1", _Unsigned="true")
+        if kind == "event":
             south, west = -_HALF_FIELD_OF_VIEW, longitude - _HALF_FIELD_OF_VIEW
-            write(what, "lat", _packed(latitudes, south), units="degrees_north", **_unpacking(south))
-            write(what, "lon", _packed(longitudes, west), units="degrees_east", **_unpacking(west))
+            write(kind, "lat", _packed(latitudes, south), units="degrees_north", **_unpacking(south))
+            write(kind, "lon", _packed(longitudes, west), units="degrees_east", **_unpacking(west))
         else:
-            write(what, "lat", latitudes.astype("<f4"), units="degrees_north", standard_name="latitude")
-            write(what, "lon", longitudes.astype("<f4"), units="degrees_east", standard_name="longitude")
-            write(what, "area", np.full(count, 457, "<i2"), **_AREA)
-            write(what, "quality_flag", np.zeros(count, "<i2"), units="1", standard_name="status_flag")
-        write(what, "energy", np.full(count, 75, "<i2"), scale_factor=1.9024e-17, **_ENERGY)
-        names = ("time_offset",) if what != "flash" else ("time_offset_of_first_event", "time_offset_of_last_event")
+            write(kind, "lat", latitudes.astype("<f4"), units="degrees_north", standard_name="latitude")
+            write(kind, "lon", longitudes.astype("<f4"), units="degrees_east", standard_name="longitude")
+            write(kind, "area", np.full(count, 457, "<i2"), **_AREA)
+            write(kind, "quality_flag", np.zeros(count, "<i2"), units="1", standard_name="status_flag")
+        write(kind, "energy", np.full(count, 75, "<i2"), scale_factor=1.9024e-17, **_ENERGY)
+        names = ("time_offset",) if kind != "flash" else ("time_offset_of_first_event", "time_offset_of_last_event")
         for name in names:
-            write(what, name, np.full(count, 13508, "<i2"), **_OFFSETS)
+            write(kind, name, np.full(count, 13508, "<i2"), **_OFFSETS)
     write("event", "parent_group_id", (np.arange(flashes * parts["event"]) // _EVENTS).astype("<i4"), units="1")
     write("group", "parent_flash_id", (np.arange(flashes * parts["group"]) // _GROUPS).astype("<i2"), units="1")
 
@@ -174,8 +174,8 @@ def _quantities(file: h5py.File, flashes: int, longitude: float) -> None:
         file, "lightning_wavelength_bounds", np.array([776.87, 777.87], "<f4"),
         dimensions=["number_of_wavelength_bounds"],
     )  # fmt: skip
-    for name, each in (("event_count", _GROUPS * _EVENTS), ("group_count", _GROUPS), ("flash_count", 1)):
-        variable(file, name, np.int32(flashes * each), _FillValue=np.array([-1], "<i4"), units="count")
+    for name, per_flash in (("event_count", _GROUPS * _EVENTS), ("group_count", _GROUPS), ("flash_count", 1)):
+        variable(file, name, np.int32(flashes * per_flash), _FillValue=np.array([-1], "<i4"), units="count")
     for name, share in (("percent_navigated_L1b_events", 1.0), ("percent_uncorrectable_L0_errors", 0.0)):
         variable(file, name, np.float32(share), _FillValue=f4(-999), units="percent")
     # GOES-16 and GOES-17 were 0.2 degrees west of their slots, as in their files.

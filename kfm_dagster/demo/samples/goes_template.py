@@ -1,6 +1,6 @@
-"""What sample files of the GOES-R instruments share: the satellites, global attributes, and templates to be filled.
+"""Common parts of sample GOES-R files: the satellites, global attributes, and templates to fill.
 
-Does not belong here: how netCDF-4 writes (`netcdf4.py`), and the variables and keys of an instrument
+Does not belong here: writing netCDF-4 (`netcdf4.py`), and the variables and keys of an instrument
 (`goes_abi_layout.py`, `goes_abi.py`, `goes_glm.py`).
 
 The expensive part, HDF5, is done once per template; an object is that template with its fixed-width texts and numbers
@@ -133,7 +133,7 @@ def satellite_of(number: int) -> Satellite:
 
 
 def global_attributes(satellite: int, **of_product: Any) -> Attributes:
-    """Global attributes of a file. Raises ValueError for a satellite that is none of the GOES-R series."""
+    """Global attributes of a file. Raises ValueError for a satellite outside the GOES-R series."""
     platform = satellite_of(satellite)
     return {
         "naming_authority": "gov.nesdis.noaa",

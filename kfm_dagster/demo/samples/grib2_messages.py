@@ -1,6 +1,6 @@
 """GRIB2 messages of samples: sections as NCEP writes them, over constant fields, and the lines of their index.
 
-Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and what wgrib2 prints of them.
+Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and wgrib2's output for them.
 Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `gefs.py`, `nbm.py`, `mrms.py`). A constant
 field is packed in 0 bits, so that a message takes about 200 bytes whatever its grid; ecCodes and wgrib2 read it as any
 other.
@@ -22,7 +22,7 @@ _HOUR, _MINUTE = 1, 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Who made the messages: centre and its tables (section 1), generating process (section 4)."""
+    """Origin of the messages: centre and its tables (section 1), generating process (section 4)."""
 
     centre: int = 7
     subcentre: int = 0
@@ -40,7 +40,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridSection:
-    """Section 3, and how many points it has."""
+    """Section 3, and its number of points."""
 
     section: bytes
     points: int
@@ -66,7 +66,7 @@ class Field:
     value: float
     accumulated: bool = False
     percentile: int | None = None
-    """Of the distribution that the field is the value of; for accumulations only."""
+    """Percentile of the distribution that the field shows; for accumulations only."""
     ensemble: EnsembleRole | None = None
 
 
@@ -176,10 +176,10 @@ def message(
 def assembled(fields: Iterable[tuple[Field, ForecastStep, bytes]], *, run: datetime) -> tuple[bytes, str]:
     """Join messages to an object, and write its index as wgrib2 does."""
     content, lines = b"", []
-    for number, (field, step, made) in enumerate(fields, start=1):
+    for number, (field, step, encoded) in enumerate(fields, start=1):
         qualifier = field.ensemble.text if field.ensemble else _percent(field)
         lines.append(f"{number}:{len(content)}:d={run:%Y%m%d%H}:{field.name}:{field.level}:{step.text}:{qualifier}\n")
-        content += made
+        content += encoded
     return content, "".join(lines)
 
 
@@ -202,7 +202,7 @@ def _section(number: int, body: bytes) -> bytes:
 def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) -> bytes:
     """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for an accumulation's percentile.
 
-    Of an ensemble's they are 4.1 and 4.2, and 4.11 and 4.12 for accumulations.
+    An ensemble's templates are 4.1 and 4.2, and 4.11 and 4.12 for accumulations.
     """
     template, role = (0 if step.hours is None else 8 if field.percentile is None else 10), b""
     if field.percentile is not None:

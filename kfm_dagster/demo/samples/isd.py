@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 
 BUCKET = "noaa-isd-pds"
 MAX_STATIONS = 100_000
-"""Identifiers that there are: a letter and five digits."""
+"""Number of possible identifiers: a letter and five digits."""
 REPORT_HOURS = 6
 """Between two reports: the synoptic hours."""
 
@@ -40,7 +40,7 @@ def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
 
 
 def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` stations' years up to a day: of a later day the same keys hold more.
+    """Bucket, key and content of `count` stations' years up to a day; a later day gives the same keys more records.
 
     A year has some 14,000 in reality. Raises ValueError for more stations than MAX_STATIONS.
     """

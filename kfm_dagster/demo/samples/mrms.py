@@ -73,9 +73,9 @@ def make_mrms(*, valid: datetime, product: str = "PrecipRate_00.00", region: str
     utc = valid.astimezone(UTC)
     if valid.tzinfo is None or utc.microsecond or product not in PRODUCTS or region not in REGIONS:
         raise ValueError(f"no MRMS key for {valid!r}, product {product!r}, region {region!r}")
-    made = message(_FIELDS[product], at_minute(0), run=utc, origin=_ORIGIN, grid=_GRIDS[region], packing=_PNG)
+    encoded = message(_FIELDS[product], at_minute(0), run=utc, origin=_ORIGIN, grid=_GRIDS[region], packing=_PNG)
     name = f"MRMS_{product}_{utc:%Y%m%d-%H%M%S}.grib2"
-    return f"{region}/{product}/{utc:%Y%m%d}/{name}.gz", _gzipped(made, name=name, at=utc)
+    return f"{region}/{product}/{utc:%Y%m%d}/{name}.gz", _gzipped(encoded, name=name, at=utc)
 
 
 def mrms_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:

@@ -48,7 +48,7 @@ def _cut(volume: bytes, *, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 def _record_ends(volume: bytes) -> Iterator[int]:
     """Follow the sizes of the LDM records (ICD 2620010, 7.3.4)."""
-    place = _HEADER_BYTES
-    while place < len(volume):
-        place += 4 + abs(int.from_bytes(volume[place : place + 4], "big", signed=True))
-        yield place
+    offset = _HEADER_BYTES
+    while offset < len(volume):
+        offset += 4 + abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))
+        yield offset

@@ -86,14 +86,14 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) ->
     Raises KeyError when the site is in none.
     """
     start = start.astimezone(UTC)
-    place, scan = radar_site(site), _scan(site)
-    if place is None:
+    location, scan = radar_site(site), _scan(site)
+    if location is None:
         raise KeyError(site)
     day, milliseconds = _clock(start)
     magic, number = f"AR2V00{scan.version}.".encode(), b"%03d" % volume_number
     header = struct.pack(">9s3sII4s", magic, number, day, milliseconds, site.encode())
     cuts = [
-        b"".join(_radial(place, start + _CUT * cut + _RADIAL * index, cut, index) for index in range(RADIALS))
+        b"".join(_radial(location, start + _CUT * cut + _RADIAL * index, cut, index) for index in range(RADIALS))
         for cut in range(len(_CUTS))
     ]
     packed = [
@@ -116,9 +116,9 @@ def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
         raise ValueError(f"{count} volumes a day are more than one per second and site")
     midnight = datetime.combine(day, time(), UTC)
     for index in range(count):
-        turn, place = divmod(index, len(names))
+        turn, site_number = divmod(index, len(names))
         start = midnight + timedelta(milliseconds=index * 86_400_000 // count)
-        key, content = make_nexrad_level2(site=names[place], start=start, volume_number=turn % 999 + 1)
+        key, content = make_nexrad_level2(site=names[site_number], start=start, volume_number=turn % 999 + 1)
         yield BUCKET, key, content
 
 

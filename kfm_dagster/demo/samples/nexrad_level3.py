@@ -53,10 +53,10 @@ def make_nexrad_level3(*, site: str, product: str, start: datetime, volume_numbe
     Raises KeyError when site or product is in no table.
     """
     start = start.astimezone(UTC).replace(microsecond=0)
-    place = sites().get(site) or tdwr_sites()[site]
+    location = sites().get(site) or tdwr_sites()[site]
     kind, identifier = PRODUCTS[product], site[1:]
     blocks = kind.make(random.Random(f"{site}{product}{start}"), identifier)
-    message = _message(kind, place, start, volume_number, blocks)
+    message = _message(kind, location, start, volume_number, blocks)
     heading = f"{kind.heading}{volume_number % 9 + 1} {site} {start + GENERATED_AFTER:%d%H%M}\r\r\n"
     content = f"{heading}{product}{identifier}\r\r\n".encode() + message
     return f"{identifier}_{product}_{start:%Y_%m_%d_%H_%M_%S}", content
@@ -72,11 +72,13 @@ def nexrad_level3_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
         raise ValueError(f"{count} products a day are more than one per second and site")
     midnight = datetime.combine(day, time(), UTC)
     for index in range(count):
-        turn, place = divmod(index, len(names))
-        products = [name for name, kind in PRODUCTS.items() if (names[place] in tdwr_sites()) == (kind.code >= 180)]
+        turn, site_number = divmod(index, len(names))
+        products = [
+            name for name, kind in PRODUCTS.items() if (names[site_number] in tdwr_sites()) == (kind.code >= 180)
+        ]
         start = midnight + timedelta(seconds=index * 86_400 // count)
         key, content = make_nexrad_level3(
-            site=names[place], product=products[turn % len(products)], start=start, volume_number=turn % 80 + 1
+            site=names[site_number], product=products[turn % len(products)], start=start, volume_number=turn % 80 + 1
         )
         yield BUCKET, key, content
 

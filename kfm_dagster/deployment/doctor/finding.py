@@ -78,13 +78,13 @@ def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
     deadline = time.monotonic() + seconds
     for thread in threads.values():
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = fault(
+    timed_out = fault(
         "the check has not come to an end",
         observed=f"no answer within {seconds:g} s",
         expected="an answer",
         next_step="look whether what it asks is reachable from here, or give it more time with --timeout",
     )
-    return [replace(finding, check=name) for name in checks for finding in findings.get(name, [late])]
+    return [replace(finding, check=name) for name in checks for finding in findings.get(name, [timed_out])]
 
 
 def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:

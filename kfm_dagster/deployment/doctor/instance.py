@@ -255,11 +255,11 @@ def _kept(address: str, memory: Mapping[str, Any]) -> Iterator[Diagnosis]:
 
 
 def _workers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
-    early = sorted(name for name, conf in found.items() if not all(conf.get(key) for key in LATE))
-    if early:
+    unsafe = sorted(name for name, conf in found.items() if not all(conf.get(key) for key in LATE))
+    if unsafe:
         yield fault(
             "the step of a worker that dies is lost: it counts as done once it is received",
-            observed=f"{', '.join(early)} without {' and '.join(LATE)}",
+            observed=f"{', '.join(unsafe)} without {' and '.join(LATE)}",
             expected="workers with the configuration of the executor",
             next_step="start them by python -m kfm_dagster.defs.celery_worker",
         )

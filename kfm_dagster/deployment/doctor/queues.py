@@ -63,14 +63,14 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
         return
     attributes = _described(settings, name)
     yield ok(f"dead-letter queue {name} answers")
-    own = int(attributes["MessageRetentionPeriod"])
+    retention = int(attributes["MessageRetentionPeriod"])
     source = 0
     with suppress(QueueUnavailableError):  # the check of that queue reports it
         source = int(_described(settings, settings.sqs_primary_queue)["MessageRetentionPeriod"])
-    if own <= source and own < DLQ_RETENTION:
+    if retention <= source and retention < DLQ_RETENTION:
         yield warning(
             "dead letters are thrown away as soon as others: their age counts from when they were first sent",
-            observed=f"MessageRetentionPeriod {timedelta(seconds=own)}",
+            observed=f"MessageRetentionPeriod {timedelta(seconds=retention)}",
             expected="longer than the queue's, 14 days at best",
             next_step=f"raise it ({_CREATE})",
         )
@@ -181,7 +181,11 @@ def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Di
 def _allowing(policy: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     value = policy.get("Statement", [])
     statements = value if isinstance(value, list) else [value]
-    return [entry for entry in statements if entry.get("Effect") == "Allow" and _sends(entry.get("Action", []))]
+    return [
+        statement
+        for statement in statements
+        if statement.get("Effect") == "Allow" and _sends(statement.get("Action", []))
+    ]
 
 
 def _sends(action: Any) -> bool:

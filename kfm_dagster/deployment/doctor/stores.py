@@ -42,15 +42,15 @@ def check_database(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _role(settings: Settings) -> Diagnosis:
-    own = _row(settings.database_url, "roles.may_migrate")
-    if own.may_migrate and settings.env is not Environment.DEV:
+    session = _row(settings.database_url, "roles.may_migrate")
+    if session.may_migrate and settings.env is not Environment.DEV:
         return warning(
             "the deployment works as the owner of the tables, who can alter evidence",
-            observed=own.role,
+            observed=session.role,
             expected="a role with a deployment's rights (docs/adr/021)",
             next_step="run kfm init --role NAME as the owner, then name that role in KFM_WAL_DSN",
         )
-    return ok(f"the role is {own.role}")
+    return ok(f"the role is {session.role}")
 
 
 def check_retention(settings: Settings) -> Iterator[Diagnosis]:
@@ -66,9 +66,9 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
     }
     what = f"what removes {kinds} works under a role that may write to the ledger"
     if settings.retention_dsn:
-        own = _row(settings.retention_dsn, "roles.may_migrate")
-        under = ok(f"{bounded}, under {own.role}, which only reads")
-        yield under if own.only_reads else warning(what, observed=own.role, **lacking)
+        session = _row(settings.retention_dsn, "roles.may_migrate")
+        under = ok(f"{bounded}, under {session.role}, which only reads")
+        yield under if session.only_reads else warning(what, observed=session.role, **lacking)
     elif settings.env is Environment.PROD and not settings.database_url.startswith("sqlite"):
         yield warning(what, observed="no KFM_RETENTION_DSN", **lacking)
     else:
@@ -179,13 +179,13 @@ def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) 
 
 def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
     """Check the free space of each file system with a folder of ours, once."""
-    seen: set[int] = set()
+    devices: set[int] = set()
     for folder in folders:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         device = existing.stat().st_dev
-        if device in seen:
+        if device in devices:
             continue
-        seen.add(device)
+        devices.add(device)
         usage = shutil.disk_usage(existing)
         if not usage.total:
             continue  # not a disk (/proc); the store's check reports that it takes no files

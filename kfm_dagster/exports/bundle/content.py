@@ -147,7 +147,7 @@ class Manifest(_Strict):
     versions: dict[str, str]
     """Of this package, of the two configurations, and of the library that drew the figures."""
     code: dict[str, str]
-    """Which code it was: commit or digest of the files, lockfile, image."""
+    """Version of the code: commit or digest of the files, lockfile, image."""
     recorded: Recorded
     signed_by: Annotated[str, Field(pattern=r"^([0-9A-F]{40}|[0-9A-F]{64})$")]
     """Fingerprint of the signer's certificate."""

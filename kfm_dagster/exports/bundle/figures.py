@@ -68,9 +68,9 @@ def state_transitions_svg(machine: StateMachine, transitions: Sequence[StageTran
         )
         for edge in [*conditions, *sorted(recorded - conditions.keys())]
     }
-    begun = {end: f"{count} begun" for (start, end), count in counts.items() if start is None}
+    starts = {end: f"{count} begun" for (start, end), count in counts.items() if start is None}
     boxes = (
-        _GRAPH.box(state, [begun[state], state] if state in begun else [state], name=f"state-{state}")
+        _GRAPH.box(state, [starts[state], state] if state in starts else [state], name=f"state-{state}")
         for state in machine.states
     )
     times = span(move.at for move in transitions)
@@ -102,8 +102,8 @@ def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Atte
 
 def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[str]:
     """Return every stage once, in the order of its first record: the pipeline's own."""
-    seen = [(record.at, record.stage) for record in transitions] + [(record.at, record.stage) for record in attempts]
-    return list(dict.fromkeys(stage for _, stage in sorted(seen)))
+    records = [(record.at, record.stage) for record in transitions] + [(record.at, record.stage) for record in attempts]
+    return list(dict.fromkeys(stage for _, stage in sorted(records)))
 
 
 def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Attempt]:

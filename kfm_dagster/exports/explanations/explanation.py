@@ -85,12 +85,12 @@ class Explanations:
             window = Window(since=since, until=until)
         accounts = node_accounts(self.run_states.of_run(root), self._intents(root), window)
         audit = AuditLog(self.database, clock=utc_now)
-        lines = {entry.stage: audit.of_stage(root, entry.stage) for entry in accounts}
+        lines = {account.stage: audit.of_stage(root, account.stage) for account in accounts}
         nodes = [_audited(node, lines[node.stage], window) for node in accounts]
         return RunReport(
             run_id=run_id,
             root_run_id=root,
-            reexecutions=[entry.run_id for entry in (self.reexecutions.of(root) if self.reexecutions else ())],
+            reexecutions=[account.run_id for account in (self.reexecutions.of(root) if self.reexecutions else ())],
             nodes=nodes,
             units=units_by_end(nodes),
             failing_gates=[gate for stage, entries in lines.items() for gate in _failing_gates(stage, entries)],

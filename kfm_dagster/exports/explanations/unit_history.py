@@ -45,8 +45,8 @@ def issues_of(record: NoddWalRecord, run_states: RunStateStore, artifacts: Artif
     states = run_states.of_run(record.ingest_run_id) if record.ingest_run_id else ()
     # Other records of a run have no units.
     order = {f"{record.dataset}.{operator}": number for number, operator in enumerate(operators())}
-    own = [state for state in states if state.dataset_id in order]
-    for state in sorted(own, key=lambda entry: (entry.recorded_at, order[entry.dataset_id]), reverse=True):
+    chain_states = [state for state in states if state.dataset_id in order]
+    for state in sorted(chain_states, key=lambda entry: (entry.recorded_at, order[entry.dataset_id]), reverse=True):
         if state.artifact_uri is None:
             continue
         reference = ArtifactReference(uri=state.artifact_uri, sha256=str(state.artifact_sha256))
