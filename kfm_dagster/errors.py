@@ -100,7 +100,7 @@ class IllegalTransitionError(KfmError):
 
 
 class RecordMovedError(KfmError):
-    """The record has changed since it was looked at."""
+    """The record has changed since it was read."""
 
     exit_code = ExitCode.REFUSED
 

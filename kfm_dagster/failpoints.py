@@ -1,4 +1,4 @@
-"""Failpoints: points at which fault injection can cut this process off from the world.
+"""Failpoints: points where fault injection can cut this process off from the world.
 
 Every commit and every external call has a failpoint before and after it: between the two the world has changed
 and this process may not know. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
@@ -21,7 +21,7 @@ Made = TypeVar("Made")
 
 @unique
 class Failpoint(StrEnum):
-    """A point at which a process may die, wait, or see a dependency fail: `<dependency>.<call>.<moment>`."""
+    """A point where a process may die, wait, or see a dependency fail: `<dependency>.<call>.<moment>`."""
 
     DATABASE_BEGIN = "database.begin"
     """A transaction is about to begin, to read or to write; the database has no request yet."""
@@ -30,9 +30,9 @@ class Failpoint(StrEnum):
     DATABASE_COMMIT_AFTER = "database.commit.after"
     """A transaction is durable; an error here is a commit whose answer got lost."""
     STAGE_COMPUTED = "stage.computed"
-    """A node has worked and its external effects are made; nothing of the stage is committed."""
+    """A node has finished, with its external effects; the stage is not committed."""
     STAGE_COMMITTED = "stage.committed"
-    """A stage is durable; what may only follow its commit (acknowledging messages) has not begun."""
+    """A stage is durable; acknowledging its messages, only allowed after its commit, has not begun."""
     QUEUE_RECEIVE_BEFORE = "queue.receive.before"
     """A receive request is about to be sent."""
     QUEUE_RECEIVE_AFTER = "queue.receive.after"
@@ -50,9 +50,9 @@ class Failpoint(StrEnum):
     QUEUE_SEND_AFTER = "queue.send.after"
     """The messages are on the queue; an error here is a send whose answer got lost."""
     OBJECT_HEAD_BEFORE = "object.head.before"
-    """A provider's object is about to be asked for its head, with or without its first bytes."""
+    """A provider's object is about to be requested for its head, with or without its first bytes."""
     OBJECT_HEAD_AFTER = "object.head.after"
-    """The head is here."""
+    """The head has arrived."""
     OBJECT_READ_BEFORE = "object.read.before"
     """A range of a provider's object is about to be read."""
     OBJECT_READ_AFTER = "object.read.after"
@@ -100,7 +100,7 @@ class Failpoint(StrEnum):
     LANDING_PUT_BEFORE = "landing.put.before"
     """A batch of raw messages is about to be landed."""
     LANDING_PUT_AFTER = "landing.put.after"
-    """The batch is landed, and no record has been made of it."""
+    """The batch is landed, and not recorded."""
 
 
 Labels = Mapping[str, str]

@@ -53,7 +53,7 @@ GCO2E_PER_KWH = 445.0
 
 @unique
 class Environment(StrEnum):
-    """Where this process runs; guards are stricter towards prod."""
+    """The environment of this process; guards are stricter towards prod."""
 
     DEV = "dev"
     STAGE = "stage"
@@ -62,7 +62,7 @@ class Environment(StrEnum):
 
 @unique
 class SnsVerify(StrEnum):
-    """Whether a message has to bear its SNS topic's signature."""
+    """Whether a message needs its SNS topic's signature."""
 
     REQUIRE = "require"
     OFF = "off"
@@ -75,7 +75,7 @@ class FeedKind(StrEnum):
     WHOLE = "whole"
     """Every object that its provider announces: an hour without objects is a gap."""
     SAMPLE = "sample"
-    """Some of them: how many should be there is not known, so gate G6 has nothing to look at."""
+    """A part of these objects: the due number is unknown, so gate G6 does not apply."""
 
 
 class Settings(BaseSettings):
@@ -319,7 +319,7 @@ class Settings(BaseSettings):
     def _one_postgres_driver(cls, value: str, info: ValidationInfo) -> str:
         # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3, and dagster-postgres fails on NOTIFY with it.
         for bare in ("postgresql://", "postgres://"):
-            # dagster.yaml names KFM_DAGSTER_DSN: Dagster reads the variable as it is.
+            # dagster.yaml names KFM_DAGSTER_DSN: Dagster reads the variable unchanged.
             if value.startswith(bare) and info.field_name != "dagster_dsn":
                 value = "postgresql+psycopg2://" + value.removeprefix(bare)
         if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):

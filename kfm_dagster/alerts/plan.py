@@ -19,7 +19,7 @@ ALERTS = "alerts.yaml"
 
 @unique
 class Level(StrEnum):
-    """How much an alert matters; from the first member up to the last."""
+    """The severity of an alert, rising from the first member to the last."""
 
     INFO = "info"
     """For the reader of a list."""
@@ -77,7 +77,7 @@ Span = Annotated[Duration, AfterValidator(_some)]
 
 
 class RuleTerms(Strict):
-    """The conditions on which a rule opens an alert, and the alert's notification."""
+    """The conditions for a rule's alert, and the alert's notification."""
 
     threshold: int = Field(ge=1)
     window: Span

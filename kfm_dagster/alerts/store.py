@@ -212,7 +212,7 @@ def look_of(alert: Alert) -> str:
 
 
 def message_of(alert: Alert, terms: RuleTerms, *, why: str) -> AlertMessage:
-    """Return the message about an alert as it is now; `why` is the reason while it fires."""
+    """Return the message about an alert's present state; `why` is the reason while it fires."""
     count = f"{alert.observed} events within {spoken(terms.window)} (it fires from {terms.threshold} on)"
     run = f" in run {alert.run_id}" if alert.run_id else ""
     lines = [

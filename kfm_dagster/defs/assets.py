@@ -36,7 +36,7 @@ from kfm_dagster.stages.failure import StageFailedError
 
 
 class ReplayOf(dg.Config):
-    """The run that is done again as replay_plan.yaml says, and why. A person approves it first."""
+    """The run to repeat by replay_plan.yaml, and the reason. A person approves it first."""
 
     run_id: str = Field(description="The run: the id that it has in Dagster, the root's of a re-execution.")
     reason: str = Field(description="Why.")
@@ -44,7 +44,7 @@ class ReplayOf(dg.Config):
 
 
 class MessageParseConfig(dg.Config):
-    """Where a run takes its units from. Empty is right for a run started by hand."""
+    """The source of a run's units. Empty is right for a run started by hand."""
 
     source: Source = Field(
         default=Source.LISTING,

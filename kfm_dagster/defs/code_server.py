@@ -37,10 +37,10 @@ UNKNOWN_EXIT = 255
 
 
 class RunProcess(ForkServerProcess):
-    """A forked process, which is alive until it ends, whatever becomes of the process that it was forked from."""
+    """A forked process; it counts as alive until it ends, even after its parent has ended."""
 
     def is_alive(self) -> bool:
-        """Return whether it runs. Dagster reports a run as failed whose process does not."""
+        """Return whether it runs. Dagster reports a run without a running process as failed."""
         if super().is_alive():
             return True
         return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_processes.is_running(self.pid)

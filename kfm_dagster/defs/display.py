@@ -186,7 +186,7 @@ def stage_metadata(
 
 
 def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, account: NodeAccount) -> dict[str, Any]:
-    """Return the metadata of an observation that a stage had nothing to do."""
+    """Return the metadata of the observation of a stage without work."""
     by = stage.skipped.applied_by if stage.skipped else None
     return {
         **_lead("skipped", day_sentence(day), account, cause=cause.value),
@@ -301,7 +301,7 @@ STEPS = 4
 def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a plot of delay over elevation as Markdown, a curve by site; None without rows.
 
-    rows: those of the table of arrivals. Each site's first volume is drawn: its others differ in their pattern only.
+    rows: the table of arrivals. Each site's first volume is drawn: its other volumes differ in their pattern only.
     """
     first: dict[str, str] = {}
     for row in rows:

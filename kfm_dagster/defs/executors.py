@@ -15,8 +15,8 @@ from kfm_dagster.settings import Settings
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Leases after which Redis gives the task of a silent worker to another. By then the units are given back, so that
-the step does nothing twice and its run ends; a step that takes longer would be started again while it works."""
+"""Leases after which Redis gives the task of a silent worker to another. By then the units are released, so that
+the step does nothing twice and its run ends; a longer step would be started again while it works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:

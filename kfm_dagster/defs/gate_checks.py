@@ -79,7 +79,7 @@ def gate_results(
 def not_evaluated(
     key: dg.AssetKey, gates: Iterable[Gate], stage: StagedNode, *, day: DayReport
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield the gate results of a reused output: those of the run that computed it."""
+    """Yield the gate results of a reused output, from the run that computed it."""
     skipped = stage.skipped
     cause = skipped.skipped.value if skipped and skipped.skipped else ""
     for gate in gates:
@@ -100,7 +100,7 @@ def not_evaluated(
 
 
 def _out_by(gate: Gate, day: DayReport) -> int:
-    """Count the units of the day that a gate removed, without those of a run still in progress."""
+    """Count the day's units that a gate removed, except units of a run still in progress."""
     return day.failing.get(GateIssue[gate.name].value, 0)
 
 

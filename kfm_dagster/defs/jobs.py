@@ -214,7 +214,7 @@ REPLAY_JOB = "replay"
 
 
 class ReplayConfig(dg.Config):
-    """What to have done again. Either `spec`, or the fields below it. Who decides is no part of it: DAGSTER_UI does."""
+    """The units to replay: either `spec`, or the fields below it. The decision's actor is always DAGSTER_UI."""
 
     spec: str = Field("", description="A selection spec (YAML), as kfm replay select --save writes it; alone.")
     mode: str = Field("failed-only", description="failed-only, repair-and-replace or backfill.")

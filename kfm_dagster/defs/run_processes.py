@@ -20,14 +20,14 @@ SERVER_TAG = ".dagster/grpc_info"
 
 
 def fail_lost_runs(instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) -> bool:
-    """Report started runs whose process is gone as failed; return whether there were any."""
+    """Report started runs whose process is gone as failed; return whether any existed."""
     lost = False
     for run in runs:
         pid = _pid(instance, run) if run.status is dg.DagsterRunStatus.STARTED else None
         if pid is None or is_running(pid):
             continue
         lost = True
-        # A process that ended well has recorded it before it was gone.
+        # A process that ended well has recorded its end first.
         current = instance.get_run_by_id(run.run_id)
         if current is not None and not current.is_finished:
             instance.report_run_failed(current, f"the run's process {pid} is gone")

@@ -100,12 +100,12 @@ def ingest_sensors(
         opened, state, ledger = pipeline.get(), pipeline.state(), wal.get()
         # Before evidence, lineage and Items are written; units keep their attempts while no run could store results.
         state.ensure_ready(opened.settings, opened.database)
-        say, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
+        info, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
         dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
         look_after(opened, state, dead=dead, warn=warn)
         dead.forget_ended()
-        ReplayEngine(pipeline=opened).advance_all(say=say)
-        IntentRecovery(pipeline=opened).advance(state.intents, say=say)
+        ReplayEngine(pipeline=opened).advance_all(say=info)
+        IntentRecovery(pipeline=opened).advance(state.intents, say=info)
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
@@ -323,7 +323,7 @@ def listing_run(request: ListingRequest) -> dg.RunRequest:
 
 
 def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[dg.RunRequest], str]:
-    """Return the requests for the days whose beams are due, and the reason where there are none."""
+    """Return the requests for the days whose beams are due, and the reason if none are."""
     due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
     requests = [
         dg.RunRequest(

@@ -1,11 +1,11 @@
-"""A dataset's chain in a process, and the rollback of a run after a stage failed for good (PCS-03).
+"""A dataset's chain without Dagster, and the rollback of a run after a stage failed for good (PCS-03).
 
-A rollback undoes the run's other stages, too: those before the failed one, and those after it of an earlier process of
-the run, because a re-execution may fail sooner. A transaction, in reverse topological order: first it releases the
-claims, so that no effect is undone that another run may rely on; then it withdraws lineage, restores Items byte for
-byte, and revokes each stage's output in run-state, after the commit if run-state is outside the database.
+A rollback also undoes the run's other stages: the stages before the failed stage, and the later stages of an earlier
+process of the run, because a re-execution may fail sooner. A transaction, in reverse topological order: first it
+releases the claims, so that no effect is undone that another run may rely on; then it withdraws lineage, restores Items
+byte for byte, and revokes each stage's output in run-state, after the commit if run-state is outside the database.
 
-Belongs here: running the nodes without Dagster, and taking a run back. Does not belong here: the nodes (`nodes.py`),
+Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`),
 the run contract around each (`stages/run_contract.py`), the failed stage's own compensation (`stages/lifecycle.py`), or
 runs whose process died: they are not rolled back, because the next attempt of their units converges.
 """

@@ -121,9 +121,9 @@ class MessageParse(ChainNode):
     def references(self) -> Sequence[InputReference]:
         """Return the requests to ledger or bucket, each with its query and the day as its window.
 
-        Those of a listing have the digest of its objects with ETag and Last-Modified: the earlier digest if the run has
-        listed before, because a run lists once, even if the bucket has changed. Those of a backfill have none, because
-        it records objects while it lists.
+        Requests of a listing have the digest of its objects with ETag and Last-Modified: the earlier digest if the run
+        has listed before, because a run lists once, even if the bucket has changed. A backfill's requests have none,
+        because it records objects while it lists.
         """
         day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
         requests: dict[str, dict[str, str]] = {

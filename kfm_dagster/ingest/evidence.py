@@ -60,7 +60,7 @@ class EvidenceCollector:
         self._bundles = Artifacts(lambda: pipeline.store, folder=FOLDER)
 
     def collect(self, *, limit: int = LIMIT) -> int:
-        """Collect missing evidence of quarantined units, oldest first; return how many.
+        """Collect missing evidence of quarantined units, oldest first; return the number.
 
         Does not raise for a store's failure. The next call takes the cases if the landing zone or artifact store does
         not answer, and a case whose Item cannot be withdrawn. The evidence notes an unreadable object. An error in a

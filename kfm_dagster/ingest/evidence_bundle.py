@@ -28,7 +28,7 @@ from kfm_dagster.storage.object_handle import ObjectHead
 
 KIND = "kfm.nodd.evidence/v1"
 MAX_BODY_CHARACTERS = 16_384
-"""A message of one record has about 2,000. The landing zone, which the bundle names, has the whole message with the
+"""A message with 1 record has about 2,000. The landing zone, which the bundle names, has the whole message with the
 records of other units."""
 _DEPTH = 20
 """Limit of nesting, against forged messages: an S3 event in a text in a notification is 8 levels deep."""

@@ -71,7 +71,7 @@ class FeedWatch:
     def record_day(
         self, contract: DatasetContract, facts: PartitionFacts, *, run_id: str | None = None
     ) -> tuple[int, int]:
-        """Record a day's open and closed gaps; return how many changed and how many closed."""
+        """Record a day's open and closed gaps; return the numbers of changed and of closed gaps."""
         if contract.coverage is None:
             return 0, 0
         now = self.clock()

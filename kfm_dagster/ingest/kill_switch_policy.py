@@ -1,6 +1,6 @@
 """Kill switches: receiving and planning while a switch is on, and its report (WAL-10).
 
-Belongs here: the switches of a queue or a dataset, how long its messages are hidden, the units in flight, and the
+Belongs here: the switches of a queue or a dataset, the time its messages are hidden, the units in flight, and the
 sentences. Does not belong here: the switches themselves (`governance/switches.py`), and claims (`ledger/store.py`),
 which check the switches themselves.
 """
@@ -49,7 +49,7 @@ class KillSwitchPolicy:
         return list({switch.dataset: switch for switch in switches}.values())
 
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
-        """Return for how many seconds a message should be hidden; None if the dataset is on.
+        """Return the seconds that a message should be hidden; None if the dataset is on.
 
         Until the switch expires, up to SQS's limit: a message that comes back earlier only uses up receives, after
         which the redrive policy moves it to the DLQ.

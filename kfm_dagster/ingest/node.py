@@ -62,7 +62,7 @@ class ChainNode(StageNode):
     operator: ClassVar[str]
     """Names run-state and Dagster's op."""
     asset: ClassVar[str]
-    """Names the asset that the op makes."""
+    """Names the op's asset."""
     description: ClassVar[str]
     """The asset's description in the UI."""
     did: ClassVar[tuple[str, str]] = ("worked on", "unit")
@@ -74,7 +74,7 @@ class ChainNode(StageNode):
     required_gates: ClassVar[tuple[Gate, ...]] = ()
     """The gates that check its output; the other gates do not apply to it."""
     replayable: ClassVar[bool] = False
-    """Whether `results` is a function of what it is given, so that a run can be compared with itself."""
+    """Whether `results` depends on its input only, so that a run can be compared with itself."""
 
     pipeline: Pipeline
     dataset: str
@@ -143,12 +143,12 @@ class ChainNode(StageNode):
 
     @property
     def reference_time(self) -> datetime:
-        """When the run claimed its units; every attempt of a run judges by the same."""
+        """The time of the run's claims; every attempt of a run judges by the same time."""
         return self.claimed_at or self.pipeline.clock()
 
     @property
     def claimed_at(self) -> datetime | None:
-        """When the chain's first node was committed in this run; None while it is not."""
+        """The time of the commit of the chain's first node in this run; None before it."""
         first = self.chain()[0]
         state = self.pipeline.stages.run_states.get(f"{self.dataset}.{first.operator}", self.run_id)
         return state.recorded_at if state else None
@@ -217,7 +217,7 @@ class ChainNode(StageNode):
 
 @dataclass(kw_only=True)
 class EffectNode(ChainNode):
-    """A step whose `transform` changes something outside the database, which `compensate` takes back."""
+    """A step whose `transform` has effects outside the database; `compensate` undoes them."""
 
     leaves_effects = True
 
@@ -260,7 +260,7 @@ def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
 
 
 PART = 3
-"""A lease is renewed three times in its life, so that one renewal may fail."""
+"""A lease is renewed three times in its life, so that a renewal may fail."""
 
 BATCH = 1_000
 """Messages read and hidden at a time."""

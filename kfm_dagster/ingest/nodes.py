@@ -2,7 +2,7 @@
 
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
-A node binds an operator (pure, over an envelope) to a batch: bounded concurrency for reads, a call for writes. The
+A node binds an operator (pure, over an envelope) to a batch: bounded concurrency for reads, one call for writes. The
 first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of masking
 (`governance/rules.py`), the order of hash, skip, compute and commit (`stages/run_contract.py`).
 """
@@ -177,7 +177,7 @@ class StacRegister(EffectNode):
     replayable = True
 
     seconds: list[float] = field(default_factory=list, init=False)
-    """What each part of the batch took to be written."""
+    """The writing time of each part of the batch."""
 
     @override
     def transform(self) -> list[Envelope]:
@@ -285,7 +285,7 @@ class ProvenanceEmit(EffectNode):
 
 @dataclass(kw_only=True)
 class Settle(ChainNode):
-    """Give each claimed record its final status; then the messages whose units are all terminal may go."""
+    """Give each claimed record its final status; then delete messages whose units are all terminal."""
 
     operator = "settle"
     asset = "ledger"
@@ -378,7 +378,7 @@ def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) 
     """Write the decisions behind a batch's maskings into the governance log, once per run."""
     log = node.pipeline.ledger.log
     maskings = list(_maskings(node, made))
-    # A re-execution of the run may compute the batch again: it is the same decision.
+    # A re-execution of the run may compute the batch again: the decision is the same.
     if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
         for masking, counts in maskings:
             details = {"run_id": node.run_id, "partition": node.partition, **counts}

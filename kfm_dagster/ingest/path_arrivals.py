@@ -195,7 +195,7 @@ class PathDay:
 
 @dataclass(kw_only=True)
 class PathArrivals(ChainNode):
-    """The node for one dataset and day; it claims no units and needs no batch."""
+    """The node for a dataset and day; it claims no units and needs no batch."""
 
     operator = NODE
     asset = NODE

@@ -157,7 +157,7 @@ class Pipeline:
 
     @cached_property
     def deliveries(self) -> Deliveries:
-        """Messages received and what became of them."""
+        """Received messages and their outcomes."""
         return Deliveries(self.database, clock=self.clock)
 
     @cached_property
@@ -167,12 +167,12 @@ class Pipeline:
 
     @cached_property
     def window(self) -> PartitionWindow:
-        """The days that the deployment has partitions of."""
+        """The days with partitions in the deployment."""
         return PartitionWindow(database=self.database, settings=self.settings, clock=self.clock)
 
     @cached_property
     def store(self) -> Store:
-        """Where landed messages, outputs of stages and evidence are kept. Raises ConfigurationError."""
+        """The store of landed messages, outputs of stages and evidence. Raises ConfigurationError."""
         return open_store(self.settings.storage)
 
     @cached_property
@@ -182,7 +182,7 @@ class Pipeline:
 
     @cached_property
     def signatures(self) -> Signatures:
-        """Who sent a message. Raises ConfigurationError for a wrong authority."""
+        """The verification of messages' senders. Raises ConfigurationError for a wrong authority."""
         from kfm_dagster.notifications.authenticity import Signatures  # noqa: PLC0415, cryptography and an HTTP client
 
         return Signatures(self.settings)
@@ -213,14 +213,14 @@ class Pipeline:
 
     @cached_property
     def following(self) -> FollowerRunner:
-        """How far the catalog's followers have come."""
+        """The runner of the catalog's followers."""
         from kfm_dagster.catalog.following import FollowerRunner  # noqa: PLC0415
 
         return FollowerRunner(self.database, self.registry, open_publisher(self.settings.catalog), clock=self.clock)
 
     @cached_property
     def followers(self) -> Sequence[Follower]:
-        """What follows the catalog, as it is installed and configured. Raises ConfigurationError."""
+        """The installed and configured followers of the catalog. Raises ConfigurationError."""
         sources = self.sources or FollowerSources.load(self.settings, self.registry)
         return sources.followers(
             FollowerContext(
@@ -284,7 +284,7 @@ class Pipeline:
 
     @cached_property
     def acknowledger(self) -> Acknowledger:
-        """What deletes and postpones messages."""
+        """Deletes and postpones messages."""
         return Acknowledger(
             deliveries=self.deliveries,
             primary=lambda: self.queue,
@@ -303,7 +303,7 @@ class Pipeline:
 
     @cached_property
     def code(self) -> CodeFingerprint:
-        """Which code this process runs."""
+        """The fingerprint of this process's code."""
         return installed_code(self.settings)
 
     @cached_property

@@ -25,7 +25,7 @@ WORTH_A_RUN = 100
 a run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at little more than its least cost."""
 
 LaneKey = tuple[str, Lane]
-"""A partition and a lane: the key that counts runs."""
+"""A partition and a lane: runs are counted by this key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def of_known_days(
 
 
 def why_unknown(unknown: Mapping[str, int], *, today: str) -> str:
-    """Return which units wait until Dagster knows their day, and what helps; empty if none."""
+    """Return the units that wait until Dagster knows their day, and the remedy; empty if none."""
     past = sorted(day for day in unknown if day <= today)
     future = sorted(day for day in unknown if day > today)
     reasons = []
@@ -91,7 +91,7 @@ def _span(days: Sequence[str]) -> str:
 
 
 def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) -> dict[Lane, int | None]:
-    """Return how many runs of each lane may be active at a time; None means no limit.
+    """Return the limit of active runs of each lane; None means no limit.
 
     `run_slots` is the deployment's limit of runs in progress (None: no limit). Bulk work gets the slots that the live
     share leaves. Live work gets all slots, but one fewer while bulk work waits: otherwise a queue full of live runs

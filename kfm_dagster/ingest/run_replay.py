@@ -2,7 +2,7 @@
 
 The first node of the replaying run repeats the original's stages, each from its saved input, and compares the results;
 that reads objects and checkpoints only. After a divergence it fails before any change, so the original's output stays
-current. If the results are equal, one transaction requeues the units by a governed override and claims them; then the
+current. If the results are equal, a transaction requeues the units by a governed override and claims them; then the
 original's effects are compensated, and the chain runs as usual, through every gate. Does not belong here: replays of
 selected units (`recovery/replay/engine.py`).
 """
@@ -78,7 +78,7 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
     """Yield comparisons of a run's replayable stages, in reverse topological order.
 
     Compares the units that succeeded in the run. Raises RunReplayRefusedError if the plan or the run does not allow a
-    replay, StoreSilentError if an object's store does not answer: then there is no result.
+    replay, StoreSilentError without a result if an object's store does not answer.
     """
     plan = pipeline.card.replay_plan.replay
     outputs = {node: _output(pipeline.stages, plan, f"{dataset}.{node.operator}", run_id) for node in chain()}
@@ -143,7 +143,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ReplayDivergedError(StageRefusedError):
-    """A stage that was done again gave another result than the original."""
+    """A repeated stage gave another result than the original."""
 
     error_class = ErrorClass.E_GATE
 
@@ -167,7 +167,7 @@ class ReplayDivergedError(StageRefusedError):
 
 @dataclass(kw_only=True)
 class ReplayedParse(ChainNode):
-    """Take over the units that a run brought to success, once that run is seen to give the same again."""
+    """Take over a run's succeeded units, once repeating the run has given equal results."""
 
     operator = MessageParse.operator
 
@@ -261,7 +261,7 @@ class ReplayedParse(ChainNode):
 
     @override
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry:
-        """Return the entry of the units that were claimed again."""
+        """Return the entry of the reclaimed units."""
         return claimed_of(self, batch)
 
     @override

@@ -40,7 +40,7 @@ from kfm_dagster.storage.private import private_folder
 MAX_CERTIFICATE_BYTES = 64 * 1024
 """Limit of a response: a certificate has 2 kB."""
 MAX_CHAIN = 4
-"""Certificates below the authority: SNS's own and an issuer today."""
+"""Certificates below the authority: SNS's own and its issuer today."""
 MAX_KEPT = 32
 """Limit of the folder's files; a region's certificate changes about once a year."""
 CONNECT_SECONDS = 3.0
@@ -130,7 +130,7 @@ def get(url: str, seconds: float) -> bytes:
 
 @functools.cache
 def public_authorities() -> Chain:
-    """Return the authorities that browsers trust (certifi), but for those that the library cannot read."""
+    """Return the authorities that browsers trust (certifi), except unreadable certificates."""
     return certificates_in(Path(certifi.where()).read_bytes())
 
 
@@ -174,7 +174,7 @@ RAW = "no SNS envelope, so nobody signed it; KFM_SNS_VERIFY=off accepts raw deli
 
 
 class Signatures:
-    """Verifies messages under the settings. No content of a message makes it raise."""
+    """Verifies messages under the settings. Never raises for a message's content."""
 
     def __init__(self, settings: Settings, *, certificates: Certificates | None = None) -> None:
         self._required = settings.verifies_signatures

@@ -115,7 +115,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
 
 
 def verify(message: SignedMessage, chain: Sequence[x509.Certificate], *, anchors: Sequence[x509.Certificate]) -> None:
-    """Check that the chain leads to an anchor at the message's time, and its leaf signed it.
+    """Check that the chain leads to an anchor at the message's time, and that its leaf signed the message.
 
     The message's time, which is signed, and not the present: messages that waited or are read again stay valid. Raises
     SignatureError.

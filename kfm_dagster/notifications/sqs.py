@@ -91,7 +91,7 @@ class Queue:
 
     @property
     def url(self) -> str:
-        """URL of the queue, asked for once."""
+        """URL of the queue, requested once."""
         with self._lock:
             if self._url is None:
                 try:
@@ -191,7 +191,7 @@ class Queue:
         return self._in_batches(receipts, delete_batch)
 
     def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Set after how many seconds each delivery becomes visible; return the changes that failed."""
+        """Set the seconds until each delivery becomes visible; return the failed changes."""
         url = self.url
 
         def change_batch(batch: Sequence[tuple[str, int]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`configs/retention.yaml`: how long each kind of bulky data is kept.
+"""`configs/retention.yaml`: the retention time of each kind of bulky data.
 
 Belongs here: the model of the file, and the least age of each kind. Does not belong here: which data may be deleted
 (`sql/queries/retention.sql`, `defs/run_storage.py`).

@@ -1,7 +1,7 @@
 """Pruning: count or remove, in batches, the data that are past their policy and unneeded.
 
 The store lists its files, and the database selects the unneeded files. Removals are not recorded, so that the next
-retention lists the rest. Does not belong here: what still needs a file (`sql/queries/retention.sql`), old runs of
+retention lists the rest. Does not belong here: the needs for a file (`sql/queries/retention.sql`), old runs of
 Dagster (`defs/run_storage.py`).
 """
 
@@ -70,7 +70,7 @@ class Pruned:
 
     @property
     def needed(self) -> int:
-        """How many are older and stay, because something needs them."""
+        """The number of older, still needed data."""
         return self.old - self.removed
 
 

@@ -20,10 +20,10 @@ from kfm_dagster.stages.machine import GateDecision
 
 @unique
 class SkipCause(StrEnum):
-    """Why a node did nothing."""
+    """The reason for skipping a node."""
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node succeeded in this run with the same inputs, or what failed in it is not this run's any more."""
+    """This node succeeded in this run with the same inputs, or its failed units are not this run's any more."""
     OTHER_INPUTS = "OTHER_INPUTS"
     """This node succeeded in this run with other inputs, and no unit is this run's any more: a replay applies the new
     inputs (`kfm replay run`)."""

@@ -52,7 +52,7 @@ class Condition:
 
     @property
     def gates(self) -> frozenset[Gate]:
-        """The gates that it asks for."""
+        """The gates in the condition."""
         return frozenset(gate for gate in Gate if gate.value in self.names)
 
     @classmethod
@@ -124,7 +124,7 @@ POSSIBLE: Mapping[tuple[StageState, StageState], frozenset[str]] = {
 
 @unique
 class ErrorClass(StrEnum):
-    """Why a stage failed as a whole (pipeline card, chapter 7, section IV)."""
+    """The class of a stage's failure as a whole (pipeline card, chapter 7, section IV)."""
 
     E_INPUT = "E_INPUT"
     """Contract, type or window: the input or the configuration is wrong; a person has to act."""
@@ -233,7 +233,7 @@ class StateMachine(Strict):
 
     @property
     def key_parts(self) -> Sequence[str]:
-        """What an idempotency key is made of, in order."""
+        """The parts of an idempotency key, in order."""
         return self.idempotency_key.split("+")
 
     @field_validator("states")
@@ -278,14 +278,14 @@ class StateMachine(Strict):
 
 
 class Verify(Strict):
-    """What of a replay's outputs is compared with the original's."""
+    """The parts of a replay's outputs to compare with the original's."""
 
     hash: bool
     primary_keys: bool
 
 
 class Replay(Strict):
-    """How a run is replayed."""
+    """The rules for replaying a run."""
 
     enabled: bool
     order: Literal["reverse_topology"]
@@ -320,7 +320,7 @@ class ReplayPlan(Strict):
 
 
 class Card(BaseModel):
-    """The files, and the bytes of those that go with a release as they were read."""
+    """The files, and the read bytes of the files that a release includes."""
 
     model_config = ConfigDict(frozen=True)
 

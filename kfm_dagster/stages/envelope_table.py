@@ -50,7 +50,7 @@ class Column(NamedTuple):
 
 
 def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ()) -> list[Column]:
-    """Return each leaf's column; those of the `earlier` batch that have the same values, by identity, as they are.
+    """Return each leaf's column; an `earlier` batch's column with the same values, by identity, is returned as it is.
 
     A stage leaves most values as they were, so that few are encoded again.
     """

@@ -1,6 +1,6 @@
 """Failures and refusals of stages, with their class (pipeline card, chapter 7, section IV).
 
-Belongs here: the errors, and the classification of any error. Does not belong here: what follows (`lifecycle.py`).
+Belongs here: the errors, and the classification of any error. Does not belong here: the consequences (`lifecycle.py`).
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ class GateDecision:
 
     @property
     def error_class(self) -> ErrorClass:
-        """The class of what fails the stage."""
+        """The class of the stage's failure."""
         return next((_CLASSES.get(verdict.gate, ErrorClass.E_GATE) for verdict in self.failing), ErrorClass.E_GATE)
 
 
 def review_codes(card: StateMachine) -> frozenset[str]:
-    """Return the codes of the gates whose removed units go to a person at once."""
+    """Return the codes of the gates whose removed units are quarantined at once."""
     return frozenset(
         GateIssue[gate].value for gate in Gate if _CLASSES.get(gate, ErrorClass.E_GATE) in card.human_review
     )

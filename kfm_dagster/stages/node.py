@@ -71,7 +71,7 @@ class StageNode(ABC):
         return nullcontext()
 
     def transform(self) -> list[Envelope]:
-        """Compute the output; by default the batch as it is."""
+        """Compute the output; by default the unchanged batch."""
         return list(self.received)
 
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, a default
@@ -101,7 +101,7 @@ class StageNode(ABC):
         return True
 
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the node's checks over the batch as it is stored."""
+        """Count the node's checks over the stored batch."""
         return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
 
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry | None:  # noqa: ARG002, a default

@@ -1,7 +1,7 @@
 """The port to run-state, by (dataset_id, run_id): decides skips and records every outcome.
 
 All run-state of stages passes through here, with the output that the record names. Belongs here: the content of a
-record, and which stages it lets skip. Does not belong here: the stores (`run_state/`), or when a stage calls the port
+record, and the stages that it skips. Does not belong here: the stores (`run_state/`), or when a stage calls the port
 (`run_contract.py`).
 """
 
@@ -112,7 +112,7 @@ class RunStatePort:
         )
 
     def count_skip(self, key: RunStateKey, tx: Transaction) -> None:
-        """Count that a node had nothing to do."""
+        """Count a node without work."""
         count(tx, Total.RUN_STATE_SKIPS, key.dataset_id)
 
     def fail(self, key: RunStateKey, tx: Transaction) -> None:

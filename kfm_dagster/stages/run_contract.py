@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # A withdrawn output is recomputed once, and then reused again; any other is computed for this run.
+            # A withdrawn output is recomputed once, then reused; any other output is computed for this run.
             content = again(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

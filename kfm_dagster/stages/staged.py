@@ -48,7 +48,7 @@ class StagedNode:
     intent: Intent | None = None
     attempt: StageAttempt | None = None
     unlocked: str | None = None
-    """Why the clock was not locked, where the card restricts the output for that."""
+    """The reason of an unlocked clock, if the card restricts the output for it."""
     made: Judged | None = field(default=None, repr=False)
     batch: StageBatch | None = field(default=None, repr=False)
     """The stored output."""
@@ -125,7 +125,7 @@ class StagedNode:
     def _lineage(self, kept: StageBatch, claimed: ManifestEntry | None) -> dict[str, Any]:
         """Return PROV-O nodes: the output and its sources, by the digests that other outputs have.
 
-        The sources are those of the hashed content: a node that lists a bucket would get a newer listing by now.
+        The sources are the hashed content's: a node that lists a bucket would get a newer listing by now.
         """
         # The ledger entry precedes the claim; the claim's entry of the same URI replaces it.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))

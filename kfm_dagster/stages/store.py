@@ -90,7 +90,7 @@ class StageStore:
     ) -> StageAttempt:
         """Open the next attempt, pending; first mark a dead worker's running attempt as failed.
 
-        A refused attempt is retried as it is: the same attempt, with an audit line about the retry.
+        A refused attempt is retried unchanged: the same attempt, with an audit line about the retry.
 
         Raises StageMoveError when an attempt after a failure has another key or other inputs than the failed attempt.
         """

@@ -79,7 +79,7 @@ class CodecarbonMeter:
             end()
 
     def begin(self) -> Callable[[], Energy | None] | None:
-        """Begin a measurement and return its end; None during another one, to avoid counting twice."""
+        """Begin a measurement and return its end; None during another, to avoid counting twice."""
         if not self._busy.acquire(blocking=False):
             return None
         try:

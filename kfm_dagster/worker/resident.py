@@ -93,7 +93,7 @@ def _is_free(file: Path) -> bool:
 
 
 LONG_POLL_SECONDS = 5
-"""How long a request waits for a message: shorter than the client's read timeout (10 s), and at most the pause between
+"""Time that a request waits for a message: shorter than the client's read timeout (10 s), and at most the pause between
 two looks at the ledger. The requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are a batch: a run of any size costs a tenth of a second."""
@@ -129,7 +129,7 @@ class WorkedBatch:
 
     @property
     def units(self) -> int:
-        """How many units the run claimed."""
+        """The number of units that the run claimed."""
         return len(self.outputs[0].envelopes)
 
     def as_json(self) -> dict[str, Any]:

@@ -29,13 +29,13 @@ class DayState(StrEnum):
     WAITING = "waiting"
     """Its turn has not come, or its dataset is switched off."""
     REQUESTED = "requested"
-    """A run that lists it has been asked for; a run that dies is asked for again."""
+    """A run that lists it is requested; a dead run is requested again."""
     LISTED = "listed"
     """Each of its objects has a record in the ledger."""
 
 
 class BackfillError(KfmError):
-    """The backfill cannot be as it is asked for."""
+    """The requested backfill is not possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +98,12 @@ class DayProgress:
 
     @property
     def known(self) -> int:
-        """Listed objects that the ledger knew before, and that were left as they are."""
+        """Listed objects that the ledger knew before and left unchanged."""
         return max(0, self.listed - self.created - self.requeued)
 
     @property
     def open_units(self) -> int:
-        """Units that wait, are worked on, or have failed and may be tried again."""
+        """Units that are pending, in progress, or failed and may be retried."""
         return sum(self.units.get(status, 0) for status in (Status.PENDING, Status.IN_PROGRESS, Status.FAILED))
 
 

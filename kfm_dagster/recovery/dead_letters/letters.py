@@ -1,6 +1,6 @@
 """Dead letters: the messages of the dead-letter queue, classed for a drain or a redrive.
 
-A dead letter is parsed as intake parses it and looked up in the ledger, so that nothing depends on why SQS gave it up.
+A dead letter is parsed as intake parses it and looked up in the ledger; the reason for its redrive does not matter.
 Looking changes only the receive counts on the queue. Does not belong here: treating letters (`treatments.py`).
 """
 
@@ -39,11 +39,11 @@ class DeadLetterClass(StrEnum):
     UNKNOWN = "unknown"
     """It parses, and the ledger has no record of a unit: a record is created."""
     FAILED = "failed"
-    """A unit failed: it is let in again, or quarantined when its policy allows no replay."""
+    """A unit failed: it is requeued, or quarantined when its policy allows no replay."""
     WAITING = "waiting"
     """A unit is pending or in progress, or the certificate of its sender cannot be fetched now: the message stays."""
     DONE = "done"
-    """Nothing is left to do: every unit succeeded or is quarantined, or it announces nothing of ours."""
+    """No work is left: every unit succeeded or is quarantined, or no unit of ours is announced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """Treatments of dead letters: drain, redrive to the primary queue, or discard them.
 
 A drain lands a batch and records it in a transaction: records for unknown units, failed > pending for failed units
-whose policy allows it, quarantine for other failed units, the receipt by which the pipeline deletes each message once
-its units are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats
+whose policy allows it, quarantine for other failed units, the receipt for deleting each message once its
+units are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats
 nothing. A redrive sends before it deletes, so a message may be on both queues but never on neither; an unreadable
 message would only come back. A discard deletes unreadable messages that a person names. Does not belong here: running
 the units (the ledger's sensor requests that).
@@ -57,7 +57,7 @@ def drain(
 ) -> DeadLetterWork:
     """Drain the selected letters in batches, with a pause and a call of `report` after each.
 
-    Stops when `stop_after` units have come back with the error that they had before this or an earlier drain (None:
+    Stops when `stop_after` units have come back with their error from before this or an earlier drain (None:
     never), or when a drained unit gives another result than an earlier success. Raises RefusedError when the
     queue or the ledger is not fit for it, UnattributedDecisionError in prod without a change reference, and
     QueueUnavailableError or DatabaseUnavailableError; the next drain continues.

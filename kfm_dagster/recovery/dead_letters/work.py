@@ -38,16 +38,16 @@ NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
 
 @unique
 class LetterOutcome(StrEnum):
-    """What became of a dead letter."""
+    """The outcome of a dead letter."""
 
     DELETED = "deleted"
-    """Every unit of it is terminal: it is off the queue."""
+    """All its units are terminal: it is deleted from the queue."""
     WAITS = "waits"
     """It stays on the dead-letter queue until its units are terminal; the pipeline deletes it then."""
     KEPT = "kept"
     """It is unreadable and stays for a person; the ledger has its reason."""
     LEFT = "left"
-    """Nothing was done: it is not selected, its dataset is switched off, or this is not the way to treat its class."""
+    """Not treated: it is not selected, its dataset is switched off, or the treatment does not suit its class."""
     MOVED = "moved"
     """It is on the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"
@@ -55,23 +55,23 @@ class LetterOutcome(StrEnum):
     REFUSED = "refused"
     """The primary queue did not take it; it stays."""
     DISCARDED = "discarded"
-    """A person gave it up; its bytes are landed and its reason is in the ledger."""
+    """A person discarded it; its bytes are landed and its reason is in the ledger."""
 
 
 @unique
 class End(StrEnum):
-    """Why the work ended."""
+    """The reason for the end of the work."""
 
     EMPTY = "empty"
-    """The queue gave nothing more."""
+    """The queue returned no further message."""
     LIMIT = "limit"
-    """So many were wanted."""
+    """The requested number is reached."""
     MAX_BATCHES = "max_batches"
-    """So many batches were wanted; there may be more."""
+    """The requested number of batches is reached; more messages may exist."""
     IN_FLIGHT = "in_flight"
-    """As many units are pending or in progress as the settings allow (KFM_MAX_IN_FLIGHT_UNITS)."""
+    """The units pending or in progress have reached KFM_MAX_IN_FLIGHT_UNITS."""
     RECURRENCE = "recurrence"
-    """Drained units came back with the error that they had had."""
+    """Drained units came back with their earlier error."""
     MISMATCH = "mismatch"
     """The ledger's account does not balance, or a drained unit gave another result than an earlier success."""
 
@@ -165,7 +165,7 @@ class DeadLetterWork:
 
     @property
     def unmet(self) -> frozenset[str]:
-        """Messages that were asked for by their ids, and are not there or were left alone."""
+        """Messages requested by id that are missing or were not treated."""
         done = {message["message_id"] for message in self.messages if message["outcome"] is not LetterOutcome.LEFT}
         return self.selection.message_ids - done
 

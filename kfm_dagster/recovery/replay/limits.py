@@ -26,7 +26,7 @@ RECORDS_OF_DAYS = 100_000
 class Limits:
     """Limits of a replay in an environment; rates and numbers in flight cover all replays.
 
-    The defaults are those of dev.
+    The defaults are dev's limits.
     """
 
     max_selection_records: int = 50_000
@@ -83,14 +83,14 @@ HOLD_AT = 0.8
 
 @unique
 class Guard(StrEnum):
-    """What can refuse a replay."""
+    """A guard that can refuse a replay."""
 
     ENVIRONMENT = "environment"
     """The selection is for another environment."""
     SCOPE = "scope"
     """A dimension is missing: a dataset, a time, and a status or an error code; or explicit wal_ids."""
     GLOBAL_SCOPE = "global_scope"
-    """Every dataset is meant at once."""
+    """The selection has every dataset."""
     WINDOW = "window"
     """The time is open, or longer than a replay may cover."""
     MAX_SELECTION_RECORDS = "max_selection_records"
@@ -104,7 +104,7 @@ class Guard(StrEnum):
     APPROVAL = "approval"
     """Results would be replaced, or units released, without a governed approval."""
     CHANGE_REFERENCE = "change_reference"
-    """The environment wants a change or incident reference."""
+    """The environment requires a change or incident reference."""
     KILL_SWITCH = "kill_switch"
     """A dataset of the selection is switched off."""
     DOWNGRADE = "downgrade"
@@ -113,7 +113,7 @@ class Guard(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why a guard refuses."""
+    """A guard's refusal with its reason."""
 
     guard: Guard
     what: str
@@ -160,7 +160,7 @@ class Request:
 
     @property
     def max_batches(self) -> int:
-        """Batches that it may have: so many as its records fill."""
+        """Maximum number of batches: at least the number that its records fill."""
         if self.selection.spec.filters.days.are_bounded:
             return max(self.limits.max_batches, -(-self.max_records // self.batch_size))
         return self.limits.max_batches
@@ -174,12 +174,12 @@ class Request:
 RATES = ("records_per_second", "batches_per_minute")
 """Limits that a replay's own options may lower."""
 REMEMBERED = timedelta(hours=1)
-"""How far back batches count; the largest batch at the lowest rate is over in 17 minutes."""
+"""The time for which batches count; the largest batch at the lowest rate is over in 17 minutes."""
 
 
 @unique
 class HoldReason(StrEnum):
-    """Why the next batch has to wait."""
+    """The reason for delaying the next batch."""
 
     GUARD = "guard"
     """A guard refuses now, although it allowed the start; a person has to act."""
@@ -193,7 +193,7 @@ class HoldReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hold:
-    """Why no batch is admitted at this moment."""
+    """The reason for admitting no batch now."""
 
     reason: HoldReason
     observed: str
@@ -205,7 +205,7 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """The batches of all replays, and how long live units wait.
+    """The batches of all replays, and the waiting time of live units.
 
     `in_flight` holds (replay, batch, dataset) of every batch with a unit that is pending or in progress, `recent` the
     decision times of all replays' latest batches, with their numbers of admitted units.
@@ -232,7 +232,7 @@ def reason_to_hold(traffic: Traffic, *, limits: Limits, datasets: Collection[str
 
 
 def queue_age(traffic: Traffic) -> float:
-    """Return how long the oldest live unit has waited, in seconds; 0 when none waits."""
+    """Return the waiting time of the oldest live unit, in seconds; 0 when none waits."""
     if traffic.live_waits_since is None:
         return 0.0
     return max((traffic.now - traffic.live_waits_since).total_seconds(), 0.0)

@@ -82,9 +82,9 @@ class UnitOutcome(StrEnum):
     """The outcome of a replay's unit, from the database's view `replay_outcomes`."""
 
     SELECTED = "selected"
-    """Its batch has not come."""
+    """Its batch is not admitted yet."""
     SKIPPED = "skipped"
-    """It was not let in."""
+    """It was not admitted."""
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     RETRYING = "retrying"
@@ -115,12 +115,12 @@ class Account:
 
     @property
     def open(self) -> int:
-        """Units that nothing final came of yet."""
+        """Units without a final outcome yet."""
         return sum(self.outcomes[outcome] for outcome in OPEN)
 
     @property
     def bad(self) -> int:
-        """Units that were let in and ended badly."""
+        """Admitted units that failed or are quarantined."""
         return sum(self.outcomes[outcome] for outcome in BAD)
 
     def as_json(self) -> dict[str, Any]:

@@ -32,9 +32,9 @@ class Mode(StrEnum):
     """The action of a replay on its selected units."""
 
     FAILED_ONLY = "failed-only"
-    """Let failed units in again, within their contract's policy."""
+    """Requeue failed units, within their contract's policy."""
     REPAIR_AND_REPLACE = "repair-and-replace"
-    """Let succeeded and quarantined units in again, too, under an approval."""
+    """Requeue succeeded and quarantined units, too, under an approval."""
     BACKFILL = "backfill"
     """List the buckets of whole days, and ingest the objects that the ledger does not have."""
 
@@ -50,7 +50,7 @@ WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f
 
 
 class SelectionMetadata(_Strict):
-    """Who the replay is for."""
+    """The replay's name, purpose, environment and labels."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="Shown wherever the replay is.")
     description: str = Field("", max_length=1000, description="What it is about, in a sentence.")
@@ -81,7 +81,7 @@ class EventTime(_Span):
 
 
 class Days(_Span):
-    """UTC days that the units are of, as the partitions are; both belong to it."""
+    """UTC days of the units, like the partitions, from the first to the last, both included."""
 
     may_be_equal: ClassVar[bool] = True
     first: date | None = None
@@ -94,14 +94,14 @@ class Days(_Span):
 
 
 class Created(_Span):
-    """When the units were discovered; `after` belongs to it, `before` does not."""
+    """The units' discovery times, from `after` up to but without `before`."""
 
     after: AwareDatetime | None = None
     before: AwareDatetime | None = None
 
 
 class Attempts(_Strict):
-    """How often units have been tried."""
+    """The number of the units' attempts."""
 
     max: int = Field(ge=0, le=1000, description="Only units with so many attempts or fewer.")
 
@@ -120,7 +120,7 @@ class Filters(_Strict):
 
 
 class SpecLimits(_Strict):
-    """How much, at most; the environment's own limits hold besides."""
+    """The replay's own limits, besides the environment's limits."""
 
     max_records: int | None = Field(None, ge=1, description="Take the first so many, by event time. Default: all.")
     batch_size: int | None = Field(None, ge=1, description="Units let in at a time.")
@@ -128,7 +128,7 @@ class SpecLimits(_Strict):
 
 
 class Options(_Strict):
-    """How."""
+    """Options of the replay."""
 
     dry_run: bool = Field(default=False, description="Only say what would be done.")
     allow_repair_and_replace: bool = Field(default=False, description="Needed, with an approval, for that mode.")
@@ -202,7 +202,7 @@ class Selection(_Strict):
 
     @property
     def replay_reason(self) -> str:
-        """Why the records are let in again, a word of the ledger's vocabulary."""
+        """The reason for the replay, a word of the ledger's vocabulary."""
         return self.metadata.labels.get("replay_reason", ReplayReason.INCIDENT)
 
     @property

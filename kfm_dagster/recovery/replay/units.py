@@ -30,7 +30,7 @@ from kfm_dagster.views.view import json_row
 
 @unique
 class SkipReason(StrEnum):
-    """Why a selected unit was not let in."""
+    """The reason for not admitting a selected unit."""
 
     MOVED = "moved"
     """The record has changed since its selection, so the selection does not fit it any more."""

@@ -60,7 +60,7 @@ def dimensional_closure_of_path(
 ) -> Verdict:
     """Check G4 of the path: each unit's share of dimensionally correct quantities and equations.
 
-    quantities: those of each unit, by beam or in arrays (`path.quantities.as_array_quantities`).
+    quantities: each unit's, by beam or in arrays (`path.quantities.as_array_quantities`).
     """
     rule = f"p_dim of the path quantities >= {min_p_dim:g}"
     if not quantities:
@@ -126,7 +126,7 @@ def covariance_consistency(
 ) -> Verdict:
     """Check G7: covariances are symmetric and positive definite, and residuals within them.
 
-    covariances: matrices of any size of each unit, by a readable name. residuals: those of each unit, in standard
+    covariances: matrices of any size of each unit, by a readable name. residuals: each unit's, in standard
     uncertainties; `min_share` of them must lie within `k_sigma`.
     """
     rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"

@@ -84,12 +84,12 @@ class PartitionFacts:
     day: date
     counts: Sequence[ProductCount]
     followed: Mapping[str, datetime] | None = None
-    """When each product was first announced here; None where the day was listed, so that all of it is expected."""
+    """Time of each product's first announcement here; None for a listed day, when all products are expected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogOwner:
-    """A unit whose Item is current in the catalog, or was before."""
+    """A unit whose Item is or was current in the catalog."""
 
     item_id: str
     wal_id: WalId
@@ -114,7 +114,7 @@ class Subject:
     """
 
     stage: str
-    """The operator whose output it is."""
+    """The operator that computed the batch."""
     sections: tuple[str, ...] = ()
     """The sections that a unit has by then unless it failed."""
     contract: DatasetContract

@@ -53,7 +53,7 @@ TITLES: Mapping[Gate, str] = {
 
 @unique
 class OnFailure(StrEnum):
-    """What a gate that fails does."""
+    """The effect of a failing gate."""
 
     FAIL_UNITS = "fail_units"
     """The units at fault leave the chain; a fault of the batch, or of all of several units by a stop, stops it."""
@@ -64,19 +64,19 @@ class OnFailure(StrEnum):
 
 
 class GateRule(Strict):
-    """What a gate that fails does."""
+    """The effect of a failing gate."""
 
     on_failure: OnFailure
 
 
 class CitationGate(GateRule):
-    """G2. The card asks for an anchor coverage of 0.9 at least."""
+    """G2. The card requires an anchor coverage of at least 0.9."""
 
     min_anchor_coverage: float = Field(ge=0.9, le=1)
 
 
 class PathGate(GateRule):
-    """G3. The card asks for 2 points at least."""
+    """G3. The card requires at least 2 points."""
 
     min_points: int = Field(ge=2)
 
@@ -120,7 +120,7 @@ class Gates(Strict):
 
 @unique
 class Stop(StrEnum):
-    """Why a stage must end."""
+    """The reason for stopping a stage."""
 
     S1 = "S1"
     """Dimensional failure."""

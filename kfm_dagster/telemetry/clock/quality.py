@@ -71,7 +71,7 @@ def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = 
 def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: float) -> Stability:
     """Return the overlapping Allan deviation of a clock's time error.
 
-    `at` is when the clock was read and `error` how far it was ahead, both of shape (n,), in seconds and in any order;
+    `at` is the time of the reading and `error` the clock's lead, both of shape (n,), in seconds and in any order;
     of several readings at the same time the first counts. `tau` is in seconds.
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau

@@ -1,7 +1,7 @@
 """Readings of this machine's clock, their append-only record, and the card's rule (PCS-10).
 
-Belongs here: the record (`clock_readings`), and whether readings let a stage write. Does not belong here: the sources
-of readings, or the effect of an unlocked clock on a stage (E_SYNC: `stages/`).
+Belongs here: the record (`clock_readings`), and whether readings allow a stage to write. Does not belong here: the
+sources of readings, or the effect of an unlocked clock on a stage (E_SYNC: `stages/`).
 
 Offsets are seconds of true time minus this clock: positive for a slow clock, as in the kernel and NTP (RFC 5905).
 """
@@ -88,7 +88,7 @@ class ClockLog:
 
 
 class ClockRule(Strict):
-    """When writing is allowed: the clock calibrated within tau_calib before, and off by no more than max_offset."""
+    """The condition for writing: the clock calibrated within tau_calib before, and off by at most max_offset."""
 
     tau_calib: Duration
     max_offset: Duration
