@@ -2,8 +2,8 @@
 
     KFM_SENSITIVE_AREAS=areas.geojson      {"type": "FeatureCollection", "features": [{"properties": {"name": ...
 
-Edges are straight in longitude and latitude (RFC 7946, 3.1.1). Belongs here: the file, and which area a footprint
-meets. Does not belong here: the ruling on a unit (`rules.py`), how a location is generalised (`masking.py`).
+Edges are straight in longitude and latitude (RFC 7946, 3.1.1). Belongs here: the file, and the search for the
+area that a footprint meets. Does not belong here: rulings on units (`rules.py`), generalising (`masking.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TURNS = (-360.0, 0.0, 360.0)
 
 
 class AreaProperties(Masking):
-    """What a feature says of its area: its name, and how footprints that meet it are masked."""
+    """Properties of an area's feature: its name, and the masking of footprints that meet it."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"\S")
 
@@ -73,10 +73,10 @@ class SensitiveArea:
     shape: BaseGeometry = field(repr=False)
 
     def meets(self, footprint: BaseGeometry) -> bool:
-        """Tell whether a footprint (degrees, split at the antimeridian) and the area intersect."""
+        """Return whether a footprint (degrees, split at the antimeridian) and the area intersect."""
         from shapely.affinity import translate  # noqa: PLC0415, only where areas are declared
 
-        # 180 and -180 degrees are one meridian, and at a pole all of them are one point.
+        # 180 and -180 degrees are the same meridian, and at a pole all longitudes are the same point.
         touching = any(self.shape.intersects(translate(footprint, turn)) for turn in _TURNS)
         (_, south, _, north), (_, low, _, high) = self.shape.bounds, footprint.bounds
         return bool(touching or north == high == 90 or south == low == -90)
@@ -84,7 +84,7 @@ class SensitiveArea:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SensitiveAreas:
-    """The areas of a deployment, in the file's order; none where no file is named."""
+    """The areas of a deployment, in the file's order; empty without a file."""
 
     areas: tuple[SensitiveArea, ...] = ()
     content: bytes = field(default=b"", repr=False)
@@ -112,7 +112,7 @@ def load_areas(settings: Settings) -> SensitiveAreas:
 
 
 def salt_of(settings: Settings) -> bytes:
-    """Return the secret salt of displacements; empty where none is set."""
+    """Return the secret salt of displacements; empty if not set."""
     return settings.masking_salt.get_secret_value().encode() if settings.masking_salt else b""
 
 

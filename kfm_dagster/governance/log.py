@@ -1,7 +1,7 @@
 """The governance log: action, actor, time, reason and change of each decision (SEC-02).
 
 Append-only; the database refuses to change or delete an entry. Belongs here: writing and reading entries. Does not
-belong here: carrying a decision out (`ledger/`, `recovery/`), which happens in the transaction that logs it.
+belong here: executing a decision (`ledger/`, `recovery/`), in the transaction that logs it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ DAGSTER_UI = "dagster-ui"
 
 
 class UnattributedDecisionError(KfmError):
-    """A decision needs somebody who made it, a reason, and where it is an override a change reference."""
+    """A decision needs an actor, a reason and, for an override, a change reference."""
 
 
 @unique
 class GovernanceAction(StrEnum):
-    """What a person did, or a replay or a rule in a person's name, or the ledger by its policy."""
+    """Action of a person, of a replay or a rule in a person's name, or of the ledger by its policy."""
 
     QUARANTINE = "quarantine"
-    """Took units out of automatic flows: by hand, or the ledger did, whose database writes the entry."""
+    """Took units out of automatic flows, by hand or by the ledger, whose database writes the entry."""
     RELEASE = "release"
-    """Let quarantined units in again."""
+    """Requeued quarantined units."""
     DISCARD = "discard"
-    """Closed the case of a quarantined unit: it stays out for good."""
+    """Closed the case of a quarantined unit: it is excluded permanently."""
     REPAIR_AND_REPLACE = "repair_and_replace"
-    """Let succeeded units in again, whose result may differ."""
+    """Requeued succeeded units; their result may differ."""
     REPEAT = "repeat"
-    """Let succeeded units in again, whose result must be the same."""
+    """Requeued succeeded units; their result must be the same."""
     KILL_SWITCH_ON = "kill_switch_on"
     KILL_SWITCH_OFF = "kill_switch_off"
     REPLAY_STARTED = "replay_started"
@@ -46,20 +46,20 @@ class GovernanceAction(StrEnum):
     REPLAY_STOPPED = "replay_stopped"
     REPLAY_FINISHED = "replay_finished"
     REPLAY_MISMATCH = "replay_mismatch"
-    """A replay gave another result than the success before it, and nobody had permitted that."""
+    """A replay's result differs from the previous success's, without permission."""
     DLQ_DRAIN = "dlq_drain"
     DLQ_REDRIVE = "dlq_redrive"
     DLQ_DISCARD = "dlq_discard"
     RECONCILED = "reconciled"
-    """Let objects in that a bucket had and the ledger did not."""
+    """Ingested objects that a bucket had and the ledger lacked."""
     MASK = "mask"
-    """Published data with sensitive locations generalised, as its steward asked."""
+    """Published data with sensitive locations generalised, as its steward requested."""
     RETENTION = "retention"
-    """Removed, by the policy of retention.yaml, what is old and needed by nothing."""
+    """Deleted old, unneeded data by the policy of retention.yaml."""
     ALERT_ACKNOWLEDGED = "alert_acknowledged"
-    """Took an alert on."""
+    """Acknowledged an alert."""
     OVERRIDE_PROPOSED = "override_proposed"
-    """Proposed to let units leave a terminal state, where a second person has to approve it."""
+    """Proposed that units leave a terminal state; a second person has to approve it."""
     OVERRIDE_APPROVED = "override_approved"
     OVERRIDE_WITHDRAWN = "override_withdrawn"
 
@@ -68,8 +68,8 @@ class GovernanceAction(StrEnum):
 class Decision:
     """A decision's actor, reason, and change or incident.
 
-    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the run that carries it
-    out, where Dagster knows more about it than an actor's name.
+    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the run that executes
+    it, if Dagster has more facts about it than an actor's name.
     """
 
     actor: str
@@ -93,7 +93,7 @@ class Decision:
 
     @property
     def details(self) -> dict[str, str]:
-        """What an entry has of it besides its columns."""
+        """Members of an entry's details."""
         return {"dagster_run_id": self.dagster_run_id} if self.dagster_run_id else {}
 
     def require_change_ref(self) -> None:
@@ -167,7 +167,7 @@ class GovernanceLog:
         proposal_id: int | None = None,
         tx: Transaction,
     ) -> int:
-        """Write one entry that changes no record by itself; return its id."""
+        """Write an entry that changes no record by itself; return its id."""
         entry = {
             "actor": decision.actor,
             "action": action,
@@ -182,7 +182,7 @@ class GovernanceLog:
         return entry_id
 
     def record_many(self, entries: Iterable[Mapping[str, Any]], *, tx: Transaction) -> list[int]:
-        """Write entries, a row each, in one statement, and return their ids."""
+        """Write entries, a row each, in a single statement, and return their ids."""
         batch = [dict(entry) for entry in entries]
         if not batch:
             return []
@@ -190,7 +190,7 @@ class GovernanceLog:
         return [row.entry_id for row in rows]
 
     def holds(self, action: GovernanceAction, *, dataset: str, run_id: str, tx: Transaction) -> bool:
-        """Tell whether an entry of a dataset names a run in its details."""
+        """Return whether an entry of a dataset names a run in its details."""
         entry = tx.run("governance.of_run", action=action, dataset=dataset, run_id=run_id).one_or_none()
         return entry is not None
 

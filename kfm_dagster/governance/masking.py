@@ -2,13 +2,13 @@
 
     mask.apply(site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
 
-Two exact locations under one mask give equal groups, coordinates, manifest entries and content hashes. A value's type
-tells exact from masked locations; no repr and no error shows an `ExactLocation`. A unit's generalised metadata depend
-on the cell of the footprint's centre, the times and the properties that are kept, and on nothing else of the header.
+Two exact locations that share a masked location give equal groups, coordinates, manifest entries and content hashes.
+Exact and masked locations have different types; no repr and no error shows an `ExactLocation`. A unit's generalised
+metadata depend only on the cell of the footprint's centre, the times and the kept properties of the header.
 
-Belongs here: the masks, a manifest's entry for masked input, the parts of a header that may stay, and the decision to
-mask with its published forms. Does not belong here: which sites are sensitive, which a dataset's owner declares, and
-the choice of masked units (`rules.py`, `areas.py`).
+Belongs here: the masks, a manifest's entry for masked input, the kept parts of a header, and the decision to mask with
+its published forms. Does not belong here: the sensitive sites, which a dataset's owner declares, and the choice of
+masked units (`rules.py`, `areas.py`).
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from kfm_dagster.storage.database import Transaction
 EARTH_RADIUS_M = 6_371_007.180918475
 """Authalic radius of WGS 84, the sphere of H3."""
 FINEST_RESOLUTION = 8
-"""H3 cells with edges of about half a kilometre; a finer one names a farm."""
+"""H3 cells with edges of about half a kilometre; a finer cell identifies a farm."""
 SHORTEST_SALT = 16
-"""Bytes; a salt that can be guessed undoes every displacement."""
+"""Bytes; a guessed salt undoes every displacement."""
 DECIMALS = 5
-"""Of published degrees: about a metre, and the same text under every libm."""
+"""Decimals of published degrees: about a metre, and the same text under every libm."""
 ROUNDING_M = 1.0
 """More than rounding to DECIMALS can move a point (0.79 m)."""
 CELL_RADIUS = 1.2
-"""Most average edges from a cell's centre to a corner (H3 4: 1.11 over all resolutions)."""
+"""Maximum distance of a corner from a cell's centre, in average edges (H3 4: 1.11 over all resolutions)."""
 
 
 @unique
 class MaskingMethod(StrEnum):
-    """How a location is generalised."""
+    """Method of generalising a location."""
 
     H3 = "h3"
-    """It becomes the H3 cell that holds it, together with every other site in that cell."""
+    """It becomes the H3 cell that contains it, as does every other site in that cell."""
     DONUT = "donut"
-    """It is displaced, always by the same secret step, further than a minimum and no further than a maximum."""
+    """It is displaced by a secret, constant step between a minimum and a maximum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,11 +113,11 @@ class DonutMask:
 
     Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. The centre of
     the site's anchor cell is displaced, not the site: else a survey that moves the site by ten metres would move
-    the shown point by ten metres, and one learned step would undo the mask to the metre. The ring is narrowed by the
+    the shown point by ten metres, and a learned step would undo the mask to the metre. The ring is narrowed by the
     cell's radius, so the distance from the site itself keeps its bounds.
 
     The salt is a secret of the deployment. It is in no parameter, hash, record or repr; losing it changes every place,
-    and publishing a site under two salts narrows down where it is. Raises ConfigurationError.
+    and publishing a site under two salts narrows down its location. Raises ConfigurationError.
     """
 
     method: ClassVar[MaskingMethod] = MaskingMethod.DONUT
@@ -140,7 +140,7 @@ class DonutMask:
             )
 
     def parameters(self) -> Mapping[str, float]:
-        """Return the radii, and never the salt."""
+        """Return the radii, never the salt."""
         return {"minimum_m": self.minimum_m, "maximum_m": self.maximum_m}
 
     @property
@@ -166,7 +166,7 @@ class DonutMask:
         return _masked(f"{self.method}:{self._keyed('name', site).hex()[:16]}", latitude, longitude)
 
     def _keyed(self, purpose: str, site: str) -> bytes:
-        # With the radii in it, two rings around one site give two independent steps, and not one line to the site.
+        # The radii are included, so two rings around a site give independent steps, not a line to the site.
         message = json.dumps(["kfm:donut:1", purpose, site, float(self.minimum_m), float(self.maximum_m)])
         return hmac.digest(self.salt, message.encode(), hashlib.sha256)
 
@@ -177,8 +177,8 @@ Mask = H3Mask | DonutMask
 def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> dict[str, Any]:
     """Return the manifest entry of a group's masked content, for `ManifestEntry(**entry)`.
 
-    Address, size and checksum of the source file are left out: the checksum of a file with coordinates confirms a right
-    guess of them.
+    Address, size and checksum of the source file are left out: the checksum of a file with coordinates confirms a
+    correct guess of them.
     """
     uri = f"urn:kfm:masked:{dataset}:{location.group}"
     return {"uri": uri, "size": len(content), "checksum": hashlib.sha256(content).hexdigest()}
@@ -190,7 +190,7 @@ def _masked(group: str, latitude: float, longitude: float) -> MaskedLocation:
 
 def cell_of(location: ExactLocation, resolution: int) -> str:
     """Return the H3 cell that holds a location."""
-    # One meridian has two names, and at a pole every longitude names the same point.
+    # 180 and -180 degrees are the same meridian, and at a pole every longitude is the same point.
     longitude = 0.0 if abs(location.latitude) == 90 else location.longitude
     cell: str = h3.latlng_to_cell(location.latitude, -180.0 if longitude == 180 else longitude, resolution)
     return cell
@@ -239,7 +239,7 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
     if masking.resolution is not None:
         return _cell_box(centre, masking.resolution)
     mask = DonutMask(minimum_m=masking.minimum_m or 0.0, maximum_m=masking.maximum_m or 0.0, salt=salt)
-    # Seeded by the place, so that its footprints share one displacement: the mean of many would be the place itself.
+    # Seeded by the place, so that its footprints share a displacement: the mean of many would be the place itself.
     site = cell_of(centre, mask.anchor_resolution)
     shown = mask.apply(site, centre)
     return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), mask.anchor_resolution)
@@ -261,7 +261,7 @@ def _cell_box(place: ExactLocation, resolution: int) -> Box:
     corners = h3.cell_to_boundary(cell)
     latitudes = [latitude for latitude, _ in corners]
     for pole in (-90.0, 90.0):
-        # Around a pole a cell has every longitude, and its corners only six of them.
+        # A cell around a pole has every longitude, but its corners have only six of them.
         if h3.latlng_to_cell(pole, 0.0, resolution) == cell:
             return -180.0, _rounded(min(*latitudes, pole)), 180.0, _rounded(max(*latitudes, pole))
     longitudes = [longitude for _, longitude in corners]
@@ -334,7 +334,7 @@ class MaskingDecision:
     def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
         """Return PROV-O nodes (`lineage.prov.CONTEXT`): the masking, its requester, its entities.
 
-        The sources of the entities are left out: they would name the place that the mask hides.
+        The entities' sources are left out: they would name the place that the mask hides.
         """
         content = self.as_json()
         activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(content, sort_keys=True))

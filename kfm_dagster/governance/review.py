@@ -1,8 +1,8 @@
 """Review: overrides of prod or the Dagster UI need a second person (WSM-21, SEC-10).
 
-A proposal is an entry of the governance log that moves no unit, with the units at the versions that its proposer saw. A
-decision on it is another entry. The database refuses such an override unless another actor has approved these very
-versions, so an approval serves once. Does not belong here: carrying it out (`recovery/work_orders.py`).
+A proposal is an entry of the governance log that changes no unit, with the units at the versions that its proposer
+saw. A decision on it is another entry. The database refuses such an override unless another actor has approved the
+same versions, so an approval is valid once. Does not belong here: executing it (`recovery/work_orders.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database, Transaction
 
 APPROVED_WITHIN = timedelta(days=7)
-"""Later, its reason is forgotten; the trigger governance_log_decides_on_a_proposal agrees."""
+"""Time until a proposal expires, because its reason may be forgotten; the trigger
+governance_log_decides_on_a_proposal has the same time."""
 
 Units = Mapping[GovernanceAction, Mapping[WalId, int]]
 """Proposed units with their versions, by action."""
@@ -29,14 +30,14 @@ Units = Mapping[GovernanceAction, Mapping[WalId, int]]
 
 @unique
 class Command(StrEnum):
-    """What an approval carries out."""
+    """Command that an approval executes."""
 
     RELEASE = "release"
-    """Let quarantined units in again."""
+    """Requeue quarantined units."""
     REPLAY = "replay"
-    """Start a replay whose selection holds units that succeeded or are quarantined."""
+    """Start a replay with succeeded or quarantined units in its selection."""
     RUN_REPLAY = "run_replay"
-    """Nothing by itself: the Dagster run that wants its original's units is started again."""
+    """No command: the Dagster run that needs its original's units is started again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class Proposal:
 
     @property
     def expires_at(self) -> datetime:
-        """Until when it can be approved."""
+        """End of the time in which it can be approved."""
         return self.at + APPROVED_WITHIN
 
 
@@ -65,15 +66,15 @@ class OverrideReview:
         self._clock = clock
 
     def work_in(self, settings: Settings) -> None:
-        """Record a deployment of prod over this database, which is prod's from then on."""
+        """Record a deployment of prod over this database; from then on it belongs to prod."""
         if settings.env is Environment.PROD:
             with self._database.transaction() as tx:
                 self._is_prod(settings, tx)
 
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
-        """Tell whether an override waits for a second person.
+        """Return whether an override waits for a second person.
 
-        It does where the settings or the database are prod's, whatever a client says; and always from the Dagster UI.
+        It does if the settings or the database are prod's, whatever a client requests; and always from the Dagster UI.
         """
         return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 
@@ -119,7 +120,7 @@ class OverrideReview:
         return frozenset(WalId(row.wal_id) for row in rows)
 
     def approve(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Approve a proposal and return it; this transaction has to carry out its command.
+        """Approve a proposal and return it; this transaction has to execute its command.
 
         Raises RefusedError for an unknown, expired or decided proposal, and for its own proposer.
         """
@@ -142,13 +143,13 @@ class OverrideReview:
         return proposal
 
     def withdraw(self, proposal_id: int, decision: Decision, *, tx: Transaction) -> Proposal:
-        """Close a proposal without carrying it out; any actor may. Raises RefusedError."""
+        """Close a proposal without executing it; any actor may. Raises RefusedError."""
         proposal = self._open(proposal_id, tx)
         self._decide(GovernanceAction.OVERRIDE_WITHDRAWN, proposal, decision, tx)
         return proposal
 
     def _is_prod(self, settings: Settings, tx: Transaction) -> bool:
-        """Tell whether settings or database are prod's; a deployment of prod marks the database."""
+        """Return whether settings or database are prod's; a deployment of prod marks the database."""
         if Environment.PROD in tx.run("deployment.values", fact="environment").scalars().all():
             return True
         if settings.env is not Environment.PROD:

@@ -1,8 +1,8 @@
 """Governance rules: allow, mask or refuse a unit before it is registered (SEC-03).
 
 Pure, over a contract's governance section, a unit's metadata and the run's reference time: no rule reads a clock.
-Belongs here: the rules, their order, and what a ruling does to an envelope. Does not belong here: how a location is
-generalised (`masking.py`), quarantine (`ledger/`).
+Belongs here: the rules, their order, and the effect of a ruling on an envelope. Does not belong here: generalising
+locations (`masking.py`), quarantine (`ledger/`).
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from kfm_dagster.governance.masking import MASKING, MASKING_DECISION, MaskingDec
 
 @unique
 class Action(StrEnum):
-    """What governance says of a unit."""
+    """Governance's decision on a unit."""
 
     ALLOW = "allow"
     MASK = "mask"
-    """It goes on with its location generalised."""
+    """It continues with its location generalised."""
     HARD_FAIL = "hard_fail"
     """It leaves the chain, for quarantine."""
 
 
 @unique
 class RuleId(StrEnum):
-    """Which rule decided; the members stand in the order in which they are asked."""
+    """Rule that decided; the members are in the order of evaluation."""
 
     ACCESS = "access"
     """Nothing of a closed dataset is catalogued."""
     CONSENT = "consent"
-    """Data of Indigenous peoples need a consent that is valid."""
+    """Data of Indigenous peoples need a valid consent."""
     EMBARGO = "embargo"
     """A unit stays out until its embargo is over."""
     SENSITIVITY = "sensitivity"
     """A sensitive location is shown generalised, or not at all."""
     NONE = "none"
-    """No rule has anything against the unit."""
+    """No rule objects to the unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ruling:
-    """The decision on a unit, with its grounds; the texts hold no location."""
+    """The decision on a unit, with its grounds; the texts contain no location."""
 
     action: Action
     rule: RuleId
@@ -64,7 +64,7 @@ class Ruling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The rules of one dataset at one reference time (aware): when the run claimed its units."""
+    """The rules of a dataset at a reference time (aware): when the run claimed its units."""
 
     governance: Governance
     at: datetime
@@ -75,7 +75,7 @@ class Rules:
 
     @staticmethod
     def any_of(contract: DatasetContract) -> bool:
-        """Tell whether a contract has any rule; units of an open dataset need no check."""
+        """Return whether a contract has any rule; units of an open dataset need no check."""
         governance = contract.governance
         return (
             governance.access == "closed"
@@ -99,7 +99,7 @@ class Rules:
     def applied(self, unit: Envelope) -> Envelope:
         """Return a unit as it may be stored: with its location masked, and its hard fail added.
 
-        A unit that has left the chain before is masked as well, because its envelope is stored, too; it keeps its own
+        A unit that left the chain before is masked as well, because its envelope is also stored; it keeps its own
         reason.
         """
         failed, ruling = unit.failure is not None, self.ruling(unit)
@@ -126,7 +126,7 @@ class Rules:
 
 
 def hard_fails(unit: Envelope) -> bool:
-    """Tell whether a rule took the unit out of the chain."""
+    """Return whether a rule removed the unit from the chain."""
     return any(issue.code == GovernanceIssue.HARD_FAIL for issue in unit.gate_issues)
 
 

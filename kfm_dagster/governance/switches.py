@@ -1,7 +1,7 @@
 """Kill switches: no receipt, claim, replay or write of a dataset that is off (WAL-10).
 
 Persistent and audited: engaging and releasing write the governance log in the same transaction. Belongs here: the
-switches. Does not belong here: obeying them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
+switches. Does not belong here: enforcing them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
 """
 
 from __future__ import annotations

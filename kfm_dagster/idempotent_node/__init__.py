@@ -1,6 +1,6 @@
 """The idempotent-node pattern: content takes effect once, despite crashes and repeated runs.
 
-`run_node` runs one node; runners of many nodes build on `IdempotentNodes`. `docs/idempotent-node.md` begins here.
+`run_node` runs one node; runners of many nodes build on `IdempotentNodes`. Start with `docs/idempotent-node.md`.
 """
 
 from kfm_dagster.idempotent_node.compute_hash import (

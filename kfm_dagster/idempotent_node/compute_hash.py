@@ -1,4 +1,4 @@
-"""The content hash: one digest over a node's inputs, parameters and code.
+"""The content hash: a digest over a node's inputs, parameters and code.
 
 Belongs here: the published algorithm (idempotent-node pattern, "Deterministic Content Hashing") and the fingerprint of
 the code. Does not belong here: the hash that run-state compares within a run (`run_state/record.py`).
@@ -24,7 +24,7 @@ GIT_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestEntry:
-    """One input: URI, size in bytes, and its version as an ETag, a checksum, or both."""
+    """An input: URI, size in bytes, and its version as an ETag, a checksum, or both."""
 
     uri: str
     size: int | None = None
@@ -72,7 +72,7 @@ def compute_content_hash(
 
 @cache
 def code_fingerprint(*folders: Path, lockfile: Path, image_digest: str | None = None) -> CodeFingerprint:
-    """Fingerprint the code below folders of one checkout or installation, once per process.
+    """Fingerprint the code below folders of a checkout or an installation, once per process.
 
     The fingerprint is the commit in a Git checkout without changes below the folders; else, installed or changed, the
     digest of the files. Raises ConfigurationError when the lockfile is missing.
@@ -102,7 +102,7 @@ def _commit(folders: Sequence[Path]) -> str | None:
     """Return the commit of the folders' files; None for changed files, or without a commit."""
     paths = [str(folder) for folder in folders]
     if not _git(folders[0], "ls-files", "--", *paths):
-        return None  # beside a repository, or ignored by the one around it (a virtual environment)
+        return None  # beside a repository, or ignored by the repository around it (a virtual environment)
     if _git(folders[0], "status", "--porcelain", "--", *paths) != "":
         return None
     return _git(folders[0], "rev-parse", "HEAD")

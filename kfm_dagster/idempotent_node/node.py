@@ -1,10 +1,10 @@
-"""A node: its protocol, and the one way to run it.
+"""A node: its protocol, and the only way to run it.
 
     begin > transform > read back > upsert, with the node's own tables; an exception marks the intent FAILED
 
     result = run_node(nodes, HourlyWindow(...), run_id=run_id, code=code_fingerprint(folder, lockfile))
 
-Belongs here: the protocol, and the order. Does not belong here: what a stage of the chain adds: batches, gates,
+Belongs here: the protocol, and the order. Does not belong here: additions of a stage of the chain: batches, gates,
 run-state (`stages/run_contract.py`).
 """
 
@@ -35,12 +35,12 @@ class IdempotentNode(Protocol[Made, Stored_co]):
 
     @property
     def kind(self) -> str:
-        """What it is, the same in every partition: two kinds never share content."""
+        """Kind of the node, the same in every partition: two kinds never share content."""
         ...
 
     @property
     def step(self) -> str:
-        """Which of its effects this is; most nodes have one."""
+        """Name of the effect; most nodes have a single effect."""
         ...
 
     def inputs(self) -> Sequence[ManifestEntry]:
@@ -69,7 +69,7 @@ class ReadsBack(Protocol):
     """A node with effects outside the database."""
 
     def verify(self, made: Any, /) -> None:
-        """Read back the effects of `transform`. Raises when they are not there as written."""
+        """Read back the effects of `transform`. Raises if they differ from what was written."""
         ...
 
 
@@ -98,7 +98,7 @@ def transformed(node: IdempotentNode[Made, Any]) -> Made:
 
 
 def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: Intent) -> NodeResult:
-    """Carry out an intent. An exception marks the intent FAILED and propagates."""
+    """Execute an intent. An exception marks the intent FAILED and propagates."""
     with nodes.failing(intent):
         result = transformed(node)
         with nodes.database.transaction() as tx:

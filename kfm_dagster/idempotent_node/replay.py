@@ -1,8 +1,8 @@
-"""Replay of intents: PENDING and FAILED ones are revisited until their content is applied.
+"""Replay of intents: PENDING and FAILED intents are revisited until their content is applied.
 
 An intent that crashed before its effect, or failed, runs again from its payload. It is SKIPPED if another process has
 applied its content meanwhile, so that nothing takes effect twice, or if a later content of the same node has overtaken
-it, because an old result must not follow a new one. Does not belong here: replaying ingest units of the ledger, with
+it, because an old result must not follow a new result. Does not belong here: replaying ingest units of the ledger, with
 selection, guards and pacing (`kfm_dagster/recovery/`).
 """
 
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class IntentReplay:
-    """Results of a replay by `wal_id`; `failed` has reasons, and the next replay retries these."""
+    """Results of a replay by `wal_id`; `failed` has reasons, and the next replay retries these intents."""
 
     applied: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class IntentReplay:
 
 
 class ContentChangedError(KfmError):
-    """The node that was made again is not the one of the intent."""
+    """The rebuilt node is not the intent's node."""
 
     exit_code = ExitCode.REFUSED
 
@@ -46,7 +46,7 @@ def replay_intents(
     node: str | None = None,
     started_before: datetime | None = None,
 ) -> IntentReplay:
-    """Revisit every unresolved intent once, of one node or of all, oldest first.
+    """Revisit every unresolved intent once, of a node or of all nodes, oldest first.
 
     `rebuild` creates the node from an intent's payload. With `started_before`, later intents are left to the workers
     that may still run them.
@@ -77,7 +77,7 @@ def _again(
 
 
 def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
-    """Refuse a node with other inputs or parameters than the intent's, whose hash it would take."""
+    """Refuse a node with other inputs or parameters than the intent's: it would be applied under the intent's hash."""
     added = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
     actual = {
         "inputs": sorted(

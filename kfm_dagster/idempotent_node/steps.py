@@ -1,8 +1,8 @@
 """Steps (`etl_steps`): each intent's end, its volume and its resources (IEN-11).
 
-A row is written with the move of its intent, by the same caller, so that every end is recorded exactly once. Unknown
-figures are absent: a dead worker's, cost without a price. Energy that no meter measured follows from the CPU seconds by
-an assumption, which the row names.
+A row is written with its intent's change of status, by the same caller, so that every end is recorded exactly once.
+Unknown figures are absent: a dead worker's, cost without a price. Unmeasured energy is estimated from the CPU seconds
+by an assumption, which the row names.
 Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
 (`telemetry/energy.py`), or a step's lineage (`lineage/steps.py`).
 """
@@ -22,7 +22,7 @@ from kfm_dagster.telemetry.totals import Total, Totals
 
 _SECONDS_PER_HOUR = 3600
 DIED = "WorkerDied"
-"""Error of an intent whose worker died without recording one."""
+"""Error of an intent whose worker died without recording an error."""
 _ERROR_LENGTH = 200
 
 
@@ -35,7 +35,7 @@ class StepEnd:
     error: str | None = None
 
     def write(self, tx: Transaction, *, wal_id: int, status: str, at: datetime) -> None:
-        """Write the row of an intent that this transaction moved; count its energy and carbon."""
+        """Write the row of an intent that this transaction resolved; count its energy and carbon."""
         tx.run(
             "idempotent_node.put_step",
             {**asdict(self.volume), **asdict(self.spent)},
@@ -77,13 +77,13 @@ class StepMeter:
             self._energy.prepare()
 
     def begin(self, wal_id: int) -> None:
-        """Begin measuring an intent, or begin anew."""
+        """Begin or restart measuring an intent."""
         self.end(wal_id)
         end_energy = self._energy.begin() if self._energy is not None else None
         self._begun[wal_id] = time.perf_counter(), time.process_time(), end_energy
 
     def hand_on(self, wal_id: int, other: int) -> None:
-        """Pass an intent's measurement to another intent, which takes the work over."""
+        """Pass an intent's measurement to the intent that takes over its work."""
         self.end(other)
         if (start := self._begun.pop(wal_id, None)) is not None:
             self._begun[other] = start

@@ -4,7 +4,7 @@
     upsert:  lock content > gate on APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
 Between the two a node computes, and has its effects outside any transaction; `ReadsBack.verify` reads them back.
-Belongs here: the order. Does not belong here: what a node does, and when unresolved intents are revisited
+Belongs here: the order. Does not belong here: a node's work (`node.py`), and when unresolved intents are revisited
 (`replay.py`).
 """
 
@@ -39,7 +39,7 @@ AGAIN = "kfm:again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """One row of `node_output`: a content's result, and when it was its node's newest."""
+    """A row of `node_output`: a content's result, and the time in which it was its node's newest."""
 
     content_hash: str
     record: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """A node's intended work. `context` has what a rerun needs beyond inputs and parameters.
+    """A node's intended work. `context` has further values that a rerun needs.
 
     `node` is the key of its checkpoint, which names a partition; `kind` is the same in every partition.
     """
@@ -106,7 +106,7 @@ class NodeResult:
 
 
 class IdempotentNodes:
-    """Intents, outputs and checkpoints of a database, and the order in which they are written."""
+    """Intents, outputs and checkpoints of a database, and their order of writing."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime], meter: StepMeter | None = None) -> None:
         self.database = database
@@ -135,7 +135,7 @@ class IdempotentNodes:
         return intent, self._skip(intent, applied, tx)
 
     def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
-        """Apply an effect once, with its output, APPLIED and the checkpoint, in one transaction.
+        """Apply an effect once, with its output, APPLIED and the checkpoint, in a single transaction.
 
         `effect` gets that transaction, and is not called when the content has been applied meanwhile. Its exceptions
         propagate; the intent then stays as it was.
@@ -165,11 +165,11 @@ class IdempotentNodes:
         return NodeResult(status=IntentStatus.APPLIED, output=output, applied_by=intent)
 
     def lock(self, content_hash: str, *, tx: Transaction) -> None:
-        """Lock a content until the transaction ends, so that no other one applies it."""
+        """Lock a content until the transaction ends, so that no other transaction applies it."""
         tx.lock(f"etl_wal/{content_hash}")
 
     def fail(self, intent: Intent, error: BaseException) -> None:
-        """Mark an intent FAILED by an error, for a replay to take up."""
+        """Mark an intent FAILED by an error, for a replay."""
         end = StepEnd(spent=self.meter.end(intent.wal_id), error=type(error).__name__)
         with self.database.transaction() as tx:
             self.intents.resolve(intent, IntentStatus.FAILED, end=end, tx=tx)
@@ -185,7 +185,7 @@ class IdempotentNodes:
             raise
 
     def take_up(self, intent: Intent) -> bool:
-        """Begin again with an abandoned intent; False if it is SKIPPED instead.
+        """Restart an abandoned intent; False if it is SKIPPED instead.
 
         It is skipped if its content has been applied, or its node has applied another content since it was written.
         """
@@ -218,7 +218,7 @@ class IdempotentNodes:
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
         """Return by partition a stage's last output since then, where stage `later` is behind it.
 
-        Partitions are omitted in which `later` applied an output at `before` or later, because it had its turn.
+        Partitions are omitted if `later` applied an output at `before` or later: it ran recently.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:
@@ -242,7 +242,7 @@ class IdempotentNodes:
         return self.intents.applied(content_hash, tx=tx)
 
     def _skip(self, intent: Intent, applied: Intent, tx: Transaction) -> NodeResult:
-        """Resolve an intent of applied content, whose output is its node's newest one again."""
+        """Resolve an intent of applied content; its output becomes its node's newest again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
         if last_applied(intent.node, tx=tx) not in {None, intent.content_hash}:
             self._close_previous(intent, tx)
@@ -254,7 +254,7 @@ class IdempotentNodes:
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
-        """Write an intent again that was given up while its worker lived: its output needs one."""
+        """Rewrite an intent that was abandoned while its worker lived: its output needs an intent."""
         second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,
@@ -266,7 +266,7 @@ class IdempotentNodes:
         self.intents.resolve(second, IntentStatus.APPLIED, end=end, claimed=claimed, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
-        """Close the validity of the node's last output; return its end, where the next one begins.
+        """Close the validity of the node's last output; return its end, where the next output begins.
 
         The node stays locked until the transaction ends. Otherwise two transactions with different contents would both
         follow the same output, and neither would close the other's. The node is locked after the content and the locks
@@ -290,10 +290,10 @@ def noted(what: str) -> Iterator[None]:
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:
-    """Return the work as separate content, after an intent whose output must not be reused."""
+    """Return the work as separate content, after an intent with an output that must not be reused."""
     return replace(content, params={**content.params, AGAIN: {"run_id": run_id, "after": applied.wal_id}})
 
 
 def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:
-    """Return parameters that no earlier content had, so that an unchanged node runs."""
+    """Return parameters that differ from every earlier content's, so that an unchanged node runs."""
     return {**params, FORCED: {"run_id": run_id, "reason": reason}}

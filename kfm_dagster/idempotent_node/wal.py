@@ -2,7 +2,7 @@
 
     PENDING > APPLIED | SKIPPED | FAILED        FAILED > APPLIED | SKIPPED
 
-Belongs here: intents and their moves. Does not belong here: the transaction around an effect (`transaction.py`), the
+Belongs here: intents and their changes. Does not belong here: the transaction around an effect (`transaction.py`), the
 ledger of ingest units (`ledger/`), which has its own record.
 """
 
@@ -26,21 +26,21 @@ PAGE = 500
 
 @unique
 class IntentStatus(StrEnum):
-    """Where an intent stands."""
+    """Status of an intent."""
 
     PENDING = "PENDING"
     """Written; its effect may be under way, or its worker may have died."""
     APPLIED = "APPLIED"
     """Its effect is durable."""
     SKIPPED = "SKIPPED"
-    """The same content had taken effect already, or nothing of it is left to do."""
+    """The same content took effect before, or no work of it is left."""
     FAILED = "FAILED"
-    """The attempt ended with an error; a replay tries again."""
+    """The attempt ended with an error; a replay retries it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Intent:
-    """One row of `etl_wal`. `payload` suffices for a rerun; `claimed` are the effect's units."""
+    """A row of `etl_wal`. `payload` suffices for a rerun; `claimed` are the effect's units."""
 
     wal_id: int
     run_id: str
@@ -71,7 +71,7 @@ class Intents:
         content_hash: str,
         tx: Transaction,
     ) -> Intent:
-        """Write an intent as PENDING, or return the same run's unresolved one for the same content."""
+        """Write an intent as PENDING, or return the same run's unresolved intent for the same content."""
         key = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
         if (unresolved := tx.row(Intent, "idempotent_node.unresolved_of", key)) is not None:
             return unresolved
@@ -88,7 +88,7 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Move an unresolved intent and record its end; False if it was resolved or has the status.
+        """Change an unresolved intent and record its end; False if it was resolved or has the status.
 
         claimed: the units that an APPLIED intent's node claimed in the ledger, which are known only with its effect.
         """
@@ -138,15 +138,15 @@ class Intents:
         return len(failed)
 
     def give_up_overtaken(self) -> int:
-        """Mark failed intents SKIPPED that a later content has overtaken; return their number."""
+        """Mark failed intents SKIPPED if a later content has overtaken them; return their number."""
         with self._database.transaction() as tx:
-            given_up = tx.run("idempotent_node.skip_overtaken").scalars().all()
-            for wal_id in given_up:
+            skipped = tx.run("idempotent_node.skip_overtaken").scalars().all()
+            for wal_id in skipped:
                 StepEnd().write(tx, wal_id=wal_id, status=IntentStatus.SKIPPED.value, at=self._clock())
-        return len(given_up)
+        return len(skipped)
 
     def unresolved(self, node: str | None = None) -> Iterator[Intent]:
-        """Yield every PENDING and FAILED intent, of one node or of all, oldest first."""
+        """Yield every PENDING and FAILED intent, of a node or of all nodes, oldest first."""
         after = 0
         while True:
             with self._database.snapshot() as tx:

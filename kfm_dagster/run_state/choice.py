@@ -1,7 +1,7 @@
 """The store of an environment's run-state: exactly one, chosen by `KFM_RUN_STATE`.
 
 An environment is a database, whatever store its run-state is in. If the store is not the database's own table, the
-table has one record that names it. So of two processes with different settings the second one is refused.
+table has a single record that names the store. So of two processes with different settings the second is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_run_states(
     if place != RELATIONAL and not is_claimed:
         with database.transaction() as tx:
             tx.run("run_state.claim", _claim(place, branch=branch, at=clock()).as_json())
-        _refuse_two(database, place)  # two processes may have come at the same moment
+        _refuse_two(database, place)  # two processes may have claimed at the same moment
     return store
 
 
@@ -69,7 +69,7 @@ def _place(configured: str) -> str:
     if not configured:
         return RELATIONAL
     if match := LAKEFS.fullmatch(configured):
-        # Its name at the S3 gateway; the branch is the first part of every path.
+        # The store's name at the S3 gateway; the branch is the first part of every path.
         return f"s3://{match['repository']}"
     kind = DELTA if configured.startswith(DELTA) else ""
     url = configured.removeprefix(DELTA)
@@ -77,7 +77,7 @@ def _place(configured: str) -> str:
 
 
 def _refuse_two(database: Database, place: str) -> bool:
-    """Tell whether this store is claimed. Raises ConfigurationError where another one is in use."""
+    """Return whether this store is claimed. Raises ConfigurationError if another store is in use."""
     claim = RelationalRunState(database).get(CLAIM, CLAIM)
     stores = [] if claim is None else [str(claim.validation_summary["store"])]
     with database.snapshot() as tx:

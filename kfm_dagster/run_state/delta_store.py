@@ -1,8 +1,8 @@
 """Run-state as a Delta Lake table `{base}/{branch}/_run_state`, keyed (dataset_id, run_id).
 
-Delta enforces no keys: each write is one MERGE on the key, and of two concurrent writers the table's log admits one, so
-the other merges again. The table is opened for every call, because a branch revert may take its log back behind the
-version of an open one. Belongs here: that table. Needs the extra `delta`.
+Delta enforces no keys: each write is a MERGE on the key; the table's log accepts only the first of two concurrent
+writers, and the second merges again. The table is opened for every call, because a branch revert may reset its log to
+before the version of an open table. Belongs here: that table. Needs the extra `delta`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Filter = list[tuple[str, str, Any]]
 
 
 class DeltaRunState:
-    """Run-state of one branch in a Delta table, in a folder or on S3 (by the AWS_* variables)."""
+    """Run-state of a branch in a Delta table, in a folder or on S3 (by the AWS_* variables)."""
 
     def __init__(self, base: str, *, branch: str) -> None:
         """Create the table if missing. Raises ConfigurationError without the package `deltalake`."""
@@ -79,7 +79,7 @@ class DeltaRunState:
     def put(self, record: RunState, tx: Transaction) -> None:
         """Merge the record into the table after the caller's commit, unless `is_kept` forbids it.
 
-        Raises RunStateError, before any write, for an invalid record or one of another branch.
+        Raises RunStateError, before any write, for an invalid record or a record of another branch.
         """
         row = record.as_json()
         if record.lakefs_branch != self._branch:
@@ -166,7 +166,7 @@ def _record(row: Mapping[str, Any]) -> RunState:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Raise DependencyUnavailableError where the table does not answer."""
+    """Raise DependencyUnavailableError if the table does not answer."""
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
     try:

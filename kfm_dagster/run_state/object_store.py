@@ -27,11 +27,11 @@ _answering = partial(answering, "the run-state store", "KFM_RUN_STATE")
 
 FOLDER = "_run_state"
 READERS = 16
-"""Records read concurrently: S3 answers in some 20 ms, and 10,000 one after the other would take minutes."""
+"""Records read concurrently: S3 answers in some 20 ms, and 10,000 in sequence would take minutes."""
 
 
 class ObjectRunState:
-    """Run-state of one branch in an obstore store."""
+    """Run-state of a branch in an obstore store."""
 
     def __init__(self, store: Store, *, branch: str) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class ObjectRunState:
     def put(self, record: RunState, tx: Transaction) -> None:
         """Write the record after the caller's commit, unless `is_kept` forbids it.
 
-        Raises RunStateError, before any write, for an invalid record or one of another branch.
+        Raises RunStateError, before any write, for an invalid record or a record of another branch.
         """
         content = json.dumps(record.as_json(), sort_keys=True, indent=1, allow_nan=False).encode()
         if record.lakefs_branch != self._branch:
@@ -71,7 +71,7 @@ class ObjectRunState:
         path = self._path(record.dataset_id, record.run_id)
         with _answering():
             try:
-                # Created only if missing, so that a racing skip and success both learn of each other.
+                # Created only if missing, so that a racing skip and success both detect each other.
                 self._store.put(path, content, mode="create")
             except AlreadyExistsError:
                 if is_kept(self._read(path), record):

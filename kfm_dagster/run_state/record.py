@@ -1,4 +1,4 @@
-"""The run-state record, one per (dataset_id, run_id), and the hash of a node's inputs.
+"""The run-state record, keyed (dataset_id, run_id), and the hash of a node's inputs.
 
 Each write checks the record's JSON Schema, and is counted (OpenTelemetry API, free until an SDK is configured): the
 number of records comes from the store (`RunStateStore.counts`) and survives every process, the counter shows the rate.
@@ -25,7 +25,7 @@ from kfm_dagster.errors import KfmError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputReference:
-    """One input: its URI and the version of its content. External calls add query and window."""
+    """An input: its URI and the version of its content. External calls add query and window."""
 
     uri: str
     checksum: str | None = None
@@ -67,7 +67,7 @@ def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any])
 
 
 ROLLED_BACK_BY = "rolled_back_by"
-"""Summary member of a node whose output was withdrawn."""
+"""Summary member of a node with a withdrawn output."""
 
 
 class RunStateError(KfmError):
@@ -76,7 +76,7 @@ class RunStateError(KfmError):
 
 @unique
 class Outcome(StrEnum):
-    """How a node ended in a run."""
+    """Outcome of a node in a run."""
 
     SUCCESS = "success"
     """Every unit that entered passed; the only outcome that lets a later call skip."""
@@ -85,7 +85,7 @@ class Outcome(StrEnum):
     PARTIAL = "partial"
     """Some units passed and some did not."""
     SKIPPED = "skipped"
-    """The node had nothing to do and no earlier success to rely on."""
+    """The node had no work, and no earlier success to rely on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ class ValidationSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunState:
-    """One run-state record; `artifact_*` locate the node's output."""
+    """A run-state record; `artifact_*` locate the node's output."""
 
     dataset_id: str
     run_id: str
@@ -125,7 +125,7 @@ class RunState:
 
     @property
     def rolled_back_by(self) -> str | None:
-        """What took this output back, the node that failed or a replay; None while it stands."""
+        """The failed node or the replay that withdrew this output; None while it is valid."""
         return self.validation_summary.get(ROLLED_BACK_BY)
 
     def taken_back(self, *, by: str, at: datetime) -> RunState:
@@ -191,13 +191,13 @@ COUNTER = "kfm.run_state.writes"
 
 
 def count_write(outcome: Outcome) -> None:
-    """Count one written record."""
+    """Count a written record."""
     _counter().add(1, {"outcome": outcome.value})
 
 
 @cache
 def _counter() -> metrics.Counter:
-    # One instrument: created before an SDK is configured, it passes to that SDK.
+    # A single instrument: created before an SDK is configured, it passes to that SDK.
     return metrics.get_meter("kfm_dagster").create_counter(
         COUNTER, unit="{record}", description="Run-state records written, by outcome."
     )

@@ -1,6 +1,6 @@
 """Run-state stores: their protocol, and the relational store (SQLite, PostgreSQL).
 
-Belongs here: the protocol that one contract test suite checks for every store. Does not belong here: the choice of an
+Belongs here: the protocol that the contract test suite checks for every store. Does not belong here: the choice of an
 environment's store (`choice.py`), and stores outside the database (`object_store.py`, `delta_store.py`).
 """
 
@@ -14,7 +14,7 @@ from kfm_dagster.storage.database import Database, Transaction
 
 
 class RunStateStore(Protocol):
-    """Keeps one record per (dataset_id, run_id)."""
+    """Stores a record per (dataset_id, run_id)."""
 
     def get(self, dataset_id: str, run_id: str) -> RunState | None:
         """Return the record, or None."""
@@ -72,7 +72,7 @@ def by_outcome(found: Mapping[Outcome, int]) -> dict[Outcome, int]:
 
 
 def is_kept(standing: RunState | None, record: RunState) -> bool:
-    """Tell whether a record must not replace the existing one.
+    """Return whether the existing record must stay and `record` must not replace it.
 
     Other work on the same inputs replaces neither a success nor a withdrawn record. A rollback may replace both, other
     inputs a success, and a skip neither.
