@@ -55,7 +55,7 @@ def export(
     key: Path | None,
     as_json: bool,
 ) -> None:
-    """Write or verify the signed release bundle PTN_EXPORT. The subcommands write a DCAT catalog or a lineage graph.
+    """Write or verify the signed release bundle; subcommands write a DCAT catalog or lineage graph.
 
     Example: kfm export --out public/
     """

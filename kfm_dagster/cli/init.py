@@ -40,10 +40,10 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
     """Bring the ledger's database and Dagster's own up to date, and mark stores as this deployment's.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
-    also by two at once. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
+    also concurrently. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
     the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under that
     role (created if missing, without a password), and migrates nothing; --retention-role names the role in
-    KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is brought into that database, or up to date.
+    KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is installed or upgraded in that database.
 
     Example: kfm init --role kfm_deployment
     """
@@ -86,7 +86,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
 
 
 def _refuse_foreign_roots(settings: Settings, *, adopt: bool) -> None:
-    """Raise ForeignRootError before a database is created for roots that it could not hold."""
+    """Raise ForeignRootError before a database is created for another deployment's roots."""
     with suppress(SchemaVersionError):  # another release's schema, which opening the database upgrades or refuses
         known = _known_id(settings)
         try:

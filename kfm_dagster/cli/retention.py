@@ -36,7 +36,7 @@ def retention() -> None:
 @retention.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def plan(*, as_json: bool) -> None:
-    """Show for each kind the data older than its policy, how much is needed, and how much would be deleted.
+    """Show for each kind the data beyond its age, and how much is needed or would be deleted.
 
     Changes nothing.
 
@@ -51,7 +51,7 @@ def plan(*, as_json: bool) -> None:
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def run(*, actor: str | None, as_json: bool) -> None:
-    """Remove what plan shows, kind after kind and in batches. If stopped, it continues when it is run again.
+    """Remove the data that plan shows, by kind and in batches; a rerun continues after a stop.
 
     Example: kfm retention run
     """

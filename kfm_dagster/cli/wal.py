@@ -57,7 +57,7 @@ def list_records() -> None:
 @click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
-    """Show the whole history of a unit: record, issues, versions of its object, lease, cases, decisions, changes.
+    """Show a unit: record, issues, versions of its object, lease, cases, decisions, changes.
 
     Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """

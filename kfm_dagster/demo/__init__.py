@@ -1,1 +1,1 @@
-"""The demo: an embedded cloud, sample objects in their true formats, and a whole deployment that ingests them."""
+"""The demo: an embedded cloud, sample objects, and a whole deployment that ingests them."""

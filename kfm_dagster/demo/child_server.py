@@ -1,4 +1,4 @@
-"""A server as a child process: started on a free loopback port, awaited, and stopped without residue.
+"""A server as a child process: started on a free loopback port, awaited, fully stopped.
 
 The child binds port 0 itself and prints the port that the system gave it as its first line, so that no other process
 can take the port in between. It reads its standard input and ends at its end, so that it never outlives its parent,

@@ -1,4 +1,4 @@
-"""The feed: puts objects into the embedded cloud and announces them as NOAA does, S3 event by SNS to our queue.
+"""The feed: stores objects in the embedded cloud and announces them by SNS, as NOAA does.
 
 Belongs here: the S3 event record, the chunk feed's message, the publishing, a folder as a feed, and deliveries that go
 wrong. Does not belong here: which sample objects there are (`sample_day.py`), or anything of the pipeline that reads

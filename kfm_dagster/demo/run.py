@@ -1,4 +1,4 @@
-"""The demo: embedded cloud, notifications, a real deployment, and the expected outcome of each object."""
+"""The demo: embedded cloud, notifications, a deployment, and each object's expected outcome."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _UNANNOUNCED = Decision(actor="kfm demo", reason="objects of the demo that no to
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """Permitted final statuses of each published object, by address, and counts of the other messages and files.
+    """Permitted final statuses of each published object, by address.
 
     `rejected` messages give no unit; `skipped` are files that were not published, and why.
     """

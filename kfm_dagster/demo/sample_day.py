@@ -1,7 +1,7 @@
-"""The demo's objects: two days of three datasets, small and in their true formats, and a delivery of each bad kind.
+"""The demo's objects: two days of three datasets, and a delivery of each bad kind.
 
-Belongs here: the list of objects and their messages. Does not belong here: making an object (`samples/`) or publishing
-it (`feed.py`). Everything is fixed: publishing it again changes nothing.
+Belongs here: the list of objects, small and in their true formats, and their messages. Does not belong here: making an
+object (`samples/`) or publishing it (`feed.py`). Everything is fixed: publishing it again changes nothing.
 """
 
 from __future__ import annotations

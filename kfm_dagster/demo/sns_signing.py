@@ -1,6 +1,6 @@
-"""How the embedded cloud signs: an authority and a certificate of this server, made at its start and gone with it.
+"""Signing of the embedded cloud: an authority and a certificate, generated at the server's start.
 
-The private keys never leave the process; a deployment that is to trust it is given the authority's certificate
+The private keys never leave the process; a deployment that must trust it gets the authority's certificate
 (KFM_SNS_TRUSTED_CA) and the server's address (KFM_SNS_TRUSTED_URL). Does not belong here: verifying
 (`notifications/signatures.py`), which also describes the signed text.
 """
@@ -23,7 +23,7 @@ AUTHORITY_PATH = "/sns-authority.pem"
 NAME = "sns.amazonaws.com"
 """Subject of AWS's own certificate, except in regions with a certificate of their own."""
 VALID = timedelta(days=30)
-"""Before and after the start: no embedded cloud runs longer, and its messages may be made for other days."""
+"""Validity before and after the start: no embedded cloud runs longer, and its messages may be made for other days."""
 
 
 class SnsSigner:

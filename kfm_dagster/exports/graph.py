@@ -107,9 +107,9 @@ FILES = (
 
 
 def export_graph(database: Database, registry: ContractRegistry, *, folder: Path) -> Mapping[str, int]:
-    """Write FILES; return counts by label of node and kind of edge. Raises ForeignFileError, ConfigurationError.
+    """Write FILES; return counts by label of node and kind of edge.
 
-    The same database gives the same bytes.
+    Raises ForeignFileError, ConfigurationError. The same database gives the same bytes.
     """
     public_name = partial(public_node, registry)
     counts: Counter[str] = Counter()

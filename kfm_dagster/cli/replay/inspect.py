@@ -91,9 +91,10 @@ def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
 @click.option("--dataset", type=DATASET, help="Only this dataset of the run.")
 @everywhere
 def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
-    """Repeat a run's stages from their checkpoints, the last first, and compare. Changes nothing; exit 4: they differ.
+    """Repeat a run's stages from their checkpoints, the last first, and compare.
 
-    RUN is named as for kfm explain: by its id, the first 8 characters or more of it, or `latest`.
+    Changes nothing. Exit code 4: they differ. RUN is named as for kfm explain: by its id, the first 8
+    characters or more of it, or `latest`.
 
     Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
     """

@@ -1,4 +1,4 @@
-"""GEFS samples: small, true GRIB2 objects with the keys, grids and index sidecars of the Global Ensemble.
+"""GEFS samples: small GRIB2 objects with the Global Ensemble's keys, grids and index sidecars.
 
 Belongs here: deterministic objects of the members, their mean and their spread. Does not belong here: real data, nor
 how a message is written (`grib2_messages.py`).
@@ -36,7 +36,7 @@ _KINDS = tuple((lead, kind) for lead in LEADS for kind in PRODUCTS if kind != PR
 OBJECTS_PER_DAY = len(CYCLES) * len(MEMBERS) * len(_KINDS)
 
 _SIZE = 30
-"""Of the ensemble, without its control."""
+"""Number of members, without the control."""
 _FOLDERS = {"pgrb2a": "pgrb2ap5", "pgrb2b": "pgrb2bp5", "pgrb2s": "pgrb2sp25"}
 _RESOLUTIONS = {"pgrb2a": "0p50", "pgrb2b": "0p50", "pgrb2s": "0p25"}
 _COMMON = (
@@ -55,7 +55,7 @@ _FIELDS = {
 
 
 def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "pgrb2s") -> tuple[str, bytes, str]:
-    """Make an object of a member, of the mean or of the spread: its key, its content and the text of its `.idx`.
+    """Make an object of a member, mean or spread: its key, its content and its `.idx` text.
 
     `run` is aware, on a full hour; `lead` in hours. Raises ValueError for a combination without a key.
     """
@@ -80,7 +80,7 @@ def make_gefs(*, run: datetime, lead: int, member: str = "c00", product: str = "
 def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_gefs`. Raises ValueError when a day has not so many.
+    Their sidecars are the third part of `make_gefs`. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} GEFS keys, {count} were asked for")

@@ -1,4 +1,4 @@
-"""GFS samples: small, true GRIB2 objects with the keys, grids and index sidecars of the Global Forecast System.
+"""GFS samples: small GRIB2 objects with the model's keys, grids and index sidecars.
 
 Belongs here: deterministic objects of GFS, its analysis cycle GDAS and its wave model. Does not belong here: real data,
 nor how a message is written (`grib2_messages.py`).
@@ -98,7 +98,7 @@ def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: st
 def gfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_gfs` and `make_gfs_wave`. Raises ValueError when a day has not so many.
+    Their sidecars are the third part of `make_gfs` and `make_gfs_wave`. Raises ValueError if a day has fewer.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} GFS keys, {count} were asked for")

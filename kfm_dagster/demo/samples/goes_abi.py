@@ -1,4 +1,4 @@
-"""Sample GOES ABI objects: small NetCDF-4 files under true keys, with the headers of real files and no pixels.
+"""Sample GOES ABI objects: small NetCDF-4 files with true keys and headers, without pixels.
 
 Belongs here: the objects and their times. Does not belong here: reading them, their variables
 (`goes_abi_layout.py`), making an object of a template (`goes_template.py`). Scan times and extents are those of

@@ -1,4 +1,4 @@
-"""Layout of a sample ABI file: dimensions, variables and attributes as in NOAA's files, and the geometry of each scene.
+"""Layout of a sample ABI file: NOAA's dimensions, variables, attributes, scene geometry.
 
 Belongs here: names and numbers of the format. Does not belong here: times and keys (`goes_abi.py`), what files of other
 instruments have, too (`goes_template.py`).

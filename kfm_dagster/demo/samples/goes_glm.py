@@ -1,4 +1,4 @@
-"""Sample GOES GLM objects: small NetCDF-4 files under true keys, with none or a few flashes each.
+"""Sample GOES GLM objects: small NetCDF-4 files with true keys and no or few flashes.
 
 Belongs here: the variables of a lightning file, and the choice of objects. Does not belong here: how they are read,
 how an object is made of a template (`goes_template.py`).

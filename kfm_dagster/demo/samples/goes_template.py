@@ -110,7 +110,7 @@ class Template:
 def make_template(
     product: str, satellite: int, write: Callable[[h5py.File, Attributes], None], *, numbers: tuple[str, ...]
 ) -> Template:
-    """Make a file with `write`, which is given the attributes to be overwritten; so are the variables `numbers`."""
+    """Make a template with `write`; its attributes and the variables `numbers` are overwritten later."""
     blank = "0" * _STAMP
     placeholders = {**_PLACEHOLDERS, "dataset_name": _name(product, satellite, blank, blank, blank).encode()}
     buffer = io.BytesIO()

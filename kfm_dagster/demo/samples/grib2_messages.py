@@ -1,4 +1,4 @@
-"""GRIB2 messages of samples: sections as NCEP writes them, over constant fields, and the lines of their index.
+"""GRIB2 messages of samples: NCEP's sections over constant fields, and their index lines.
 
 Belongs here: octets (WMO-No. 306, Manual on Codes, volume I.2, FM 92 GRIB edition 2) and wgrib2's output for them.
 Does not belong here: which objects a dataset has (`hrrr.py`, `gfs.py`, `gefs.py`, `nbm.py`, `mrms.py`). A constant

@@ -1,4 +1,4 @@
-"""HRRR samples: small, true GRIB2 objects with the keys, grids and index sidecars of the High-Resolution Rapid Refresh.
+"""HRRR samples: small GRIB2 objects with the model's keys, grids and index sidecars.
 
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
 message is written (`grib2_messages.py`).
@@ -113,7 +113,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 def hrrr_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_hrrr`. Raises ValueError when a day has not so many keys.
+    Their sidecars are the third part of `make_hrrr`. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} HRRR keys, {count} were asked for")

@@ -1,4 +1,4 @@
-"""MRMS samples: small, true, gzipped GRIB2 objects with the keys and grids of the Multi-Radar/Multi-Sensor System.
+"""MRMS samples: small, gzipped GRIB2 objects with the system's keys and grids.
 
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
 message is written (`grib2_messages.py`). Regions are two of the five, products four of some 240: mosaics that come
@@ -81,7 +81,7 @@ def make_mrms(*, valid: datetime, product: str = "PrecipRate_00.00", region: str
 def mrms_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct objects of a UTC day as (bucket, key, content), in the order of their times.
 
-    Raises ValueError when a day has not so many keys.
+    Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} MRMS keys, {count} were asked for")

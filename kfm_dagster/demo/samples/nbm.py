@@ -1,4 +1,4 @@
-"""NBM samples: small, true GRIB2 objects with the keys, grids and index sidecars of the National Blend of Models.
+"""NBM samples: small GRIB2 objects with the blend's keys, grids and index sidecars.
 
 Belongs here: deterministic objects for the demo, benchmarks and tests. Does not belong here: real data, nor how a
 message is written (`grib2_messages.py`). Regions are two of the six: CONUS (Lambert) and Hawaii (Mercator).
@@ -54,7 +54,7 @@ _QUANTILES = tuple(
 )
 _FIELDS = {"core": _CORE, "qmd": _QUANTILES}
 _SUMMED_HOURS = {"core": 1, "qmd": 6}
-"""Precipitation is that of the last hour, or hours, before the lead."""
+"""Hours before the lead over which precipitation is summed."""
 
 _GRIDS = {
     # The definition of a real CONUS object, byte for byte.
@@ -112,7 +112,7 @@ def _steps(product: str, lead: int) -> Iterator[tuple[Field, ForecastStep]]:
 def nbm_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """Yield `count` distinct data objects of a UTC day as (bucket, key, content), short leads first.
 
-    Their sidecars are the third part of `make_nbm`. Raises ValueError when a day has not so many keys.
+    Their sidecars are the third part of `make_nbm`. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
         raise ValueError(f"a day has {OBJECTS_PER_DAY} NBM keys, {count} were asked for")

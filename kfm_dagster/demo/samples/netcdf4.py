@@ -1,4 +1,4 @@
-"""Parts of every NetCDF-4 sample: dimensions, variables and attributes as netCDF-4 writes them, by h5py.
+"""NetCDF-4's dimensions, variables and attributes, written by h5py for all samples.
 
 Belongs here: the format. Does not belong here: the content of a product's files (`goes_abi_layout.py`, `oisst.py`).
 """

@@ -1,4 +1,4 @@
-"""Small NEXRAD Level II chunks in the true format and under true keys: sample volumes as they are made, piece by piece.
+"""Small NEXRAD Level II chunks in the true format and under true keys.
 
 Belongs here: cutting a volume at its LDM records, as the feed does. Does not belong here: the volume itself
 (`nexrad_level2.py`).
@@ -28,9 +28,9 @@ def make_nexrad_chunks(*, site: str, start: datetime, volume_number: int = 1) ->
 
 
 def nexrad_chunk_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` chunks: those of volumes evenly over a UTC day, the sites taking turns.
+    """Bucket, key and content of `count` chunks of volumes evenly over a UTC day, the sites taking turns.
 
-    The last volume has no end where `count` is no multiple of CHUNKS. Raises ValueError as `nexrad_level2_samples`.
+    The last volume has no end unless `count` is a multiple of CHUNKS. Raises ValueError as `nexrad_level2_samples`.
     """
     for index, (_, key, volume) in enumerate(nexrad_level2_samples(day, -(-count // CHUNKS))):
         name = key.rpartition("/")[2]

@@ -30,7 +30,7 @@ it gives the radar's range. So only the lowest cut has all of its gates."""
 RADIALS = 3
 """Radials of a cut."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
-"""Of all cuts together."""
+"""Moments of all cuts together."""
 FREQUENCY_MHZ = 2850
 _FRAME_BYTES = 2432
 _CUTS_OF_A_RECORD = 4
@@ -46,7 +46,10 @@ _CUTS = (_SURVEILLANCE, _DOPPLER) * 3 + (_BATCH,) * 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scan:
-    """How radars of a kind scan. Lengths in metres; `lowest` is number, begin and length of the lowest cut's gates."""
+    """Scan parameters of a radar type, in metres.
+
+    `lowest` is number, begin and length of the lowest cut's gates.
+    """
 
     version: str
     vcp: int
@@ -75,7 +78,7 @@ _TDWR = _Scan(
 _CUT = timedelta(seconds=20)
 _RADIAL = timedelta(milliseconds=40)
 DURATION = _CUT * (len(_CUTS) - 1) + _RADIAL * (RADIALS - 1)
-"""From the first radial of a volume to its last."""
+"""Time from the first radial of a volume to its last."""
 _FEEDHORN_M = 20
 
 

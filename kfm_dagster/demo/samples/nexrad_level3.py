@@ -19,7 +19,7 @@ BUCKET = "unidata-nexrad-level3"
 VCP = 212
 TDWR_VCP = 80
 GENERATED_AFTER = timedelta(seconds=45)
-"""From the volume scan's start to the product."""
+"""Time from the volume scan's start to the product."""
 RADIALS = 36
 GATES = 40
 """Gates of 0.25 to 1 km: a real radial has up to 1,840, but the reader's result does not depend on their number."""
@@ -37,9 +37,9 @@ class _Kind:
     heading: str
     make: Callable[[random.Random, str], dict[str, bytes]]
     elevation: int = 0
-    """Of the first cut, in tenths of a degree; 0 for a product of the whole volume."""
+    """Elevation of the first cut, in tenths of a degree; 0 for a product of the whole volume."""
     parameters: tuple[int, ...] = ()
-    """From 4 on."""
+    """Parameters from number 4 on."""
     thresholds: tuple[int, ...] = ()
     accumulates: bool = False
     """Since midnight (table V, storm total): parameters 5 to 8 are dates and minutes of begin and end."""
@@ -63,9 +63,9 @@ def make_nexrad_level3(*, site: str, product: str, start: datetime, volume_numbe
 
 
 def nexrad_level3_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Bucket, key and content of `count` distinct products, evenly over a UTC day; sites and their products take turns.
+    """Bucket, key and content of `count` distinct products, evenly over a UTC day.
 
-    Raises ValueError when a site would need more than one product per second.
+    Sites and their products take turns. Raises ValueError when a site would need more than one product per second.
     """
     names = [*sites(), *tdwr_sites()]
     if count > len(names) * 86_400:

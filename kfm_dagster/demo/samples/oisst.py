@@ -1,4 +1,4 @@
-"""Sample OISST analyses: small NetCDF-4 files under true keys, with the headers of real files and no temperature.
+"""Sample OISST analyses: small NetCDF-4 files with true keys and headers, without temperature.
 
 Belongs here: the content of a file of NCEI's Daily Optimum Interpolation Sea Surface Temperature, version 2.1. Does not
 belong here: reading it. Names, types, packing and axes are those of a real file; no chunk of a field is written, so
@@ -18,7 +18,7 @@ from kfm_dagster.demo.samples.netcdf4 import Attributes, annotate, attach, axis,
 
 BUCKET = "noaa-cdr-sea-surface-temp-optimum-interpolation-pds"
 FIRST_DAY = date(1981, 9, 1)
-"""Of the record."""
+"""First day of the record."""
 ROWS, COLUMNS, STEP = 720, 1440, 0.25
 
 _EPOCH = datetime(1978, 1, 1, 12, tzinfo=UTC)
@@ -32,7 +32,7 @@ _FIELDS = (
 )
 _FINAL_AFTER = timedelta(days=15, hours=9, minutes=14)
 _PRELIMINARY_AFTER = timedelta(days=1, hours=9, minutes=14)
-"""From the day's start to the file's creation: 1 day of latency, and 2 weeks more for the final file."""
+"""Time from the day's start to the file's creation: 1 day of latency, and 2 weeks more for the final file."""
 
 
 def make_oisst(day: date, *, preliminary: bool = False) -> tuple[str, bytes]:
@@ -52,9 +52,9 @@ def make_oisst(day: date, *, preliminary: bool = False) -> tuple[str, bytes]:
 
 
 def oisst_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """Yield bucket, key and content of the first `count` objects of a UTC day: the preliminary and the final object.
+    """Yield bucket, key and content of the first `count` objects of a UTC day.
 
-    Raises ValueError when more are asked for.
+    They are the preliminary and the final object. Raises ValueError for a greater `count`.
     """
     if not 0 <= count <= 2:
         raise ValueError(f"a day has 2 objects, {count} asked")
