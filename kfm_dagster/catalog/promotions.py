@@ -47,7 +47,7 @@ class Promotion:
     withdrawn: bool
 
     def came_after(self, current: CatalogEntry | None) -> bool:
-        """Return whether the promotion was to replace the current version, or to create the first version."""
+        """Return whether the promotion was to replace the current version, or to create the first."""
         before = (self.before_promotion_id, self.before_revision)
         return before == ((current.promotion_id, current.revision) if current else (None, None))
 

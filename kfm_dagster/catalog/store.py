@@ -279,7 +279,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit without lineage, because its run died before recording it."""
+    """A current Item of a quarantined unit without lineage: its run died before recording it."""
 
     dataset: str
     run_id: str

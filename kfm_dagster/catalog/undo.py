@@ -159,7 +159,7 @@ def _left_in_sight(
 
 
 def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[str]) -> Level:
-    """Return the pages that have a file but no Items, including those of a dead promotion."""
+    """Return the pages that have a file but no Items, including pages of a dead promotion."""
     stray: dict[str, None] = {}
     for day in sorted(days):
         folder = layout.day_path(index.contract.stac.collection, day).rpartition("/")[0]

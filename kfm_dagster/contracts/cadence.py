@@ -119,7 +119,7 @@ class Pace:
 
 
 def pace_of(product: ExpectedProduct) -> Pace:
-    """Return the windows before now in which a product's announcements are expected."""
+    """Return the windows before now that must contain announcements of a product."""
     cadence = max(product.cadence, LEAST_CADENCE)
     over = DROP_OVER * cadence
     # A product of some hours only arrives in a burst per cadence; others arrive evenly, or in bursts within the hour.

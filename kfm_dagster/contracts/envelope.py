@@ -56,7 +56,7 @@ class Priority(StrEnum):
 
 @unique
 class Lane(StrEnum):
-    """Lane in which a unit waits: live units never wait for bulk units."""
+    """Lane of a waiting unit: live units never wait for bulk units."""
 
     LIVE = "live"
     """Announced by a message, on its first way or on an automatic retry."""
@@ -229,7 +229,7 @@ class Envelope:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the unit closes the volume of its chunk, because the radar has begun a later volume (ADR 028)."""
+        """Whether the unit closes its chunk's volume: the radar has begun a later volume (ADR 028)."""
         return self.object_version == CLOSED
 
     @property

@@ -70,7 +70,7 @@ def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
 
 
 def is_plausible(value: datetime) -> bool:
-    """Return whether a time from outside is plausible for an observation, a forecast or an event."""
+    """Return whether an external time is plausible for an observation, a forecast or an event."""
     return EARLIEST <= value < LATEST
 
 
@@ -95,7 +95,7 @@ class AmbiguousIdError(KfmError):
 
 
 def whole_id(given: str, matches: Collection[str], *, what: str) -> str | None:
-    """Return the id that `given` abbreviates, of `matches`, which begin with it; None without a match.
+    """Return the id in `matches` that begins with `given`; None without a match.
 
     `what` names the kind of id in a refusal. Raises AmbiguousIdError for a prefix of several
     ids, or of fewer than SHORTEST_PREFIX characters.

@@ -89,7 +89,7 @@ class Notifications(Strict):
 
     @property
     def names_versions(self) -> bool:
-        """Whether messages name the version of an object; a chunk's does not: its key is written once."""
+        """Whether messages name an object's version; a chunk's does not: its key is written once."""
         return "s3-event" in self.shapes
 
     @property
@@ -108,7 +108,7 @@ class QueueConfig(Strict):
 
 
 class TimeField(Strict):
-    """Form of a time in the key: `value` joins named groups of the key pattern, `format` describes them."""
+    """A time in the key: `value` joins named groups of the key pattern, `format` describes them."""
 
     value: str
     format: str = Field(
@@ -145,7 +145,7 @@ class ImpliedGroup(Strict):
 
 
 class KeyGrammar(Strict):
-    """The key's grammar. `pattern` is a full-match regular expression with named groups; times are UTC."""
+    """The key's grammar; `pattern` is a full-match regular expression with named groups, times are UTC."""
 
     pattern: Regex
     implied: dict[str, ImpliedGroup] = Field(
@@ -173,7 +173,10 @@ class KeyGrammar(Strict):
 
 
 class Sidecar(Strict):
-    """A file that belongs to a data object: same key plus suffix. Its own notifications are acknowledged, no unit."""
+    """A file of a data object, with the same key plus a suffix.
+
+    Its own notifications are acknowledged and give no unit.
+    """
 
     suffix: str = Field(min_length=1)
     role: Literal["index", "metadata"]
@@ -189,7 +192,10 @@ class Sidecar(Strict):
 
 
 class ScheduledListing(Strict):
-    """Listings that a deployment begins by itself: of today, or of the first day of the month or year in the keys."""
+    """Listings that a deployment starts itself.
+
+    They list today, or the first day of the month or year in the keys.
+    """
 
     every_seconds: int = Field(ge=300, le=31 * 86_400, description="One listing at most begins within each interval.")
     days_back: int = Field(

@@ -1,4 +1,4 @@
-"""Quality declarations of a contract: peers, citations, units, freshness, coverage, key values.
+"""A contract's quality declarations: peers, citations, units, freshness, coverage, key values.
 
 Belongs here: the declarations and how they match; a unit's peer sizes (peers are objects of the same product, whose
 sizes predict each other, ADR 030), and the range of sizes that are not suspect; the properties (a member, a grid, a
@@ -52,7 +52,7 @@ class AnchorKind(StrEnum):
 
 
 class Citation(Strict):
-    """Where fields are defined: volume, version and anchor of the source (pipeline card, chapter 7, section II)."""
+    """Source that defines fields: volume, version, anchor (pipeline card, chapter 7, section II)."""
 
     fields: list[FieldPattern] = Field(min_length=1)
     volume: _Text = Field(description="The document, with its number.")
@@ -64,7 +64,7 @@ class Citation(Strict):
 
 
 class Quantity(Strict):
-    """The unit that a reader gives numbers in, and what they can be. Units are pint's (stages/gates/units.txt)."""
+    """Unit and possible range of a reader's numbers. Units are pint's (stages/gates/units.txt)."""
 
     fields: list[FieldPattern] = Field(min_length=1)
     unit: str = Field(max_length=40, description='E.g. "m", "degree", "m/s"; "1" for counts, codes and fractions.')
@@ -84,13 +84,13 @@ class Quantity(Strict):
 
 
 class Freshness(Strict):
-    """How old a live unit's event may be when a run takes the unit up; bulk work is exempt."""
+    """Maximum age of a live unit's event when a run claims the unit; bulk work is exempt."""
 
     budget_seconds: PositiveInt
 
 
 class ExpectedProduct(Strict):
-    """Objects due in every hour of a partition, identified by groups of their keys that the ledger stores."""
+    """Objects due in every hour of a partition, identified by stored groups of their keys."""
 
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field({}, description="Extension fields of the ledger with the value that counts.")
@@ -177,7 +177,7 @@ class PeerSizes(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> PeerSizes | None:
-        """Return the quartiles of sizes above 0, both taken from the sizes; None without sizes."""
+        """Return the quartiles of the sizes above 0, which are sizes themselves; None without sizes."""
         ordered = sorted(sizes)
         if not ordered:
             return None

@@ -19,7 +19,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
 class Consent(Strict):
-    """The authority over the data, and the agreement that permits publication (CARE, "authority to control")."""
+    """Authority over the data, and the agreement to publish (CARE, "authority to control")."""
 
     authority: _Name = Field(description="The community or body that decides.")
     reference: _Name = Field(description="The agreement, so that it can be looked up.")
@@ -27,7 +27,7 @@ class Consent(Strict):
 
 
 class Embargo(Strict):
-    """Time before which units stay out of the catalog: fixed, or counted from each unit's observation."""
+    """End of the time without catalog entries: fixed, or counted from a unit's observation."""
 
     until: AwareDatetime | None = None
     days_after_observation: PositiveInt | None = Field(None, le=36_525)

@@ -26,7 +26,7 @@ class UnattributedDecisionError(KfmError):
 
 @unique
 class GovernanceAction(StrEnum):
-    """Action of a person, of a replay or a rule in a person's name, or of the ledger by its policy."""
+    """Action of a person, of a replay or rule in a person's name, or of the ledger by policy."""
 
     QUARANTINE = "quarantine"
     """Took units out of automatic flows, by hand or by the ledger, whose database writes the entry."""

@@ -53,7 +53,7 @@ class Proposal:
 
     @property
     def expires_at(self) -> datetime:
-        """End of the time in which it can be approved."""
+        """End of the time for its approval."""
         return self.at + APPROVED_WITHIN
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints (`etl_checkpoint`): the content that each node applied last, to detect changes.
+"""Checkpoints (`etl_checkpoint`): each node's last applied content, to detect changes.
 
 Belongs here: reading, locking and advancing a checkpoint in the caller's transaction. Does not belong here: when each
 happens (`transaction.py`).
@@ -18,7 +18,7 @@ def last_applied(node: str, *, tx: Transaction) -> str | None:
 
 
 def lock_node(node: str, *, tx: Transaction) -> None:
-    """Lock a node's checkpoint until the transaction ends, so that no other transaction advances it.
+    """Lock a node's checkpoint until the transaction ends; no other transaction advances it.
 
     A caller that also locks a resource of all nodes, and may then skip, locks the node first.
     """

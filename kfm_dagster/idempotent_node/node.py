@@ -69,7 +69,7 @@ class ReadsBack(Protocol):
     """A node with effects outside the database."""
 
     def verify(self, made: Any, /) -> None:
-        """Read back the effects of `transform`. Raises if they differ from what was written."""
+        """Read back the effects of `transform`. Raises if they differ from the written effects."""
         ...
 
 

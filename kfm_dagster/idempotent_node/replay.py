@@ -1,4 +1,4 @@
-"""Replay of intents: PENDING and FAILED intents are revisited until their content is applied.
+"""Replay of PENDING and FAILED intents, which are revisited until their content is applied.
 
 An intent that crashed before its effect, or failed, runs again from its payload. It is SKIPPED if another process has
 applied its content meanwhile, so that nothing takes effect twice, or if a later content of the same node has overtaken
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class IntentReplay:
-    """Results of a replay by `wal_id`; `failed` has reasons, and the next replay retries these intents."""
+    """Results of a replay by `wal_id`; `failed` has the reasons of intents to replay again."""
 
     applied: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ def _again(
 
 
 def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
-    """Refuse a node with other inputs or parameters than the intent's: it would be applied under the intent's hash."""
+    """Refuse a node whose inputs or parameters differ from the intent's: it would take its hash."""
     added = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
     actual = {
         "inputs": sorted(

@@ -39,7 +39,7 @@ AGAIN = "kfm:again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """A row of `node_output`: a content's result, and the time in which it was its node's newest."""
+    """A row of `node_output`: a content's result, and when it was its node's newest."""
 
     content_hash: str
     record: Mapping[str, Any]
@@ -135,7 +135,7 @@ class IdempotentNodes:
         return intent, self._skip(intent, applied, tx)
 
     def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
-        """Apply an effect once, with its output, APPLIED and the checkpoint, in a single transaction.
+        """Apply an effect once, with its output, APPLIED and the checkpoint, in the same transaction.
 
         `effect` gets that transaction, and is not called when the content has been applied meanwhile. Its exceptions
         propagate; the intent then stays as it was.
@@ -266,7 +266,7 @@ class IdempotentNodes:
         self.intents.resolve(second, IntentStatus.APPLIED, end=end, claimed=claimed, tx=tx)
 
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
-        """Close the validity of the node's last output; return its end, where the next output begins.
+        """End the validity of the node's last output; return the end, the next output's beginning.
 
         The node stays locked until the transaction ends. Otherwise two transactions with different contents would both
         follow the same output, and neither would close the other's. The node is locked after the content and the locks
@@ -290,10 +290,10 @@ def noted(what: str) -> Iterator[None]:
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:
-    """Return the work as separate content, after an intent with an output that must not be reused."""
+    """Return the work as separate content, after an intent whose output must not be reused."""
     return replace(content, params={**content.params, AGAIN: {"run_id": run_id, "after": applied.wal_id}})
 
 
 def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:
-    """Return parameters that differ from every earlier content's, so that an unchanged node runs."""
+    """Return parameters that no earlier content had, so that an unchanged node runs."""
     return {**params, FORCED: {"run_id": run_id, "reason": reason}}

@@ -71,7 +71,7 @@ class Intents:
         content_hash: str,
         tx: Transaction,
     ) -> Intent:
-        """Write an intent as PENDING, or return the same run's unresolved intent for the same content."""
+        """Write an intent as PENDING, or return the run's unresolved intent for the same content."""
         key = {"run_id": run_uuid(run_id), "node": node, "step": step, "content_hash": content_hash}
         if (unresolved := tx.row(Intent, "idempotent_node.unresolved_of", key)) is not None:
             return unresolved
@@ -88,7 +88,7 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Change an unresolved intent and record its end; False if it was resolved or has the status.
+        """Change an unresolved intent, record its end; False if it was resolved or has the status.
 
         claimed: the units that an APPLIED intent's node claimed in the ledger, which are known only with its effect.
         """

@@ -1,4 +1,4 @@
-"""The gap table: missing objects of followed products, the repairing runs (BEY-05), arrival times.
+"""The gap table: missing objects of followed products, repairing runs (BEY-05), arrival times.
 
 All its rows are derived from the ledger. Arrival times are announcement delays after a scan or run, by day, product and
 lead. A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond. A percentile over months is
@@ -61,7 +61,7 @@ class FollowedProduct:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedWindow:
-    """A product of a dataset, and the times from which its announcements are counted."""
+    """A product of a dataset, and the start times for counting its announcements."""
 
     dataset: str
     product: str
@@ -140,7 +140,7 @@ class Gaps:
         return self._note(amiss, over, at)
 
     def looked(self, dataset: str, *, until: datetime) -> None:
-        """Record the hour up to which the days of a dataset have been checked."""
+        """Record the end hour of the check of a dataset's days."""
         with self.database.transaction() as tx:
             tx.run("gaps.looked", dataset=dataset, until=until)
 

@@ -1,4 +1,4 @@
-"""Ledger policy: codes and reasons of records, when a failed unit is retried, when no longer.
+"""Ledger policy: codes and reasons of records, and when a failed unit is retried.
 
 Belongs here: pure decisions from a dataset contract and an attempt's outcome. Does not belong here: SQL, clocks.
 """
@@ -57,7 +57,7 @@ NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
 
 
 class ReplayRule(TypedDict):
-    """A dataset's replay policy as the ledger's statements take it: attempts, and the codes with fewer attempts."""
+    """A dataset's replay policy for the ledger's statements: attempts, and codes with fewer."""
 
     dataset: str
     max_attempts: int
@@ -81,7 +81,7 @@ def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[st
 
 
 def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_review: Collection[str]) -> str | None:
-    """Return why a unit goes to quarantine after its n-th attempt; None if it may be retried.
+    """Return why a unit is quarantined after its n-th attempt; None if it may be retried.
 
     human_review: the codes that no retry cures.
     """
@@ -91,7 +91,7 @@ def quarantine_reason(retry: Retry, *, attempt: int, error_code: str, human_revi
 
 
 def is_overdue(retry: Retry, *, discovered: datetime, due: datetime, replay_reason: str | None) -> bool:
-    """Return whether the next automatic attempt would begin after the deadline; replays have none."""
+    """Return whether the next automatic attempt is after the deadline; replays have no deadline."""
     if retry.deadline_seconds is None or replay_reason not in {None, ReplayReason.RETRY}:
         return False
     return due > discovered + timedelta(seconds=retry.deadline_seconds)

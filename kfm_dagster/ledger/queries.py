@@ -104,7 +104,7 @@ class LedgerQueries:
     def status_counts(
         self, dataset: str, *, first: str = FIRST_DAY, last: str = LAST_DAY, tx: Transaction
     ) -> dict[Status, int]:
-        """Return the number of a dataset's records by status, zeros included, of all days or a range."""
+        """Return the number of a dataset's records by status, with zeros, of all days or a range."""
         rows = tx.run("ledger.status_counts", dataset=dataset, first=first, last=last)
         return dict.fromkeys(Status, 0) | {Status(row.status): int(row.units) for row in rows}
 

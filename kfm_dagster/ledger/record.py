@@ -53,7 +53,7 @@ def _seen(example: object, source: str, *elsewhere: str) -> dict[str, Any]:
 
 
 class NoddWalRecord(BaseModel):
-    """The state of one version of an object."""
+    """The state of a version of an object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

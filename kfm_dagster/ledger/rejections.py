@@ -1,4 +1,4 @@
-"""Records of a message without a unit: rejected, because unreadable, or ignored, with the reason.
+"""Records of a message without a unit: rejected because unreadable, or ignored, with the reason.
 
 A rejected record has no readable unit, or a unit that no row can hold. Belongs here: the bounds on their sizes and on
 the rows of a message. They are written together with the delivery (`Deliveries`), so that every received message leaves

@@ -56,7 +56,7 @@ class SettleReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoverReport:
-    """Claims taken from dead runs.
+    """Claims revoked from dead runs.
 
     `requeued` wait for another run, `quarantined` have no attempt left; the policy allows no replay of `failed` units.
     """

@@ -125,7 +125,7 @@ SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
 
 
 def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
-    """Return the sub-status that forbids a success, as text, or None; a missing sub-status forbids it."""
+    """Return the sub-status that forbids a success, as text, or None; if missing, it forbids too."""
     for name, allowed in SUCCESS_REQUIRES.items():
         observed = sub_statuses.get(name, "unknown")
         if observed not in allowed:

@@ -167,7 +167,7 @@ class Ledger(LedgerChanges):
         """Revoke the claims of dead runs, and claims with an expired lease (WSM-11).
 
         in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
-        > quarantined. A claim inside its lease is taken only when its run is named.
+        > quarantined. A claim with a valid lease is revoked only if its run is named.
 
         The death of a run with several units charges none of them an attempt, because a single unit may be the cause:
         they return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
@@ -233,7 +233,7 @@ class Ledger(LedgerChanges):
         return tuple(sorted(quarantined))
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
-        """Lock units until the transaction ends; return the quarantined units, which stay quarantined."""
+        """Lock units until the transaction ends; return the units that are and stay quarantined."""
         locked = tx.run("ledger.lock_statuses", wal_ids=sorted(set(wal_ids)))
         return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
 
@@ -296,13 +296,13 @@ class Ledger(LedgerChanges):
         )
 
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
-        """Mark units as conflicting if their newer Item may still be withdrawn: neither might remain."""
+        """Mark units as conflicting if their newer Item may be withdrawn: neither might remain."""
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
 
     def _beyond_retry(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
-        """Return the reasons of the failed units that get no further attempt."""
+        """Return the reasons of the failed units without a further attempt."""
         failed = {WalId(row.wal_id) for row in failures}
         exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in failed}
         overdue = verdicts.overdue(failures, self.registry)

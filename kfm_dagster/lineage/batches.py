@@ -156,7 +156,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undelivered:
-    """Lineage that waits for the root (for readers) and the backend; `failing`: the worst batches."""
+    """Lineage waiting for the root (for readers) and the backend; `failing`: the worst batches."""
 
     files: Waiting
     backend: Waiting

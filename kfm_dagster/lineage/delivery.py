@@ -1,4 +1,4 @@
-"""Delivery of published batches to the OpenLineage backend, at least once, a batch at a time.
+"""Delivery of published batches to the OpenLineage backend, at least once, in sequence.
 
 A try claims its batch in the outbox and saves its progress every second: events that a killed process sent since are
 sent again, byte for byte under the same ids. The backend's client is openlineage-python's, with its transports (HTTP,
@@ -84,7 +84,7 @@ class ClientBackend:
         return "; ".join(refusals) or None
 
     def flush(self) -> None:
-        """Wait until all transports, background ones too, have accepted every event sent so far."""
+        """Wait until all transports, also background transports, accepted every event sent so far."""
         for index, client in enumerate(self._clients):
             wait = getattr(client.transport, "wait_for_completion", None)
             if wait is not None and not wait(FLUSH_SECONDS):

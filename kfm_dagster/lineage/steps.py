@@ -115,7 +115,7 @@ class Step:
 
     @property
     def output_id(self) -> str:
-        """PROV entity of the content's output, generated once however many files have the same bytes."""
+        """PROV entity of the content's output, generated once for any number of equal files."""
         return "urn:uuid:" + uuid8("prov-node-output", self.content_hash)
 
     @property

@@ -67,7 +67,7 @@ MAX_ROUNDS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """A path's lineage of a record, in a single revision. `state`: its file is staged or published.
+    """A path's lineage of a record, in a revision. `state`: its file is staged or published.
 
     `invalidated_at` is the time of the withdrawal, None while the lineage is valid.
 

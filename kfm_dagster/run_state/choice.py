@@ -77,7 +77,7 @@ def _place(configured: str) -> str:
 
 
 def _refuse_two(database: Database, place: str) -> bool:
-    """Return whether this store is claimed. Raises ConfigurationError if another store is in use."""
+    """Return whether this store is claimed. Raises ConfigurationError if another store is used."""
     claim = RelationalRunState(database).get(CLAIM, CLAIM)
     stores = [] if claim is None else [str(claim.validation_summary["store"])]
     with database.snapshot() as tx:

@@ -31,7 +31,7 @@ class ArtifactReference:
 
 
 class Artifacts:
-    """Reads and writes artifacts in an obstore store (folder or bucket), which is opened at its first use.
+    """Reads and writes artifacts in an obstore store (folder or bucket), opened at first use.
 
     Opening creates a missing folder, and a command that reads no artifact must create nothing.
     """
@@ -77,7 +77,7 @@ class Artifacts:
         return content
 
     def has(self, reference: ArtifactReference) -> bool:
-        """Tell whether the blob exists, by a HEAD request. Raises as `put` does."""
+        """Return whether the blob exists, by a HEAD request. Raises as `put` does."""
         try:
             with _answering():
                 self._store.get(reference.uri, options={"head": True})

@@ -192,7 +192,7 @@ class Transaction:
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Run a part of the transaction; if it raises, only it and its after-commit calls are rolled back."""
+        """Run a part of the transaction; an error rolls back the part and its after-commit calls."""
         before = len(self.committed)
         try:
             with self.connection.begin_nested():
@@ -400,6 +400,6 @@ def _digest(migration: Migration) -> str:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Return whether another transaction was first (lock timeout, failed serialisation, deadlock)."""
+    """Return whether another transaction was first: lock timeout, failed serialisation, deadlock."""
     code = getattr(error.orig, "pgcode", None)
     return code in {"40001", "40P01", "55P03"} or "database is locked" in str(error.orig)

@@ -1,4 +1,4 @@
-"""One SQL text for both databases: the macros of `sql/`, as SQLite's and PostgreSQL's text.
+"""A single SQL text for both databases: the macros of `sql/`, as SQLite's and PostgreSQL's text.
 
 A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It is replaced by text, never by a value:
 values are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: reason` is for that database alone.

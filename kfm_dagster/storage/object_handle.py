@@ -96,7 +96,7 @@ class ObjectHandle(Protocol):
 
     @property
     def last_modified(self) -> datetime | None:
-        """Time of the last write, from the last head or probe; None before, and where the store reports none."""
+        """Time of the last write, from the last head or probe; None if not reported yet."""
         ...
 
 
@@ -286,7 +286,7 @@ class FolderObject:
         return self._last_modified
 
     def head(self) -> ObjectHead:
-        """Size, time, and the ETag that a store would give."""
+        """Size, time, and the ETag that a store would report."""
         with request(self._uri, *_HEAD):
             return self._headed(self._opened())
 
@@ -334,7 +334,7 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def file_etag(path: Path) -> str | None:
-    """Return a file's ETag as a store would give it, None beyond one upload part."""
+    """Return a file's ETag as a store would report it, None beyond a single upload part."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         return _folder_head(descriptor, os.fstat(descriptor)).etag

@@ -279,7 +279,7 @@ def open_store(location: str) -> Store:
 
 
 class PrivateFolder(LocalStore):
-    """A folder of this machine; only its user may read the folders created in it, as in KFM_HOME."""
+    """A local folder; only its user may read the folders created in it, as in KFM_HOME."""
 
     def put(self, path: str, file: Any, **options: Any) -> Any:
         """Put a file in folders for this user alone; obstore's would be open to all users."""

@@ -1,4 +1,4 @@
-"""Refusals by the database, isolated by halving the batch: a refused item never fails the others.
+"""Refusals by the database, isolated by halving the batch: a refusal never fails other items.
 
 A refusal is about the values: a column, a constraint or a trigger does not accept them. A database that does not
 answer, is full or busy is not a refusal: it fails the whole batch, which is retried. Does not belong here: handling
@@ -62,7 +62,7 @@ def write_all_but_refused(
     """Write a batch, halving refused parts until each refused item is isolated.
 
     Returns the results of `write` for the written parts, and the refused items. A refused part leaves nothing behind.
-    Raises errors that are not refusals. One refused item among n costs 2 log n writes.
+    Raises errors that are not refusals. A single refused item among n costs 2 log n writes.
     """
     if not items:
         return [], []

@@ -69,7 +69,7 @@ _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
 class OddAnswerError(GenericError):
-    """An answer that HTTP or S3 does not allow, or that cannot be true; its text quotes nothing of the answer."""
+    """An answer that HTTP or S3 does not allow, or that cannot be true; its text quotes none of it."""
 
     next_step: str | None = None
 

@@ -44,7 +44,7 @@ _WRITE = re.compile(r"^(?:INSERT|UPDATE|DELETE)\b(?!.*\bRETURNING\b)", re.MULTIL
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time of PostgreSQL, which returns it in the zone of the session; SQLite stores text in UTC."""
+    """A time; PostgreSQL returns it in the zone of the session, SQLite stores text in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
