@@ -30,7 +30,7 @@ _ANY_WIDTH = 10_000
 LEAST_URI = 32
 """Columns of a shortened URI: the bucket's beginning, and the end of the key, which distinguishes objects."""
 LEAST_PROSE = 16
-"""Columns below which folded prose is no longer legible."""
+"""Least width of legible folded prose, in columns."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ELLIPSIS = "…"
 

@@ -70,7 +70,7 @@ class SignInAttempts:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Signs people in. `tokens` are by the person's name; without tokens there is no sign-in."""
+    """Signs people in. `tokens` are by the person's name; without tokens, sign-in is disabled."""
 
     tokens: Mapping[str, SecretStr]
     attempts: SignInAttempts = field(default_factory=SignInAttempts)

@@ -1,4 +1,4 @@
-"""A view: rows, filter and query, from which commands, pages, API and tools are derived.
+"""A view: rows, filter and query, the source of commands, pages, API and tools.
 
 Belongs here: the common parts of views. Does not belong here: the views (the other modules), displaying them.
 """
