@@ -68,7 +68,7 @@ class RefusedError(KfmError):
 
 
 class UnknownNameError(KfmError):
-    """There is nothing of this name."""
+    """The name is unknown."""
 
 
 class ConfigurationError(KfmError):

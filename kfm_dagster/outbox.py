@@ -1,4 +1,4 @@
-"""The durable queue (`outbox`): a row for each subject that a consumer has yet to get, from the commit that adds it.
+"""The durable queue (`outbox`): a row for each undelivered subject of a consumer, from the commit that adds it.
 
 A claim owns its row by its number and for the time of its lease, so workers share the rows of a topic, and a dead
 worker's row is claimed again. A failed delivery is deferred, after pauses that double.
@@ -61,7 +61,7 @@ class Outbox:
     def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
         """Return the entry due longest, unclaimed: for deliveries that may happen twice at once.
 
-        A subject waits until the consumer `after` has got it.
+        A subject waits until its delivery to the consumer `after`.
         """
         with self._database.snapshot() as view:
             parameters = {"topic": self._topic, "consumers": list(consumers), "after": after, "now": self._clock()}

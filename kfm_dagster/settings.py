@@ -44,7 +44,7 @@ _UNSET = {
 """Consequences of an unset DSN, for databases that must be PostgreSQL."""
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-"""This machine: the only hosts reached without TLS."""
+"""This machine's names: the only hosts reached without TLS."""
 WATTS_PER_CORE = 3.5
 """A vCPU at full load: the average over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
 GCO2E_PER_KWH = 445.0

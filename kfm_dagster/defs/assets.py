@@ -1,6 +1,6 @@
 """Assets: each (dataset, operator) as an op in a software-defined asset, by the contracts.
 
-Belongs here: a running stage as Dagster sees it, too: its gates as results, its output for the IO manager, its
+Belongs here: a running stage in Dagster's form, too: its gates as results, its output for the IO manager, its
 failure as Dagster's. Does not belong here: recording a stage (`io_manager.py`).
 """
 

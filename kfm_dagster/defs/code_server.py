@@ -24,7 +24,7 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""By name only: importing it has an effect, which is meant for the process that forks runs."""
+"""By name only: importing it has an effect, meant for the process that forks runs."""
 
 LATE = ("duckdb", "pandas", "pystac")
 """Modules that a run imports and the definitions do not: pyarrow imports pandas, if installed, at its first array."""
@@ -53,7 +53,7 @@ class RunContext(ForkServerContext):
 
 
 class ForkingApiServer(DagsterApiServer):
-    """Dagster's servicer, which forks runs from a process without Python threads, not from nothing."""
+    """Dagster's servicer, which forks runs from a process without Python threads."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -4,13 +4,13 @@ A day's page shows its latest materialisation, and a later run may have had no p
 So the stage's outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of it
 (`run_...`).
 
-An unknown day is materialised all the same, as empty: without a materialisation, Dagster (since 1.13.22,
+An unknown day is materialised, too, as empty: without a materialisation, Dagster (since 1.13.22,
 dagster-io/dagster#34219) counts the day of an asset backfill as failed, and the backfill with it. Emptiness is
 therefore shown first in the metadata, as a warning of the day's check, and in the run's tags.
 
 The event log stores a picture with each materialisation, so that it has at most some twenty kilobytes.
 
-Belongs here: the facts and their order, which is that of a reader's questions, and the sizes and captions of pictures.
+Belongs here: the facts in the order of a reader's questions, and the sizes and captions of pictures.
 Does not belong here: the map (`drawing/footprints.py`), selecting failing units (`ledger/reports.py`), or the rows of
 arrivals (`ingest/path_arrivals.py`).
 """

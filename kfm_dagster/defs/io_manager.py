@@ -45,7 +45,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         return self.stages.run(node, run_id=node.run_id, upstream=upstream, force=force)
 
     def content_hash(self, stage: StagedNode) -> str | None:
-        """Return a stage's content hash: its own, or that of the content it skips for."""
+        """Return a stage's content hash: its own, or of the content that it reuses."""
         if stage.content is not None:
             return stage.content.content_hash
         return self._account(stage).content_hash

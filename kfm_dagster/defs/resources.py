@@ -59,7 +59,7 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 
 
 class WalResource(dg.ConfigurableResource[Ledger]):
-    """The ledger (the NODD WAL) and where it is. No code outside it changes a record's status."""
+    """The ledger (the NODD WAL) and its place. No code outside it changes a record's status."""
 
     dsn: str = Field(
         default="",

@@ -168,7 +168,7 @@ FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.Dagster
 
 @dataclass(frozen=True, kw_only=True)
 class OldRuns:
-    """The runs of an instance; opened for a pass; meanwhile the newest runs stay the same."""
+    """The runs of an instance; opened for a single pass, so the newest runs stay the same."""
 
     instance: dg.DagsterInstance
     database: Database

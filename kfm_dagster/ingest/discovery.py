@@ -90,7 +90,7 @@ class DayListing:
 
 @dataclass(kw_only=True)
 class MessageParse(ChainNode):
-    """Claim units that have a pending record; a listing gives its objects theirs first.
+    """Claim units that have a pending record; a listing first creates its objects' records.
 
     A listing enters the ledger in the bulk lane, so that today's announced units are claimed first. With `lane`,
     only units of that lane are claimed; a run that a person starts claims from both, live units first.

@@ -1,11 +1,11 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
-The collector first takes back Items of units that were quarantined before their lineage was recorded (ADR 014): the
-unit's next attempt would find and complete such an Item; if none succeeds, nothing else takes it back. A case without
-evidence is still to do. The collector stores a bundle under its hash before the case names it: a crash in between
-leaves an unused file, and the next collection takes the case. Belongs here: collecting and reading evidence. Does not
-belong here: the content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs (`chain.py`),
-which take back their Items themselves.
+The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014): the
+unit's next attempt would complete such an Item; if none succeeds, nothing else withdraws it. A case without evidence is
+pending. The collector stores a bundle under its hash before the case names it: a crash in between leaves an unused
+file, and the next collection takes the case. Belongs here: collecting and reading evidence. Does not belong here: the
+content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs (`chain.py`), which withdraw
+their Items themselves.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _STAGE = "stac_register"
 
 
 def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
-    """Take back Items without lineage of quarantined units in `wal_ids`; return the number.
+    """Withdraw Items without lineage of quarantined units in `wal_ids`; return the number.
 
     A transaction per dataset and run keeps the units in quarantine: none is requeued meanwhile. Safe to
     repeat, also after a crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.

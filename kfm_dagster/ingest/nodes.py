@@ -65,7 +65,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class IntegrityCheck(ChainNode):
-    """Look at each object as stored."""
+    """Check each object in its store."""
 
     operator = "integrity_check"
     asset = "integrity"
@@ -98,7 +98,7 @@ class IntegrityCheck(ChainNode):
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        """Count the objects that are not as announced."""
+        """Count the objects that differ from their announcement."""
         return _summary([unit.integrity.status is CheckStatus.FAILED for unit in batch if unit.integrity])
 
 

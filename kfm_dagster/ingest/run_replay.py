@@ -275,7 +275,7 @@ class ReplayedParse(ChainNode):
 
     @override
     def after_commit(self, batch: Sequence[Envelope]) -> None:
-        """Take back the original's Items.
+        """Withdraw the original's Items.
 
         Only after the commit of the claims: files are not transactional, and without a claim no run would write them
         again. From here on the units' next run writes them, so that a failure here does not fail the replay.
@@ -319,7 +319,7 @@ class ReplayedParse(ChainNode):
         return bool(registered - {unit.wal_id for unit in claimed})
 
     def _compensate(self, tx: Transaction) -> Mapping[str, Any]:
-        """Take back the original's Items. Its lineage stays, because the replay's has equal hashes."""
+        """Withdraw the original's Items. Its lineage stays, because the replay's has equal hashes."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
         state = self.pipeline.stages.run_states.get(node.kind, self.original)

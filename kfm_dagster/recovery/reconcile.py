@@ -50,7 +50,7 @@ _NO_ITEM = re.compile(r"catalog\.json|page-\d{4,}\.json")
 
 @unique
 class Difference(StrEnum):
-    """A place where two of the four do not agree."""
+    """A kind of difference between bucket, ledger, catalog and lineage."""
 
     OBJECT_WITHOUT_UNIT = "object_without_unit"
     """The bucket has an object or version that the ledger does not know."""
@@ -263,7 +263,7 @@ def _stray(
     # A collection that two datasets share has a single folder; its files are compared with the dataset that owns it.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
-        # A restored ledger lacks Items whose files exist already, and will make them again.
+        # A restored ledger lacks Items whose files exist already, and will write them again.
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
         stray += [name for name in files.of(folder) - known if not _NO_ITEM.fullmatch(name)]

@@ -1,6 +1,6 @@
-"""A stage's output: the envelopes of a batch, their record, and why the stage was skipped.
+"""A stage's output: the envelopes of a batch, their record, and the cause of a skip.
 
-Belongs here: the value. Does not belong here: how it is produced (`run_contract.py`), or its stored form
+Belongs here: the value. Does not belong here: its production (`run_contract.py`), or its stored form
 (`envelope_table.py`).
 """
 
@@ -57,7 +57,7 @@ class StoredEnvelopes(Sequence[Envelope]):
 
 @dataclass(frozen=True, kw_only=True)
 class StageBatch:
-    """A node's output: envelopes, the record that names it, and why the node was skipped."""
+    """A node's output: envelopes, the record that names it, and the cause of a skip."""
 
     envelopes: Sequence[Envelope]
     state: RunState

@@ -22,7 +22,7 @@ from kfm_dagster.storage.refusal import refusal_of
 
 
 class StageRefusedError(KfmError):
-    """The pipeline card does not let a stage go on. `error_class` is the reason, `decision` the gates'."""
+    """The pipeline card does not let a stage go on. `error_class` is the reason, `decision` the gates' decision."""
 
     exit_code = ExitCode.REFUSED
     error_class: ErrorClass

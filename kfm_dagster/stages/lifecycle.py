@@ -58,7 +58,7 @@ class StageLifecycle:
     clock: Callable[[], datetime]
 
     def synchronise(self, node: StageNode) -> str | None:
-        """Return why the output will be [Restricted], or None if the clock is locked.
+        """Return the reason for a [Restricted] output, or None if the clock is locked.
 
         Raises UnlockedClockError where the card rejects stages under an unlocked clock.
         """

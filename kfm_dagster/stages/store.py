@@ -19,14 +19,14 @@ from kfm_dagster.storage.database import Database, Transaction
 
 
 class StageMoveError(KfmError):
-    """A stage cannot move so."""
+    """The move of a stage is not possible."""
 
     exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """An attempt of a stage. `input_hashes`: of its inputs; `restricted`: why its output is."""
+    """An attempt of a stage. `input_hashes`: of its inputs; `restricted`: the reasons of its output's restriction."""
 
     run_id: str
     stage: str

@@ -51,7 +51,7 @@ class _RootIds(RandomIdGenerator):
 
 
 class _ProcessExporter(SpanExporter):
-    """An exporter of each process: runs are forked, and a connection that two processes write to is of no use."""
+    """An exporter of each process: runs are forked, and two processes cannot share a connection."""
 
     def __init__(self) -> None:
         self._pid, self._exporter = os.getpid(), OTLPSpanExporter()

@@ -146,7 +146,7 @@ class Total(StrEnum):
 
     @property
     def label(self) -> str:
-        """The label of its own; "" for none."""
+        """Its own label; "" for none."""
         return next((name for name in self.labels if name not in _SUBJECTS | _DEPLOYMENT), "")
 
 

@@ -202,7 +202,7 @@ class Worker:
             self.warn(_line(error))
 
     def _round(self) -> bool:
-        """Take in messages and work once; return whether there was nothing to do."""
+        """Receive messages and work once; return whether no work existed."""
         self.state.ensure_ready(self.pipeline.settings, self.pipeline.database)
         overdue = self._look() if time.monotonic() >= self._next_look else set()
         wait = 0 if overdue else LONG_POLL_SECONDS

@@ -181,7 +181,7 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
         "no reason": (a_proposal, ["--reason", " "], "the reason is missing"),
         "withdrawn": (lambda: decided("withdraw"), [], "was decided on; observed override_withdrawn by bob"),
         "expired": (expired, [], "the proposal has expired"),
-        "moved": (moved, [], f"changed since it was looked at; observed {out.wal_id} at another version"),
+        "moved": (moved, [], f"changed since it was read; observed {out.wal_id} at another version"),
         "used": (lambda: str(_last(prod).proposal_id), [], "was decided on; observed override_approved by bob"),
     }
     for name, (make, more, said) in cases.items():

@@ -249,7 +249,7 @@ def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LI
     """Return the document of `kfm dlq plan --json`: letters by class, dataset and error code.
 
     `no_replay` counts failed units that the policy grants no further attempt, `recurred` the units that ended with
-    the error that they had before an earlier drain. Raises ContractError for a dataset without a contract.
+    their error from before an earlier drain. Raises ContractError for a dataset without a contract.
     """
     for name in selection.datasets:
         _ = pipeline.registry[name]

@@ -89,8 +89,8 @@ class Bounds:
 class DeadLetterWork:
     """A drain, redrive or discard, and its results so far.
 
-    `reason_to_leave` returns why a selected dead letter is left alone, `report` is called after every batch; `units`
-    counts created, requeued and quarantined units.
+    `reason_to_leave` returns the reason for not treating a selected letter, `report` is called after every batch;
+    `units` counts created, requeued and quarantined units.
     """
 
     pipeline: Pipeline

@@ -1,6 +1,6 @@
 """Limits of replays by environment, the names of the guards, and the pace of batches (pure).
 
-A spec may ask for less and never for more; a replay that needs more is two replays, or a change of this table. The bulk
+A spec may lower these limits, never raise them; a larger replay needs two replays, or a change of this table. The bulk
 lane waits for the live lane anyway; the pace bounds its size, and stops it when live units begin to wait. Does not
 belong here: whether a guard refuses (`plan.py`).
 """
@@ -218,7 +218,7 @@ class Traffic:
 
 
 def reason_to_hold(traffic: Traffic, *, limits: Limits, datasets: Collection[str]) -> Hold | None:
-    """Return why a batch of these datasets has to wait, or None when it may come now."""
+    """Return the reason for delaying a batch of these datasets, or None."""
     age = queue_age(traffic)
     share = age / QUEUE_AGE_SLO_SECONDS
     if share >= HOLD_AT:

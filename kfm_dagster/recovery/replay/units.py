@@ -80,7 +80,7 @@ class Admission:
     allow_downgrade: bool
 
     def skip_reason(self, unit: SelectedUnit) -> SkipReason | None:
-        """Return why a unit cannot be requeued, or None."""
+        """Return the reason for not requeuing a unit, or None."""
         checks = (
             (SkipReason.NO_CONTRACT, unit.dataset not in self.registry.contracts),
             (SkipReason.SWITCHED_OFF, unit.dataset in self.switched_off),
@@ -189,7 +189,7 @@ def admit(
     at: datetime,
     tx: Transaction,
 ) -> AdmittedBatch:
-    """Requeue a batch's units that are as they were selected; decide on every unit once."""
+    """Requeue a batch's units that are unchanged since their selection; decide on every unit once."""
     rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
     skipped: dict[WalId, SkipReason] = {}
     admissible: dict[Status, dict[WalId, int]] = {status: {} for status in Status}

@@ -38,7 +38,7 @@ _TEXTS = {
 def uniqueness(subject: Subject) -> Verdict:
     """Find duplicates (G8) within batch and catalog, and name every unit at fault.
 
-    These are not findings: a unit whose Item was superseded, a rewritten object (same URI, another version) and a
+    No findings are: a unit whose Item was superseded, a rewritten object (same URI, another version) and a
     re-issue (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008).
     DuckDB computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
     """

@@ -108,7 +108,7 @@ class Extracted:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A stage's output. `reference_time` (aware) is that of the claim; unqueried facts are None.
+    """A stage's output. `reference_time` (aware) is the claim's; unqueried facts are None.
 
     Failed units have their reason already, so only G8 checks them.
     """
@@ -121,11 +121,11 @@ class Subject:
     envelopes: Sequence[Envelope]
     reference_time: datetime
     rules: Gates
-    """The card's, with their thresholds."""
+    """The card's gate rules, with their thresholds."""
     partition: PartitionFacts | None = None
     catalog: Sequence[CatalogOwner] | None = None
     sampled: bool = False
-    """Whether the units are a sample of their day, so that their number means nothing."""
+    """Whether the units are a sample of their day, so that their number is not compared."""
 
     @cached_property
     def current(self) -> tuple[Envelope, ...]:

@@ -21,7 +21,7 @@ class Gate(StrEnum):
     """A rule over a stage's output."""
 
     G1 = "G1"
-    """Schema completeness: every section of every envelope that should be there, in its form."""
+    """Schema completeness: every due section of every envelope exists, in its form."""
     G2 = "G2"
     """Citation compliance: every extracted field names its source by volume, version and a kind of anchor."""
     G3 = "G3"
@@ -88,7 +88,7 @@ class DimensionGate(GateRule):
 
 
 class CoverageGate(GateRule):
-    """G6. Share of the expected products that must be there."""
+    """G6. Minimum share of the expected products."""
 
     min_coverage: float = Field(ge=0, le=1)
 

@@ -28,12 +28,12 @@ KERNEL = "kernel"
 
 @unique
 class ClockState(StrEnum):
-    """Whether a clock is kept right."""
+    """Whether a clock is synchronised."""
 
     LOCKED = "locked"
     UNLOCKED = "unlocked"
     UNKNOWN = "unknown"
-    """A server's Date gives an offset, and not whether anything keeps this clock."""
+    """A server's Date gives an offset, but not the state of this clock's synchronisation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
