@@ -55,10 +55,11 @@ _WRONG_KEYS = {
 
 
 def read_yaml(text: str) -> Any:
-    """Return a text's only document, None if empty. Raises yaml.YAMLError, also for wrong keys and excessive size.
+    """Return a text's only document, None if empty. Raises yaml.YAMLError.
 
-    YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in PyYAML the last key wins silently. PyYAML reads
-    YAML 1.1, where `yes`, `on` and `no` are booleans and `~` is null: none of our keys is.
+    Wrong keys and excessive size raise it, too. YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in
+    PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans and `~` is null:
+    none of our keys is.
     """
     try:
         return _read(text, _FAST)
@@ -141,7 +142,7 @@ def _refuse_wrong_keys(tree: yaml.Node) -> None:
 
 
 class DocumentError(ValueError):
-    """A document does not fit its model: `path` leads to the first fault, `more` counts the others."""
+    """A document does not fit its model: `path` is of the first fault, `more` counts others."""
 
     def __init__(self, *, path: KeyPath, observed: str, expected: str, more: int = 0) -> None:
         super().__init__(f"observed {observed}; expected {expected}")

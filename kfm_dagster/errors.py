@@ -132,7 +132,7 @@ class QueueUnavailableError(DependencyUnavailableError):
 
 
 class StoreAccessError(DependencyUnavailableError):
-    """A store refuses access, or its bucket does not exist: a person has to change access or bucket."""
+    """A store refuses access, or its bucket does not exist: a person has to change either."""
 
 
 class PreflightError(DependencyUnavailableError):

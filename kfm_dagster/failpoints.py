@@ -21,7 +21,7 @@ Made = TypeVar("Made")
 
 @unique
 class Failpoint(StrEnum):
-    """A point where a process may die, wait, or see a dependency fail: `<dependency>.<call>.<moment>`."""
+    """A point of a death, wait or failed dependency: `<dependency>.<call>.<moment>`."""
 
     DATABASE_BEGIN = "database.begin"
     """A transaction is about to begin, to read or to write; the database has no request yet."""

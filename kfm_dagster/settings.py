@@ -449,7 +449,7 @@ class Settings(BaseSettings):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages have to be signed: by the setting, else in prod and wherever the queue is AWS's.
+        """Whether messages have to be signed: by the setting, else in prod and for queues of AWS.
 
         The queue's endpoint decides, not a message: an embedded cloud has NOAA's topics under their true names.
         """

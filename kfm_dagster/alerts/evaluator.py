@@ -1,4 +1,4 @@
-"""The evaluator: an evaluation, from recorded events to messages sent by services of apprise.
+"""The evaluator of alerts: from recorded events to messages sent by services of apprise.
 
 Belongs here: the receivers of each alert, that a dead channel delays no other, the URLs of KFM_ALERT_URLS, and sending
 a message to a URL. No log line, row or page holds a credential. Does not belong here: the rules

@@ -1,4 +1,4 @@
-"""Names in Dagster: assets and ops of the chain's nodes, by dataset, their partitions, and run tags.
+"""Names in Dagster: assets and ops of each dataset's chain, partitions, and run tags.
 
 Tags are the search keys of the run list, whose filter matches a tag's whole value. So no value is a list: each dataset
 has a tag of its own, `kfm/quarantined.hrrr: 3`, which no other step of the run writes, and `kfm/quarantined: yes` finds

@@ -1,4 +1,4 @@
-"""Asset checks beside the gates: a run with failing units, or a feed with gaps, never shows as a blanket success.
+"""Asset checks beside the gates: failing units and gaps of a feed never show as success.
 
 `feeds_are_whole` is of the queue: its schedule evaluates it without a run, which would cost seconds every hour. It
 reports the check where a result has changed, and once a day.

@@ -1,4 +1,4 @@
-"""Dagster's own storage: created by a single process at a time, and opened without creating it.
+"""Dagster's own storage: created by a single process, and opened without creating it.
 
 Dagster creates its tables in the process that starts first; daemon and web server that start together can leave two
 alembic heads. So only `prepare` creates or migrates them: `kfm init`, or a deployment of a single machine by
@@ -144,7 +144,7 @@ def _answering(dsn: str) -> Iterator[sa.Engine]:
 
 
 def main() -> None:
-    """Prepare the argument's folder, with its `dagster.yaml`, for a deployment of a single machine."""
+    """Prepare the argument's folder, with `dagster.yaml`, for a single machine's deployment."""
     try:
         prepare(Path(sys.argv[1]))
     except KfmError as error:

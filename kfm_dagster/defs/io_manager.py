@@ -24,7 +24,7 @@ MAX_UNITS_KEPT = 5_000
 
 
 class StageIOManager(dg.ConfigurableIOManager):
-    """Owns the port to run-state: it decides on a stage's skip, and records every outcome with the output.
+    """Owns the port to run-state, which decides on skips and records outcomes with outputs.
 
     The last batch of each dataset stays in memory while there is room; else, in a re-executed run, and where another
     process did the step before (Celery), it is read from the artifact.

@@ -214,7 +214,7 @@ REPLAY_JOB = "replay"
 
 
 class ReplayConfig(dg.Config):
-    """The units to replay: either `spec`, or the fields below it. The decision's actor is always DAGSTER_UI."""
+    """The units to replay: `spec`, or the fields below it. The actor is always DAGSTER_UI."""
 
     spec: str = Field("", description="A selection spec (YAML), as kfm replay select --save writes it; alone.")
     mode: str = Field("failed-only", description="failed-only, repair-and-replace or backfill.")

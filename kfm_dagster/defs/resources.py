@@ -28,7 +28,7 @@ _STATES: defaultdict[Settings, ProcessState] = defaultdict(ProcessState)
 
 
 class SqsQueueResource(ResourceWithBoto3Configuration):
-    """The SQS queue that NOAA's topics feed; dagster-aws has none, so this is built on its boto3 configuration."""
+    """The SQS queue of NOAA's topics. dagster-aws only provides its boto3 configuration."""
 
     queue_name: str = Field(default="", description="Primary queue; KFM_SQS_PRIMARY_QUEUE when empty.")
 

@@ -1,4 +1,4 @@
-"""Run storage: Dagster's runs, for planning runs, recovering claims, and removing old runs with events and logs.
+"""Run storage: Dagster's runs, for planning, recovering claims, removing old runs and logs.
 
 Belongs here: queries of the instance. A tick opens it with its first query, so that functions that may need none take
 the tick's context. The ledger has a run's units under its root run, which holds the claims. Does not belong here: the

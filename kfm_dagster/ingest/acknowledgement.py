@@ -1,4 +1,4 @@
-"""Acknowledgement: delete messages of terminal units, hide messages of retrying units, count the rest.
+"""Acknowledgement: delete terminal units' messages, hide retrying units', count the rest.
 
 Belongs here: work on both the ledger and the queues, and their remaining work until a queue is drained. Does not belong
 here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).

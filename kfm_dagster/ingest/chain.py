@@ -1,4 +1,4 @@
-"""A dataset's chain without Dagster, and the rollback of a run after a stage failed for good (PCS-03).
+"""A dataset's chain without Dagster, and the rollback of a run after a final failure (PCS-03).
 
 A rollback also undoes the run's other stages: the stages before the failed stage, and the later stages of an earlier
 process of the run, because a re-execution may fail sooner. A transaction, in reverse topological order: first it

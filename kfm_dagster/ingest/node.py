@@ -282,7 +282,7 @@ class Heartbeat:
 
     @property
     def interval_seconds(self) -> float:
-        """Seconds between two ticks: if prolonging fails at a tick, the next tick precedes the message's return."""
+        """Seconds between two ticks; after a failed tick, the next precedes the message's return."""
         return min(self._pipeline.settings.lease_seconds, *self._timeouts.values()) / PART
 
     @contextmanager

@@ -285,7 +285,7 @@ class ProvenanceEmit(EffectNode):
 
 @dataclass(kw_only=True)
 class Settle(ChainNode):
-    """Give each claimed record its final status; then delete messages whose units are all terminal."""
+    """Set each claimed record's final status; then delete messages with terminal units only."""
 
     operator = "settle"
     asset = "ledger"

@@ -218,7 +218,7 @@ class PathArrivals(ChainNode):
 
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
-        """The day's batches of metadata, oldest first; a retry takes the previous attempt's batches only."""
+        """The day's batches of metadata, oldest first; a retry takes the previous attempt's only."""
         outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{MetadataExtract.operator}@{self.partition}")
         batches = [
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])

@@ -151,7 +151,7 @@ def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
-    """Create a pending unit for each Item that lacks a sidecar of the messages; return their number.
+    """Create a pending unit for each Item without a sidecar of the messages; return the number.
 
     An object that is still to be read, or read again, needs no such unit: its run finds the sidecar, which was written
     before its announcement. An object in work may have been read too early. The unit waits in the bulk lane; the
@@ -185,7 +185,7 @@ def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) ->
 
 
 def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
-    """Create a pending unit for each endless volume that the new units close; return their number.
+    """Create a pending unit for each endless volume that new units close; return the number.
 
     Runs in the transaction that admits the units, in both directions: a chunk closes the volume before its own, and its
     own volume if a later volume is known. So the volume that is admitted second finds the other. The closing unit has

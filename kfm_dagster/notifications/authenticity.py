@@ -109,7 +109,7 @@ class Certificates:
 
 
 def get(url: str, seconds: float) -> bytes:
-    """Get a small file by a single request without redirects and credentials, in at most `seconds`."""
+    """Get a small file within `seconds`, by a single request without redirects and credentials."""
     off, content = False, bytearray()
     try:
         limit = timedelta(seconds=max(seconds, 0))
@@ -251,7 +251,7 @@ class Signatures:
         return VERIFIED
 
     def _anchors(self, url: str) -> Sequence[x509.Certificate]:
-        """Return the authorities of a URL: the extra authorities below the extra URL, else the public."""
+        """Return the authorities of a URL: below the extra URL the extra, else the public."""
         if self._extra_url is not None and url.startswith(f"{self._extra_url.rstrip('/')}/"):
             return self._extra_authorities
         return public_authorities()

@@ -55,7 +55,7 @@ def weight(message: SqsMessage) -> tuple[int, int]:
 def in_parts(
     items: Iterable[Item], weight_of: Callable[[Item], tuple[int, ...]], bounds: tuple[int, ...]
 ) -> Iterator[list[Item]]:
-    """Split items into parts within every bound; an item that exceeds a bound is a part by itself."""
+    """Split items into parts within every bound; an item over a bound is a part by itself."""
     part: list[Item] = []
     room: Sequence[int] = bounds
     for item in items:

@@ -73,7 +73,7 @@ class StageBatch:
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """Gates whose degraded path this output or an earlier output took, and E_SYNC; with any it is [Restricted]."""
+        """The reasons of [Restricted]: gates with a degraded path up to this output, and E_SYNC."""
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property

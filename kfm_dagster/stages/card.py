@@ -304,7 +304,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`. `reasons`: words for a replay beside the ledger's own, each with its meaning."""
+    """`replay_plan.yaml`. `reasons`: words for a replay beside the ledger's, with their meaning."""
 
     version: Literal["1.0.0"]
     replay: Replay

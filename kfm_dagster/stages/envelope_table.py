@@ -50,9 +50,9 @@ class Column(NamedTuple):
 
 
 def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ()) -> list[Column]:
-    """Return each leaf's column; an `earlier` batch's column with the same values, by identity, is returned as it is.
+    """Return each leaf's column; `earlier` columns with the same values are reused.
 
-    A stage leaves most values as they were, so that few are encoded again.
+    Values are compared by identity. A stage leaves most values as they were, so that few are encoded again.
     """
     columns: list[Column] = []
     leaves = envelope_codec.values(list(envelopes))

@@ -54,14 +54,14 @@ class StageStoppedError(StageRefusedError):
         )
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return a line for each evaluated gate and each stop; for a missing upstream, a single line."""
+        """Return a line per evaluated gate and stop; for a missing upstream, a single line."""
         if self.decision is None or not self.decision.failing:
             return [attempt.event(AuditKind.STOP, "deps_succeeded", {"reason": str(self.observed)})]
         return list(gate_events(attempt, self.decision))
 
 
 class RolledBackError(StageRefusedError):
-    """The run was rolled back: its effects are undone, and its retries are bound to its old inputs."""
+    """The run was rolled back: its effects are undone, its retries bound to the old inputs."""
 
     error_class = ErrorClass.E_INPUT
 

@@ -1,4 +1,4 @@
-"""The card's decisions on verdicts: a stage's start and end, leaving units, restrictions, audit lines.
+"""The card's decisions: a stage's start and end, leaving units, restrictions, audit lines.
 
 Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong here: the stored states (`store.py`),
 the audit's chain (`audit.py`), or the rules of the gates (`gates/`).

@@ -26,7 +26,7 @@ class StageMoveError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAttempt:
-    """An attempt of a stage. `input_hashes`: of its inputs; `restricted`: the reasons of its output's restriction."""
+    """An attempt of a stage, with its inputs' hashes; `restricted`: its output's restrictions."""
 
     run_id: str
     stage: str

@@ -1,4 +1,4 @@
-"""Traces: a trace for each attempt of a unit, with a span for each operator (TEL-02, WAL-13).
+"""Traces: a trace per attempt of a unit, with a span per operator (TEL-02, WAL-13).
 
 The ids of a trace and of its root derive from the unit and its attempt, so that every process that works on the
 attempt adds to the same trace. The root is written last, once the ledger has committed the attempt's end. The trace of

@@ -171,7 +171,7 @@ class DeadLetterWork:
 
     @property
     def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES when it stopped by itself, or a message was not treated as it should have been."""
+        """FINISHED_WITH_FAILURES after a stop by itself, or for a message not treated as due."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
         stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
         return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE

@@ -259,7 +259,7 @@ def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutco
 
 
 def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
-    """Return the units of a replay whose result differs from the earlier result, without permission."""
+    """Return a replay's units with a result unlike the earlier result, without permission."""
     return tx.rows(Differing, "replay.differing", replay_run_id=replay_run_id)
 
 

@@ -94,7 +94,7 @@ class Admission:
         return self._policy(unit) if unit.status is Status.FAILED else None
 
     def is_newer(self, made_by: str | None) -> bool:
-        """Return whether a release is newer than this release; an unreadable version counts as newer."""
+        """Return whether a release is newer than this; an unreadable version counts as newer."""
         if made_by is None:
             return False
         try:
@@ -189,7 +189,7 @@ def admit(
     at: datetime,
     tx: Transaction,
 ) -> AdmittedBatch:
-    """Requeue a batch's units that are unchanged since their selection; decide on every unit once."""
+    """Requeue a batch's units unchanged since their selection; decide on every unit once."""
     rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
     skipped: dict[WalId, SkipReason] = {}
     admissible: dict[Status, dict[WalId, int]] = {status: {} for status in Status}

@@ -182,6 +182,6 @@ class Verdict:
 
 
 def of_every_gate(verdicts: Iterable[Verdict], *, maker: str) -> list[Verdict]:
-    """Return each gate's verdict, in order; gates without a verdict do not apply to `maker`'s output."""
+    """Return each gate's verdict, in order; others do not apply to `maker`'s output."""
     by_gate = {verdict.gate: verdict for verdict in verdicts}
     return [by_gate.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]

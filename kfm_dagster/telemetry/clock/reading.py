@@ -88,7 +88,7 @@ class ClockLog:
 
 
 class ClockRule(Strict):
-    """The condition for writing: the clock calibrated within tau_calib before, and off by at most max_offset."""
+    """The condition for writing: calibration within tau_calib, and an error within max_offset."""
 
     tau_calib: Duration
     max_offset: Duration

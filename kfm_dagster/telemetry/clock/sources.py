@@ -30,7 +30,7 @@ STA_NANO = 0x2000
 
 
 class NtpState(ctypes.Structure):
-    """`struct timex` of <sys/timex.h> as far as it is read; the rest is room for the kernel's further fields."""
+    """The read part of `struct timex` (<sys/timex.h>), with room for the kernel's other fields."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
