@@ -1,7 +1,7 @@
 """Promotions: the catalog's undo log, which records the previous state of every Item that a run writes (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
-file. A column of the index has the entry of an Item's current version: the promotion of any other entry did not commit.
+file. A column of the index has the entry of an Item's current version; an entry that was never in it did not commit.
 Earlier bytes are kept in the database under their hash: a commit makes them durable together with the entries that
 name them, and rewritten Items are few and small (a kilobyte each, compressed).
 

@@ -130,7 +130,7 @@ class FenceIssue(StrEnum):
     CLAIM_LOST = "claim_lost"
     """Another attempt holds the claim: this worker's lease expired, or its run was given up."""
     KILL_SWITCH = "kill_switch"
-    """The dataset's kill switch is on; the unit is tried again when it is off."""
+    """The dataset's kill switch is on; the unit is retried when it is off."""
 
 
 @unique

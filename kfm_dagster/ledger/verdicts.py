@@ -23,7 +23,7 @@ from kfm_dagster.telemetry.totals import PATHS, Total, Totals
 
 @dataclass(kw_only=True, slots=True)
 class Verdicts:
-    """Rows of the successes and failures, and the reasons of the abandoned units."""
+    """Rows of the successes and failures, and the reasons of the units to quarantine."""
 
     succeeded: list[dict[str, Any]] = field(default_factory=list)
     failed: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +61,7 @@ def decide(
     base_seconds: float | None,
     human_review: Collection[str],
 ) -> Verdicts:
-    """Decide for each unit whether it succeeded, failed and is retried, or is abandoned."""
+    """Decide for each unit whether it succeeded, failed and is retried, or is quarantined."""
     verdicts = Verdicts()
     for unit in envelopes:
         row = findings_row(unit)

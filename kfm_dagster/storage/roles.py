@@ -1,4 +1,4 @@
-"""Roles besides the owner: a deployment's cannot alter evidence, retention's nothing at all.
+"""Roles besides the owner: a deployment's cannot alter evidence, retention's cannot alter any record.
 
 On PostgreSQL only; SQLite has no roles, and its triggers alone protect the records. `sql/queries/roles.sql` has the
 rights of each role. Does not belong here: how a role authenticates (password, certificate), which is the server's
