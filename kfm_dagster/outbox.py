@@ -1,7 +1,8 @@
 """The durable queue (`outbox`): a row per undelivered subject of a consumer.
 
 A row exists from the commit that adds it. A claim owns its row by its number and for the time of its lease, so workers
-share the rows of a topic, and a dead worker's row is claimed again. A failed delivery is deferred, after pauses that double.
+share the rows of a topic, and a dead worker's row is claimed again. A failed delivery is deferred, after pauses that
+double.
 
 Belongs here: rows, leases and deferrals. Does not belong here: the content of entries, which belongs to their topics.
 """
