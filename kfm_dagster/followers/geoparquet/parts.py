@@ -1,8 +1,8 @@
 """Parts: the Parquet files of a day, their row groups, and the parts to merge when Items are added.
 
 A part is written once, in order, in row groups of bounded size. Their boxes and times are also in the day's
-description, so a search selects row groups before it opens a file. Each part has at most half the rows of the next
-larger part: a day of 100,000 Items has some ten parts at most, and an Item is rewritten once for each doubling.
+description, so a search selects row groups before it opens a file. Adding rows rewrites the parts that have at most as
+many rows as the new rows and the smaller parts together: an Item is rewritten about once for each doubling of its day.
 Does not belong here: the list of a day's parts (`days.py`).
 """
 
