@@ -63,11 +63,14 @@ class QueueWatch:
             while not over.wait(EVERY_SECONDS):
                 self.look()
 
-        threading.Thread(target=keep, name="queue-watch", daemon=True).start()
+        thread = threading.Thread(target=keep, name="queue-watch", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             over.set()
+            # A thread that outlives the interpreter keeps DuckDB's objects, which its extension reports as leaked.
+            thread.join(SHUTDOWN_SECONDS)
 
     def _ask(self, queue: str, ask: Callable[[], int]) -> None:
         try:
