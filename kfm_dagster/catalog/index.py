@@ -1,4 +1,4 @@
-"""The catalog's index: its rows in the database, per collection and inside a transaction.
+"""The catalog's index: its rows in the database, per collection and inside one transaction.
 
 Reads current Items, compares and swaps revisions, assigns pages, and answers the queries of the catalog documents. Does
 not belong here: decisions (`store.py`) and files (`publisher.py`).
@@ -89,7 +89,7 @@ class Write:
 
 
 class CollectionIndex:
-    """The index of a collection within a transaction. `contract` is the owning dataset's.
+    """The index of a collection within one transaction. `contract` is the owning dataset's.
 
     `mirrored`: whether its Items are also published as GeoParquet.
     """

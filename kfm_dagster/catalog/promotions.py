@@ -53,7 +53,7 @@ class Promotion:
 
 
 class PromotionLog:
-    """The log of a collection within a transaction."""
+    """The log of a collection within one transaction."""
 
     def __init__(self, tx: Transaction, contract: DatasetContract) -> None:
         self._tx = tx

@@ -1,6 +1,6 @@
 """The catalog's store: register a batch of Items so that index and files agree under concurrent writers and crashes.
 
-The undo log is committed first (`promotions.py`). Then a transaction checks the fence, compares and swaps the index,
+The undo log is committed first (`promotions.py`). Then one transaction checks the fence, compares and swaps the index,
 promotes the staged files and rewrites the documents that link to them. A crash before its commit leaves files that are
 not in the index; the next attempt writes the same files again. The lock order is claims, collection, root, so that
 writers cannot deadlock.

@@ -123,7 +123,7 @@ def take_in(
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPolicy) -> IntakeReport:
     """Land, parse and record messages in parts of bounded weight.
 
-    Each part is landed, and its deliveries, units and rejections are recorded in a transaction, before the next part
+    Each part is landed, and its deliveries, units and rejections are recorded in one transaction, before the next part
     is parsed. Its senders are verified first: messages that wait for a certificate are neither landed nor recorded.
     """
     report = IntakeReport(policy=off)

@@ -80,7 +80,7 @@ def release(
 
 
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
-    """Approve a proposal and carry it out in a transaction; return it and its replay's id.
+    """Approve a proposal and carry it out in one transaction; return it and its replay's id.
 
     Raises RefusedError, RecordMovedError for a unit that has changed since, and GuardError where a guard refuses the
     replay by now.

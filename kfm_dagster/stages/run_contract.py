@@ -3,7 +3,7 @@
     inputs_hash -> run-state has a success? skip -> upstream succeeded, gates of the entry: running
       -> content_hash applied before? reuse that output
       -> intent PENDING -> compute -> read back its effects outside the database -> gates of the output
-      -> a transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
+      -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
       on failure: class the error -> failed -> compensation -> rolled_back
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
@@ -96,7 +96,7 @@ class StageRunner:
             return staged
 
     def commit(self, staged: StagedNode) -> StageBatch:
-        """Commit in a transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
+        """Commit in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
         with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
@@ -170,7 +170,7 @@ class StageRunner:
             staged.content, staged.intent, staged.attempt = final, intent, attempt
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
-        """Record the failure of a stage: its attempt and run-state in a transaction.
+        """Record the failure of a stage: its attempt and run-state in one transaction.
 
         Nothing is written if another attempt has the stage and so its run-state, nor in a rolled-back run, nor if the
         stage has succeeded before and was not started again.

@@ -259,7 +259,7 @@ class FolderObject:
     def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:
         """Create the handle without reading the file. `root` has no symbolic link."""
         self._uri = uri
-        self._bucket_root = f"{root}/{bucket}"
+        self._bucket_root = str(root / bucket)
         self._key = key
         self._descriptor: int | None = None
         self._last_modified: datetime | None = None

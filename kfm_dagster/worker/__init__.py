@@ -1,1 +1,1 @@
-"""The resident worker: continuous ingest in a process, beside the sensors' runs."""
+"""The resident worker: continuous ingest in one process, beside the sensors' runs."""

@@ -17,7 +17,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject, UndeclaredObjectError
+from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError, RemoteObject, UndeclaredObjectError
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
@@ -299,6 +299,12 @@ def test_a_handle_reads_one_file_though_another_takes_its_place(folder: Path, tm
     (tmp_path / "newer").write_bytes(b"newer")
     (tmp_path / "newer").replace(folder / BUCKET / KEY)
     assert (handle.size, handle.read(0, 4), handle.head()) == (len(DATA), DATA[:4], before)
+
+
+def test_the_root_of_the_file_system_may_hold_the_buckets(folder: Path) -> None:
+    root, bucket, *parts = folder.resolve().parts
+    handle = FolderObject(Path(root), uri=URI, bucket=bucket, key="/".join([*parts, BUCKET, KEY]))
+    assert handle.read(0, 4) == DATA[:4]
 
 
 @pytest.mark.parametrize(

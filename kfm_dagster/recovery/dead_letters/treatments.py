@@ -1,6 +1,6 @@
 """Treatments of dead letters: drain, redrive to the primary queue, or discard them.
 
-A drain lands a batch and records it in a transaction: records for unknown units, failed > pending for failed units
+A drain lands a batch and records it in one transaction: records for unknown units, failed > pending for failed units
 whose policy allows it, quarantine for other failed units, the receipt for deleting each message once its
 units are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats
 nothing. A redrive sends before it deletes, so a message may be on both queues but never on neither; an unreadable
