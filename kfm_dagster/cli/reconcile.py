@@ -74,21 +74,24 @@ def reconcile(
     settings = Settings.load()
     decision = decision_of(settings, **decided) if repair else None
     rows, unrepaired, console = [], 0, Console(stderr=True)
-    with _opened(settings, repairing=decision is not None) as pipeline, bar_of(console, transient=True) as bar:
+    with _opened(settings, repairing=decision is not None) as pipeline:
         ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
-        today = pipeline.clock().date()
-        for dataset, day in _days(pipeline.registry, ids, _window(today, days, first, last)):
-            compared = _compared(pipeline, dataset, day, bar, read=read)
-            row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
-            row |= {"units": compared.units, "items": compared.items, **compared.counts()}
-            row["names"] = {kind.value: list(entries[:NAMED]) for kind, entries in compared.named().items() if entries}
-            if decision is None:
-                unrepaired += sum(compared.counts().values())
-            else:
-                repaired = _repaired(pipeline, compared, decision, limit, bar)
-                unrepaired += repaired["left"]
-                row |= repaired
-            rows.append(row)
+        compared_days = _days(pipeline.registry, ids, _window(pipeline.clock().date(), days, first, last))
+        with bar_of(console, transient=True) as bar:  # after the refusals, each of which is a single line
+            for dataset, day in compared_days:
+                compared = _compared(pipeline, dataset, day, bar, read=read)
+                row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
+                row |= {"units": compared.units, "items": compared.items, **compared.counts()}
+                row["names"] = {
+                    kind.value: list(entries[:NAMED]) for kind, entries in compared.named().items() if entries
+                }
+                if decision is None:
+                    unrepaired += sum(compared.counts().values())
+                else:
+                    repaired = _repaired(pipeline, compared, decision, limit, bar)
+                    unrepaired += repaired["left"]
+                    row |= repaired
+                rows.append(row)
     show_rows(rows, (*COLUMNS, *(REPAIRED if decision else ())), as_json=as_json)
     if not as_json:
         _say(rows, names=names)

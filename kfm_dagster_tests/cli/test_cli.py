@@ -268,6 +268,8 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
             (["worker"], "wrong.yaml/home"),
         )
     },
+    "unknown dataset, reconcile": (["reconcile", "--dataset", "nope"], {}, ExitCode.USAGE, ["; next: "]),
+    "no such days": (["reconcile", "--from", "2999-01-01", "--to", "2999-01-02"], {}, ExitCode.USAGE, ["; next: "]),
     "no port, console": (["console", "--port", "0"], {}, ExitCode.USAGE, ["--port"]),
     "no port": (["ui", "--port", "99999"], {}, ExitCode.USAGE, ["--port"]),
 }
