@@ -279,7 +279,7 @@ def _full(deployed: Deployed, free: int) -> None:
 
 
 def _late(deployed: Deployed) -> None:
-    deployed.patch.setattr("kfm_dagster.cli.doctor.utc_now", lambda: datetime.now(UTC) - timedelta(hours=1))
+    deployed.patch.setattr("kfm_dagster.ingest.pipeline.utc_now", lambda: datetime.now(UTC) - timedelta(hours=1))
 
 
 def _letters(deployed: Deployed, *, letters: int, messages: int, **more: str) -> None:
