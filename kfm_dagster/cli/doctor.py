@@ -21,7 +21,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
-    from kfm_dagster.catalog.discovery import FollowerSource
+    from kfm_dagster.catalog.follower_sources import FollowerSource
     from kfm_dagster.ingest.configuration import Configuration
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kfm_dagster.catalog.discovery import FollowerSources
+from kfm_dagster.catalog.follower_sources import FollowerSources
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.areas import refuse_unmaskable

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfm_dagster.catalog.discovery import FollowerContext, FollowerSources
+from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSources
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.catalog.discovery import GROUP, FollowerContext, FollowerSources
+from kfm_dagster.catalog.follower_sources import GROUP, FollowerContext, FollowerSources
 from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "concepts" / "catalog-and-followers.md").read_text(encoding="utf-8")
 [TIMES] = re.findall(r"(?s)```python\n(.*?)```", PAGE)
 SOURCE = """
-from kfm_dagster.catalog.discovery import FollowerSource
+from kfm_dagster.catalog.follower_sources import FollowerSource
 class Broken(FollowerSource):
     def followers(self, context):
         raise RuntimeError("no library")

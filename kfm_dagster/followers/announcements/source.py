@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing_extensions import override
 
 from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
+from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError
 from kfm_dagster.followers.announcements.announcer import Announcer, receiver_of

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
+from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
 
 
 class GeoParquetSource(FollowerSource):

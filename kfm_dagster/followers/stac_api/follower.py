@@ -21,7 +21,7 @@ from typing_extensions import override
 from kfm_dagster.addresses import shown
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import Follower, FollowError, ItemChange
-from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
+from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.model import DatasetContract

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing_extensions import override
 
 from kfm_dagster.catalog.changes import Follower, FollowError, ItemChange
-from kfm_dagster.catalog.discovery import FollowerContext, FollowerSource
+from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
 from kfm_dagster.catalog.publisher import Publisher, open_publisher
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyMatch
 from kfm_dagster.contracts.model import DatasetContract

@@ -1,4 +1,4 @@
-"""Discovery of the catalog's followers: packages declare them as entry points of the group `kfm_dagster.followers`.
+"""The sources of followers: packages declare them as entry points of the group `kfm_dagster.followers`.
 
 Belongs here: loading entry points, and handling their failures. Does not belong here: any follower, because the chain
 imports none (`kfm_dagster/followers/`).
