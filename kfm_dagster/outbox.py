@@ -1,8 +1,7 @@
-"""The durable queue (`outbox`): a row per undelivered subject of a consumer.
+"""The durable queue (`outbox`): one row per (topic, subject, consumer) not yet delivered.
 
-A row exists from the commit that adds it. A claim owns its row by its number and for the time of its lease, so workers
-share the rows of a topic, and a dead worker's row is claimed again. A failed delivery is deferred, after pauses that
-double.
+A row exists from the commit that adds it. A claim has a number (`turn`) and a lease; several workers can deliver a
+topic, and after a worker's death its rows are claimed again. A failed delivery is deferred, by pauses that double.
 
 Belongs here: rows, leases and deferrals. Does not belong here: the content of entries, which belongs to their topics.
 """
@@ -25,7 +24,7 @@ ERROR_LENGTH = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A row as claimed. `turn` numbers its claims; `position` and `payload` belong to the topic."""
+    """A claimed row. `turn` is the claim's number; the topic defines `position` and `payload`."""
 
     consumer: str
     subject: str
@@ -44,7 +43,7 @@ class Entry:
 
 
 class Outbox:
-    """The rows of a topic. A lease is longer than any delivery between two calls of `renew`."""
+    """The rows of a topic. `lease` must exceed the time between two calls of `renew`."""
 
     def __init__(self, database: Database, topic: str, *, lease: timedelta, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -55,21 +54,21 @@ class Outbox:
     def put(
         self, tx: Transaction, consumer: str, subject: str, *, payload: Any = None, content: bytes | None = None
     ) -> None:
-        """Add an entry that is due at once, unless the subject's last entry is still undelivered."""
+        """Add an entry that is due at once, unless the consumer has an entry of the subject."""
         row = {"topic": self._topic, "consumer": consumer, "subject": subject, "now": self._clock()}
         tx.run("outbox.put", row, payload={} if payload is None else payload, content=content)
 
     def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
-        """Return the entry due longest, unclaimed: for deliveries that may happen twice at once.
+        """Return the oldest due entry without claiming it, so two workers may deliver it.
 
-        A subject waits until its delivery to the consumer `after`.
+        With `after`, skip subjects that are still queued for that consumer.
         """
         with self._database.snapshot() as view:
             parameters = {"topic": self._topic, "consumers": list(consumers), "after": after, "now": self._clock()}
             return view.row(Entry, "outbox.due", parameters)
 
     def claim(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
-        """Claim the entry due longest; return None, and write nothing, if no entry is due."""
+        """Claim the oldest due entry; return None, and write nothing, if no entry is due."""
         while (entry := self.due(consumers, after=after)) is not None:
             with self._database.transaction() as tx:
                 claimed = self._claim(tx, entry.consumer, entry.subject)
@@ -78,7 +77,7 @@ class Outbox:
         return None
 
     def take(self, consumer: str, subject: str) -> Entry | None:
-        """Claim the consumer's entry of a subject, added by the first claim; None if it is not due."""
+        """Create the consumer's entry of a subject if missing, then claim it; None if it is not due."""
         with self._database.transaction() as tx:
             self.put(tx, consumer, subject)
             return self._claim(tx, consumer, subject)
@@ -88,7 +87,7 @@ class Outbox:
         self._write(replace(entry, position=position), until=self._clock(), failures=0, error=None)
 
     def renew(self, entry: Entry) -> bool:
-        """Save position and payload, and restart the lease; False if another claim has taken over."""
+        """Save position and payload, and restart the lease; False if there is a newer claim."""
         return self._write(entry, until=self._clock() + self._lease, failures=entry.failures, error=entry.last_error)
 
     def release(self, entry: Entry) -> None:
@@ -96,12 +95,12 @@ class Outbox:
         self._write(entry, until=self._clock(), failures=entry.failures, error=entry.last_error)
 
     def defer(self, entry: Entry, error: str) -> bool:
-        """Defer a failed delivery; False if another claim has taken over."""
+        """Defer a failed delivery; False if there is a newer claim."""
         until = self._clock() + min(FIRST_PAUSE * 2 ** min(entry.failures, MOST_DOUBLINGS), LONGEST_PAUSE)
         return self._write(entry, until=until, failures=entry.failures + 1, error=error[:ERROR_LENGTH])
 
     def done(self, tx: Transaction, entry: Entry) -> None:
-        """Remove a delivered entry, unless another claim has taken over."""
+        """Remove a delivered entry, unless there is a newer claim."""
         tx.run("outbox.done", entry.row(), topic=self._topic)
 
     def _claim(self, tx: Transaction, consumer: str, subject: str) -> Entry | None:

@@ -129,10 +129,10 @@ class Catalog:
     def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
         """Undo a run's writes, byte for byte; Items that a later run replaced stay.
 
-        Waits for the collection's current writer, and may be repeated: it continues after a crash, and does nothing
-        once done. Release the run's claims first, because a run with claims can write again afterwards. Raises
-        CatalogUndoError when the catalog's place fails, ContractError for an unknown dataset, and the database's
-        error; repeat it then.
+        Waits for the collection's current writer. A repeated call continues after a crash, and does nothing after a
+        success. Release the run's claims first, because a run with claims can write again afterwards. Raises
+        CatalogUndoError when the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the
+        database's error; repeat the call then.
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, run {run_id}"):
@@ -160,7 +160,7 @@ class Catalog:
         except PublishError as error:
             raise CatalogUndoError(
                 observed=f"{what}: {error}",
-                next_step="see whether the catalog's place takes files; undoing again finishes what was begun",
+                next_step="check that KFM_CATALOG_URL is writable, then repeat: the undo continues where it stopped",
             ) from error
 
     def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
@@ -172,7 +172,7 @@ class Catalog:
             raise DependencyUnavailableError(
                 _NOT_AS_WRITTEN,
                 observed=error,
-                next_step="see whether the catalog's place answers; the stage is tried again",
+                next_step="check that KFM_CATALOG_URL is reachable; the stage is retried",
             ) from error
         return {path: content_of(contents.get(path)) for path in ordered_paths}
 

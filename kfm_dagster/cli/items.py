@@ -133,7 +133,7 @@ def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit
                 return
     except PublishError as error:
         raise DependencyUnavailableError(
-            "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
+            "the catalog is not reachable", observed=error, next_step="check KFM_CATALOG_URL"
         ) from error
 
 

@@ -22,8 +22,7 @@ UNIT_COLUMNS = ("dataset", *Status)
 def status(*, as_json: bool) -> int:
     """Show what needs attention, with the command that helps, and units by dataset and status.
 
-    Below it are matters that resolve by themselves or were decided so. For queue, clock, stores and daemon, run
-    kfm doctor.
+    Then: matters that need no action. For queue, clock, stores and daemon, run kfm doctor.
 
     Exit code 4 when something needs attention, else 0.
 

@@ -84,7 +84,7 @@ def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
         content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
     except PublishError as error:
         raise DependencyUnavailableError(
-            "the catalog's place does not answer", observed=error, next_step="see KFM_CATALOG_URL"
+            "the catalog is not reachable", observed=error, next_step="check KFM_CATALOG_URL"
         ) from error
     if content is None:
         raise UnknownNameError("the unit has no Item in the catalog", observed=given["wal_id"])

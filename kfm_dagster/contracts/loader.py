@@ -188,9 +188,9 @@ def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
             continue
         if owner not in owners or owners[owner].stac.collection != contract.stac.collection:
             raise ContractError(
-                "a contract adds to a Collection that is not of the dataset that it names",
+                "stac.collection differs from that of the dataset in stac.collection_of",
                 observed=f"{contract.id}: {contract.stac.collection}, stac.collection_of {owner}",
-                expected="the collection of another dataset, which is its own",
+                expected="the Collection of a dataset whose contract has no stac.collection_of",
             )
         if contract.governance != owners[owner].governance:
             # Else Items that the owner withholds, masks or embargoes would still reach the Collection.
@@ -216,8 +216,8 @@ def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
                 raise ContractError(
                     "two contracts claim the same keys, so a topic cannot be routed",
                     observed=f"{one.id} ({left!r}) and {other.id} ({right!r}) in {shared[0]}",
-                    expected="prefixes of which none starts with another",
-                    next_step="lengthen prefixes until they part; where folders are shared, one contract takes both",
+                    expected="prefixes that cover disjoint sets of keys",
+                    next_step="make the prefixes disjoint, or merge the two contracts",
                 )
 
 
@@ -285,7 +285,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # The reader stays, even where it has the dataset's name; URLs stay, because they are of existing pages.
+    # The reader stays, even where it has the dataset's name; URLs stay, because they must still resolve.
     pattern = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
     text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)

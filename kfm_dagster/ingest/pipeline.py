@@ -61,7 +61,7 @@ def utc_now() -> datetime:
 
 
 def installed_code(settings: Settings) -> CodeFingerprint:
-    """Fingerprint package and SQL, once a process. Raises ConfigurationError without a lockfile."""
+    """Fingerprint package and SQL (cached per process). Raises ConfigurationError without a lockfile."""
     from kfm_dagster.idempotent_node.compute_hash import code_fingerprint  # noqa: PLC0415
 
     image = settings.image_digest or None
@@ -120,7 +120,7 @@ class Pipeline:
             )
         from kfm_dagster.ingest.configuration import Configuration  # noqa: PLC0415
 
-        # Before the database, which opening creates: a refusal leaves nothing behind.
+        # Read first, because opening creates the database file, and a refusal must leave nothing behind.
         configuration = Configuration.load(settings)
         _make_home(settings)
         opened = cls(

@@ -91,8 +91,8 @@ def yields_to(unit: Envelope) -> WalId | None:
 
 
 def conflicting(unit: Envelope) -> Envelope:
-    """Return the unit as failed, for a retry: the newer unit it yields to has not succeeded yet."""
-    message = f"the Item that stands is of {yields_to(unit)}, which has not succeeded: it may yet be taken back"
+    """Return the unit as failed, to be retried, because the newer unit has not succeeded yet."""
+    message = f"unit {yields_to(unit)} wrote the current Item but has not succeeded, so the Item may be undone"
     issue = Issue(code=StacIssue.CATALOG_CONFLICT, severity=Severity.FAILED, message=message)
     failed = StacResult(write_status=StacStatus.FAILED, issues=(issue,))
     return unit.evolve(stac=failed)
@@ -121,7 +121,7 @@ def settled_totals(
 ) -> Totals:
     """Count the attempts of a batch; `ended` maps each settled unit to its error code or None.
 
-    `findings` are their sub-statuses, by the names of the ledger's columns. A unit that `ended` lacks is a conflict.
+    `findings` has the units' sub-statuses by column of the ledger. A unit missing from `ended` counts as a conflict.
     """
     totals, statuses = Totals(), {row["wal_id"]: row for row in findings}
     for unit in units:
@@ -141,7 +141,7 @@ def _count(totals: Totals, unit: Envelope, found: Mapping[str, Any], *, error: s
     for code in _failures(unit.metadata.issues if unit.metadata else ()):
         totals.add(Total.METADATA_EXTRACT_FAILURES, unit.dataset, code)
     for issue in unit.provenance.issues if unit.provenance else ():
-        # A lost claim is also an issue here, but of no path.
+        # A lost claim is also an issue of this section, but belongs to neither lineage path.
         if issue.code in PATHS:
             totals.add(Total.PROVENANCE_FAILURES, unit.dataset, PATHS[issue.code])
     if error is not None:
@@ -158,5 +158,5 @@ def _failures(issues: Iterable[Issue]) -> Iterable[str]:
 
 
 def _is_timely(unit: Envelope) -> bool:
-    """Return whether latency counts from the unit's event: replays and backfills begin later."""
+    """Return whether latency counts from the unit's event; replays and backfills begin later."""
     return unit.lane is Lane.LIVE and unit.replay_reason in {None, ReplayReason.RETRY}

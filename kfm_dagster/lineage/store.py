@@ -1,9 +1,9 @@
 """Lineage store: records each unit's lineage once per path and revision, whatever crashes.
 
-A transaction per partition of a batch checks the fence and writes, per path, a row per unit, the batch, and its bytes
-into the outbox. With that commit the lineage is published: a dead lineage root or backend costs no unit, the outbox
-delivers later. The primary key (wal_id, path, revision) decides between workers: a batch contains the units whose rows
-it wrote.
+A transaction per partition of a batch checks the fence and writes, per path, a row per unit, the batch, and the batch's
+bytes into the outbox. This commit records the lineage and the outbox delivers it later, so that a dead lineage root or
+backend fails no unit. The primary key (wal_id, path, revision) decides between workers: a batch contains the units
+whose rows it wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
 documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery
@@ -59,10 +59,10 @@ _REFUSALS = (IntegrityError, DataError, InternalError)
 """Errors of a database that refuses a batch; a lost connection is not the fault of a lineage path."""
 
 _RACE = "lineage_emissions_id_names_one_unit"
-"""Index of a race: when another worker records the same unit, PostgreSQL may fail here before the primary key."""
+"""Index that may be violated, before the primary key, when two workers record one unit on PostgreSQL."""
 
 MAX_ROUNDS = 12
-"""A single round suffices without a race, and each race costs another: ten workers without a fence may overlap."""
+"""One round, and another for each lost race; 12 covers ten workers that record the same units without a fence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,7 +302,7 @@ def _partitions(units: Sequence[LineageUnit]) -> list[list[LineageUnit]]:
 
 def _result(unit: LineageUnit, agents: tuple[str, ...], part: _Part) -> ProvenanceResult:
     if (refusal := part.refused.get(unit.wal_id)) is not None:
-        issue = Issue(code=refusal, severity=Severity.FAILED, message="no lineage was told of this unit")
+        issue = Issue(code=refusal, severity=Severity.FAILED, message="no lineage was recorded for this unit")
         return ProvenanceResult(status=ProvenanceStatus.FAILED, issues=(issue,))
     failed = [path for path in LineagePath if unit.wal_id in part.failures[path]]
     status = (ProvenanceStatus.OK, ProvenanceStatus.PARTIAL, ProvenanceStatus.FAILED)[len(failed)]

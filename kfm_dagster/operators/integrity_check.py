@@ -56,7 +56,7 @@ Finding = tuple[IntegrityIssue, str]
 def integrity_check(
     envelope: Envelope, *, contract: DatasetContract, handle: ObjectHandle, first_bytes: int = 0
 ) -> Integrity:
-    """Run the contract's checks over an object by one request; without checks, by none.
+    """Run the contract's checks over an object with one request (none if there are no checks).
 
     The request covers at least `first_bytes` of the object, which the reader needs anyway. A check without a value to
     compare with is skipped: `checks_run` names the checks that ran. Never raises for faults of the object or its store.

@@ -106,7 +106,7 @@ def read_volume(source: ByteSource) -> Volume:
 
 
 def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]:
-    """Return the first radial, and by type the body of the last message before it."""
+    """Return the first radial, and the bodies of the messages before it, keyed by type."""
     bodies: dict[int, bytes] = {}
     for kind, body in found:
         if kind in {1, 31}:
@@ -116,7 +116,7 @@ def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]
 
 
 def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
-    """Yield [start, end) in pieces within a block of the cache, to request only used blocks."""
+    """Yield [start, end) in pieces that do not cross cache blocks, to request only used blocks."""
     return pieces(source, start, end, step=READ_BYTES, first=READ_BYTES - start % READ_BYTES)
 
 
@@ -157,8 +157,8 @@ FIRST_BYTES = READ_BYTES
 TIME_TOLERANCE = timedelta(seconds=60)
 """Most time between the key, the volume header and the first radial.
 
-In real volumes the key has one of the other two times, which are up to 11.5 s apart; the next volume of a site follows
-after 3 minutes at the earliest, so that a minute cannot confuse two volumes.
+In real volumes the key's time equals the header's or the radial's, and these are up to 11.5 s apart. The next volume of
+a site follows after 3 minutes at the earliest, so that a minute cannot confuse two volumes.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
 """First radial to last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""

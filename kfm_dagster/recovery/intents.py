@@ -1,9 +1,9 @@
-"""Replay of the chain's failed intents that no later run has overtaken (ADR 023).
+"""Replay of the chain's failed intents that no later run has made obsolete (ADR 023).
 
     failed intent > its payload > the statuses of its units in the ledger > an action
 
-A batch names attempts, and nothing is computed again under an attempt that has ended: the ledger requeues its units,
-and the run that claims them overtakes the intent. Any process may repeat it safely.
+An intent's batch belongs to ended attempts and is never recomputed. Instead its units are requeued, and the next run
+that claims them makes the intent obsolete. Any process may repeat a replay safely.
 Does not belong here: a library's nodes (`idempotent_node/replay.py`), requeueing failed units (`replay/engine.py`).
 """
 
@@ -37,15 +37,15 @@ class IntentAction(StrEnum):
     """The action of a replay on a failed intent."""
 
     CLOSE = "close"
-    """Its work is done: it becomes SKIPPED."""
+    """The intent's work is done, so the intent becomes SKIPPED."""
     ENTER = "enter"
-    """Its stored listing is entered into the ledger; runs claim from there."""
+    """The intent's stored listing is recorded in the ledger; runs claim the units from there."""
     LET_IN = "let in"
-    """Its failed units are requeued, by a replay with every guard. The sensor leaves them to the retry policy."""
+    """A replay, with every guard, requeues the failed units. Only a person starts it; the sensor relies on retries."""
     RUN = "run"
-    """It claims nothing: its stage is run again, in its run, from its input batches."""
+    """The node claims no units, so its stage is rerun in the original run, from the intent's input batches."""
     WAIT = "wait"
-    """Its units are pending or in work, and the run that has them overtakes it."""
+    """Units are pending or in progress, and the run that has them makes the intent obsolete."""
     HOLD = "hold"
     """A person decides."""
 
@@ -63,7 +63,7 @@ class IntentPlan:
     why: str
     units: tuple[WalId, ...] = ()
     failed: bool = False
-    """Whether its action was carried out and failed again."""
+    """Whether the action was tried and failed."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a row of the list of plans."""
@@ -80,7 +80,7 @@ class IntentPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntentRecovery:
-    """Replays the failed intents of a deployment by building their nodes anew."""
+    """Replays the failed intents of a deployment, each by a node rebuilt from its payload."""
 
     pipeline: Pipeline
 
@@ -102,9 +102,9 @@ class IntentRecovery:
                 yield IntentPlan(intent=intent, action=action, why=why, units=tuple(units))
 
     def carry_out(self, plan: IntentPlan) -> IntentPlan:
-        """Carry out a plan, except for requeueing units; return the plan that remains.
+        """Carry out a plan, except for requeueing units; return the plan after the action.
 
-        Raises StageFailedError where a rerun stage fails again, and the errors of store and database.
+        Raises StageFailedError if a rerun stage fails again, and the errors of store and database.
         """
         context = plan.intent.payload["context"]
         if plan.action is IntentAction.RUN:
@@ -140,7 +140,7 @@ class IntentRecovery:
             return self._of_a_batch(intent)
         if "replay_of" in payload["params"]:
             return IntentAction.HOLD, "a replay of a run is started by a person"
-        # The input of a backfill has the names to list, and no file.
+        # A backfill's input is what to list; no listing is stored.
         is_listing = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
         return self._of_a_listing(intent) if is_listing else self._of_the_first_node(intent)
 
@@ -179,7 +179,7 @@ class IntentRecovery:
         with self.pipeline.database.snapshot() as tx:
             has_waiting = self.pipeline.ledger.holds(**day, statuses=(Status.PENDING, Status.IN_PROGRESS), tx=tx)
         if has_waiting:
-            return IntentAction.WAIT, "units of its day are pending or in work"
+            return IntentAction.WAIT, "units of its day are pending or in progress"
         return IntentAction.CLOSE, "no unit of its day waits"
 
     def _of_a_batch(self, intent: Intent) -> Decided:
@@ -192,9 +192,9 @@ class IntentRecovery:
             status: sorted(wal_id for wal_id, current in statuses.items() if current is status) for status in Status
         }
         if waiting := len(by_status[Status.PENDING]) + len(by_status[Status.IN_PROGRESS]):
-            return IntentAction.WAIT, f"{waiting} of its units are pending or in work"
+            return IntentAction.WAIT, f"{waiting} of its units are pending or in progress"
         if failed := by_status[Status.FAILED]:
             return IntentAction.LET_IN, f"{len(failed)} of its units have failed", *failed
         if quarantined := by_status[Status.QUARANTINED]:
-            return IntentAction.HOLD, f"{len(quarantined)} of its units are in quarantine; kfm release lets them in"
+            return IntentAction.HOLD, f"{len(quarantined)} of its units are in quarantine; kfm release requeues them"
         return IntentAction.CLOSE, "its units have succeeded"

@@ -28,12 +28,12 @@ class GateDecision:
 
     verdicts: tuple[Verdict, ...]
     passed: frozenset[Gate]
-    """Passed gates: without findings, or the units at fault left, or the degraded path was taken."""
+    """Gates without findings, gates whose units at fault were removed, and the restricted gates."""
     stops: frozenset[Stop]
     leaving: Mapping[WalId, Verdict] = field(default_factory=dict)
     """Unit > verdict of the first gate that removes it from the chain."""
     restricted: frozenset[Gate] = frozenset()
-    """Gates whose degraded path was taken: the output is [Restricted]."""
+    """Failed gates that the card lets pass; the output is then marked [Restricted]."""
 
     @property
     def failing(self) -> tuple[Verdict, ...]:
@@ -56,10 +56,10 @@ def review_codes(card: StateMachine) -> frozenset[str]:
 def decide(
     verdicts: Iterable[Verdict], card: StateMachine, *, units: Collection[WalId] = (), whole: bool = False
 ) -> GateDecision:
-    """Decide on verdicts by the card; with `whole` (outside effects) no unit can leave alone.
+    """Decide on verdicts by the card; `whole`: outside effects forbid removing single units.
 
-    units: the units in the chain. A fault of all of them, if there are several, is the batch's and triggers its stop
-    (chapter 7, sections III and IX).
+    units: the units in the chain. If a gate finds fault with all of several units, the fault is the batch's and
+    triggers the gate's stop (chapter 7, sections III and IX).
     """
     evaluated = tuple(verdicts)
     passed: set[Gate] = set()
@@ -117,7 +117,7 @@ def may_roll_back(card: StateMachine, *, has_checkpoint: bool, do_compensate: bo
 
 
 def idempotency_key(card: StateMachine, parts: Mapping[str, str]) -> str:
-    """Return the SHA-256, in hex, of the card's parts in its order, a line each."""
+    """Return the SHA-256, in hex, of lines `name=value`, with the names and order of the card."""
     text = "\n".join(f"{name}={parts[name]}" for name in card.key_parts)
     return hashlib.sha256(text.encode()).hexdigest()
 

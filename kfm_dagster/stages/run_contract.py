@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Return whether other runs have every unit: a rerun would refuse each and record that."""
+            """Return whether other runs have all units, so that a rerun would only record refusals."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 
@@ -129,7 +129,7 @@ class StageRunner:
             staged.unlocked = self.lifecycle.synchronise(node)
             self.nodes.meter.prepare()
             with self.database.transaction() as tx:
-                # Locked before the audit, because a commit appends to the audit last: so no deadlock is possible.
+                # A commit also locks the node first and appends to the audit last, so no deadlock is possible.
                 lock_node(node.name, tx=tx)
                 staged.skipped = self._done_meanwhile(staged, tx)
                 if staged.skipped is None:
@@ -142,9 +142,9 @@ class StageRunner:
             raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
 
     def _done_meanwhile(self, staged: StagedNode, tx: Transaction) -> StageBatch | None:
-        """Check for a skip again if another process of the run has ended the stage since.
+        """Return the skip if another process of the run has ended the stage since the first check.
 
-        Run once more, the stage would claim units that are due by now, in a settled run.
+        Running the stage again would claim newly due units in a run that has already settled.
         """
         if not self._has_succeeded(staged, tx):
             return None
@@ -170,10 +170,10 @@ class StageRunner:
             staged.content, staged.intent, staged.attempt = final, intent, attempt
 
     def _fail(self, staged: StagedNode, error: Exception, snapshot: Sequence[str] = ()) -> None:
-        """Record the failure of a stage: its attempt and run-state in one transaction.
+        """Record a stage's failure: its attempt and run-state in one transaction.
 
-        Nothing is written if another attempt has the stage and so its run-state, nor in a rolled-back run, nor if the
-        stage has succeeded before and was not started again.
+        Nothing is written in three cases: the run is rolled back, another attempt has the stage (and its run-state), or
+        the stage had succeeded and was not started again.
         """
         if isinstance(error, RolledBackError):
             return
@@ -190,10 +190,10 @@ class StageRunner:
                         record(tx)
 
     def _own(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
-        """Return the content, or the work as separate content if the applied output is not reusable.
+        """Return the content, or content with a separate hash if the applied output is not reusable.
 
-        An output is reusable when none of its units is in work, when no rollback withdrew it, and when it was a success
-        or its input batch was reused itself: failures in a batch of this run are retried.
+        An output is reusable if (1) none of its units is in progress, (2) no rollback withdrew it, and (3) it was a
+        success, or this run's input batch was itself reused. With a new input batch, a failed output is computed again.
         """
         reused = staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # A withdrawn output is recomputed once, then reused; any other output is computed for this run.
+            # After a withdrawal all runs share the recomputed output; otherwise the output is only for this run.
             content = again(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 
@@ -212,7 +212,7 @@ class StageRunner:
         try:
             with self.nodes.failing(staged.intent), self.database.transaction() as tx:
                 batch = self._upsert(staged, tx)
-                # Last, because the audit is a single chain: an append blocks the other writers.
+                # Last, because the audit is a single chain, and an append blocks all other writers.
                 of_node = () if batch.reused else staged.node.audit_lines(staged.attempt)
                 self.lifecycle.succeed(staged.attempt, batch, staged.decision, of_node=of_node, tx=tx)
                 return batch
@@ -227,7 +227,7 @@ class StageRunner:
         self.nodes.lock(content.content_hash, tx=tx)
         final = self._own(content, staged, tx)
         if final != content:
-            # Another worker was first, and its units are in work: this worker's claims are separate content.
+            # Another worker committed first, so this one commits its claims under a separate content hash.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
             second, _ = self.nodes.begin(final, run_id=staged.run_id, tx=tx)
             self.nodes.meter.hand_on(intent.wal_id, second.wal_id)

@@ -47,8 +47,8 @@ LACKING = "the database role has not the rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-"""The search path of a migration, which PostgreSQL's functions keep. Unless the path names temporary tables, they come
-first, and a role's temporary tables would replace ours in the triggers."""
+"""The search path of a migration, which PostgreSQL's functions keep. PostgreSQL searches `pg_temp` first unless the
+path names it; at the end, it keeps a role's temporary tables from shadowing ours in the triggers."""
 
 
 class Database:
@@ -56,7 +56,7 @@ class Database:
 
     def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
-        # As configured: a driver quotes it so, and redaction takes its secrets from it.
+        # Kept as configured, because drivers quote it that way, and redaction takes the secrets from it.
         self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
@@ -172,7 +172,7 @@ class Database:
                 "the database has an older schema than this release needs",
                 observed=f"schema {max(applied)}",
                 expected=str(len(known)),
-                next_step="run kfm init of this release, once what ingests is stopped",
+                next_step="stop ingest, then run kfm init of this release",
             )
 
 
@@ -369,7 +369,7 @@ def _pending(known: Sequence[Migration], applied: Mapping[int, tuple[str, str]])
     """Return the migrations that are not applied yet. Raises SchemaVersionError."""
     if applied and (first := applied[min(applied)][0]) != known[0].name:
         raise SchemaVersionError(
-            "the database was made before the first release, whose schema starts over",
+            "the database was made by a pre-release and cannot be upgraded",
             observed=f"schema {max(applied)}, which begins with {first}",
             expected=f"one that begins with {known[0].name} (0.1.0)",
             next_step="name another database (KFM_HOME or KFM_WAL_DSN) and ingest again; this one is left as it is",

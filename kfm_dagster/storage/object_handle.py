@@ -233,7 +233,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request within an operator's span; of an error only the type: its text has URLs."""
+    """Trace a request within an operator's span; record only the type of an error: texts have URLs."""
     if not trace.get_current_span().is_recording():
         yield
         return
@@ -329,12 +329,15 @@ class FolderObject:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Return whether a resolved path is in the folder; the folder's last part is not resolved."""
+    """Return whether a resolved path is in the folder.
+
+    Callers resolve all but the folder's last part, so that a bucket's folder that is a link contains no path.
+    """
     return f"{path}/".startswith(f"{folder}/")
 
 
 def file_etag(path: Path) -> str | None:
-    """Return a file's ETag as a store would report it, None beyond a single upload part."""
+    """Return a file's ETag as a store would report it (the MD5); None for files above 8 MiB."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         return _folder_head(descriptor, os.fstat(descriptor)).etag

@@ -216,9 +216,9 @@ def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_
     topic = {"arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"}
     for changes, says in [
         ({"stac.collection_of": None}, "two contracts write one STAC collection"),
-        ({"stac.collection_of": "hrrr"}, "not of the dataset that it names"),
-        ({"stac.collection_of": "nexrad-l2-chunks"}, "not of the dataset that it names"),
-        ({"stac.collection": "nexrad"}, "not of the dataset that it names"),
+        ({"stac.collection_of": "hrrr"}, "differs from that of the dataset"),
+        ({"stac.collection_of": "nexrad-l2-chunks"}, "differs from that of the dataset"),
+        ({"stac.collection": "nexrad"}, "differs from that of the dataset"),
         ({"governance.sensitivity": "restricted", "governance.access": "restricted"}, "governed in two ways"),
         ({"notifications.topics": [topic]}, None),
         ({"notifications.topics": [topic | {"message_shape": "nexrad-chunk"}]}, "different shapes of message"),

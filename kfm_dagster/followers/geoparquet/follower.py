@@ -5,7 +5,7 @@ reader of a part sees only current Items. Does not belong here: choosing parts t
 description (`days.py`).
 
 A day that is being filled has a few parts, because rewriting a large part for each batch would cost more than the
-batch. Once other days have brought as many changes as the day has Items, its parts are compacted into one: each Item
+batch. The parts of a day are compacted into one after as many changes of other days as the day has Items. So each Item
 is written only once more, even if days are filled in parallel.
 """
 
@@ -102,7 +102,7 @@ class GeoParquet:
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
         """Compact a past day, untouched by these changes, into a single file if that is due.
 
-        The compacted day is as of the change `through`, the last change that is followed.
+        The new file describes the state after change `through`, the last change that is followed.
         """
         before = (date.fromisoformat(newest) - timedelta(days=1)).isoformat()
         past = [

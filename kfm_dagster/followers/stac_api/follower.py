@@ -99,7 +99,7 @@ class PgstacFollower:
             return None if content is None else api_collection(content, contract)
         except (PublishError, ValueError, KeyError) as error:
             raise FollowError(
-                observed=f"{path}: {error}", next_step="see whether the catalog's place answers; it is tried again"
+                observed=f"{path}: {error}", next_step="check that KFM_CATALOG_URL is reachable; it is retried"
             ) from error
 
     def _load(self, tx: StacApiTransaction, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:

@@ -1,8 +1,8 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Unsettled messages are given back when the work ends, however it ends; earlier, they would be received again. Messages
-of a killed process come back when their visibility timeout ends. Does not belong here: treating a batch
-(`treatments.py`).
+Unsettled messages are given back only at the end of the work, because the work would receive them again; also an error
+is an end. Messages of a killed process come back when their visibility timeout ends. Does not belong here: treating a
+batch (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class DeadLetterWork:
 
     @property
     def exit_code(self) -> ExitCode:
-        """FINISHED_WITH_FAILURES after a stop by itself, or for a message not treated as due."""
+        """FINISHED_WITH_FAILURES if the work stopped itself or a message is refused, doubled or missing."""
         stopped = self.end in {End.RECURRENCE, End.MISMATCH}
         stuck = self.outcomes.keys() & {LetterOutcome.REFUSED, LetterOutcome.DOUBLED}
         return ExitCode.FINISHED_WITH_FAILURES if stopped or stuck or self.unmet else ExitCode.DONE
@@ -205,7 +205,7 @@ class DeadLetterWork:
         messages = self.queue.receive(
             self.bounds.batch_size,
             budget_seconds=settings.tick_budget_seconds,
-            # As long as an attempt may take: until then the receipt in the ledger deletes the message.
+            # As long as an attempt may take, so that the receipt in the ledger stays valid until the attempt ends.
             visibility_seconds=settings.lease_seconds,
             max_bytes=PART_BYTES,
         )
