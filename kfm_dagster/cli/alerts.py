@@ -28,7 +28,7 @@ TRIED = ("channel", "service", "answer")
 
 @click.group()
 def alerts() -> None:
-    """List alerts over the stages, acknowledge them, and test the channels.
+    """List and acknowledge alerts, and test their channels.
 
     Example: kfm alerts list
     """

@@ -25,7 +25,7 @@ TROUBLE = ("subscription", "collection_id", "item_id", "kind", "state", "attempt
 
 @click.group()
 def announcements() -> None:
-    """List the receivers of announcements, and resend announcements that were given up.
+    """List receivers of Item events, and resend failed events.
 
     Example: kfm announcements list
     """

@@ -47,7 +47,7 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 
 @click.group()
 def backfill() -> None:
-    """List and ingest days of datasets, without delaying live messages.
+    """List and ingest past days, without delaying live messages.
 
     Example: kfm backfill run nexrad-l2 --from 2025-04-01 --to 2025-04-30 --reason "first fill"
     """

@@ -33,7 +33,7 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 @click.option("--ask", is_flag=True, help="Measure now, by a request to the object store too, and record it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def clock(*, ask: bool, as_json: bool) -> int:
-    """Show this machine's clock: its last offsets and stability, and whether stages may write by it.
+    """Show this machine's clock, and whether stages may write by it.
 
     Offsets are true time minus this clock, in seconds. Exit code 0 when stages may write, 4 when not. If a store does
     not answer, it is named, and the kernel and earlier records decide.

@@ -14,7 +14,7 @@ from kfm_dagster.console.serving import is_loopback, serve
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=3001, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def console(*, host: str, port: int) -> None:
-    """Serve the deployment to browsers, its metrics to Prometheus, and /healthz to monitors, until Ctrl-C.
+    """Serve the console, its JSON API, metrics and health checks.
 
     GET / shows whether it is well, and if not, what to do; every number leads to its units, every unit to its history.
     GET / and GET /validate answer browsers with pages, others with JSON; ?format= selects either. GET /metrics is for
@@ -38,7 +38,7 @@ def console(*, host: str, port: int) -> None:
 
 @click.command()
 def mcp() -> None:
-    """Serve search, explanations, status, failures and gaps to an assistant over stdio.
+    """Serve read-only tools to an assistant over stdio.
 
     A server of the Model Context Protocol (extra mcp), which an assistant starts by itself: docs/mcp.md has its
     configuration. The database refuses every write of it.

@@ -42,7 +42,7 @@ OUTAGE_BEFORE = timedelta(days=7)
 )
 @click.option("--env-file", type=NewFile(), help="Also write the export lines to this file.")
 def cloud(*, outage: bool, env_file: Path | None) -> None:
-    """Serve S3, SNS and SQS on loopback, with the sample objects announced, until Ctrl-C.
+    """Serve S3, SNS and SQS with the sample objects on loopback.
 
     Prints the variables that point any kfm or AWS command at it; everything is in memory and gone afterwards.
 
@@ -92,7 +92,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
 @click.option("--timeout", default=900, show_default=True, type=POSITIVE, help="Seconds after which the demo gives up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> ExitCode:
-    """Ingest objects through a real queue, daemon and runs, and show each outcome.
+    """Ingest sample objects through a real queue, daemon and runs.
 
     Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
     (the samples with a duplicate, a malformed message, a missing and a truncated object), waits until the queue

@@ -90,7 +90,7 @@ deciding = partial(
 
 @click.group()
 def dlq() -> None:
-    """Inspect the dead-letter queue, and drain, redrive or discard its messages.
+    """List, drain, redrive or discard dead letters.
 
     Example: kfm dlq status
     """

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every finding.")
 def doctor(*, seconds: float, as_json: bool) -> int:
-    """Check a deployment: databases, backups, queues, clock, Dagster instance, stores, senders, receivers, disks.
+    """Check databases, backups, queues, clock, Dagster, stores, disks.
 
     Every finding that is not ok shows the observed and the expected state and the next step. Nothing is changed, and
     every check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with any, 2 for unreadable

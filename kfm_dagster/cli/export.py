@@ -55,7 +55,7 @@ def export(
     key: Path | None,
     as_json: bool,
 ) -> None:
-    """Write or verify the signed release bundle; subcommands write a DCAT catalog or lineage graph.
+    """Write or verify the release bundle, a DCAT catalog or a graph.
 
     Example: kfm export --out public/
     """

@@ -34,7 +34,7 @@ UNFOLLOWED = "nothing is expected yet: no product with a `coverage` was announce
 @click.option("--by-lead", is_flag=True, help="The same for each lead of a forecast.")
 @rows_as_json
 def gaps(*, wanted: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, as_json: bool) -> None:
-    """List the hours that lack objects, and the products that are silent or slow now.
+    """List hours that lack objects, and late or silent products.
 
     Times are UTC. A hole is an hour that has fewer objects than the contract expects; it closes by itself when they
     come. kfm reconcile --repair fetches objects that were never announced.

@@ -28,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 @click.group()
 def governance() -> None:
-    """List the governance log, and decide on overrides that wait for a second person.
+    """List the governance log, and approve or reject overrides.
 
     Example: kfm governance log
     """

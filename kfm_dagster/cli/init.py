@@ -37,7 +37,7 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 @click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
 def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:
-    """Bring the ledger's database and Dagster's own up to date, and mark stores as this deployment's.
+    """Create or migrate both databases, and mark the stores.
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also concurrently. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as

@@ -1,4 +1,4 @@
-"""`kfm kill-switch`: switch a dataset off and on again.
+"""`kfm pause` and `kfm resume`, also `kfm kill-switch`: switch a dataset off and on again.
 
 A dataset that is off is not received, claimed, replayed or written; its messages stay safe in the queue.
 """
@@ -25,22 +25,16 @@ _DURATION = re.compile(r"(\d{1,9})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-@click.group("kill-switch")
-def kill_switch() -> None:
-    """Switch datasets off and on again, or list the active switches.
-
-    Example: kfm kill-switch list
-    """
-
-
-@kill_switch.command()
+@click.command()
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
 @decision_options
-def on(*, dataset: str, expires: str | None, **given: Any) -> None:
-    """Switch a dataset off: nothing of it is claimed, replayed or written until the switch is off again.
+def pause(*, dataset: str, expires: str | None, **given: Any) -> None:
+    """Pause a dataset: nothing of it is received or written.
 
-    Example: kfm kill-switch on goes-abi --reason "INC-7: wrong projection upstream" --expires 4h
+    Its messages stay in the queue, and its units in the ledger.
+
+    Example: kfm pause goes-abi --reason "INC-7: wrong projection upstream" --expires 4h
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
@@ -51,13 +45,13 @@ def on(*, dataset: str, expires: str | None, **given: Any) -> None:
     click.echo(f"{dataset} is off {until}")
 
 
-@kill_switch.command()
+@click.command()
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @decision_options
-def off(*, dataset: str, **given: Any) -> None:
-    """Revoke the switch: the dataset is received, claimed and written again.
+def resume(*, dataset: str, **given: Any) -> None:
+    """Resume a paused dataset.
 
-    Example: kfm kill-switch off goes-abi --reason "INC-7 is over"
+    Example: kfm resume goes-abi --reason "INC-7 is over"
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline:
@@ -65,6 +59,18 @@ def off(*, dataset: str, **given: Any) -> None:
         with pipeline.database.snapshot() as tx:
             still = EVERY_DATASET in pipeline.ledger.switches.engaged(tx=tx) and dataset != ALL
     click.echo(f"{dataset} is on again" + (", but the switch for all datasets is still on" if still else ""))
+
+
+@click.group("kill-switch")
+def kill_switch() -> None:
+    """Switch datasets off and on, or list those that are off.
+
+    Example: kfm kill-switch list
+    """
+
+
+kill_switch.add_command(pause, "on")
+kill_switch.add_command(resume, "off")
 
 
 @kill_switch.command("list")

@@ -62,16 +62,35 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is called."""
+    """A group that imports a command's module when the command is called.
 
-    def __init__(self, name: str | None = None, *, lazy: Mapping[str, Lazy], **attributes: Any) -> None:
+    Its help lists the commands of `shown` by heading, by default all; neither help nor completion lists `aliases`.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        lazy: Mapping[str, Lazy],
+        shown: Mapping[str, Sequence[str]] | None = None,
+        aliases: Mapping[str, Lazy] | None = None,
+        **attributes: Any,
+    ) -> None:
         super().__init__(name, LazyCommands(lazy), **attributes)
         self.lazy = lazy
+        self.shown = shown
+        self.aliases = aliases or {}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a name or an alias, None for an unknown name."""
+        alias = self.aliases.get(cmd_name)
+        return alias.load() if alias else super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with their summaries."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.lazy[name].summary()) for name in self.list_commands(ctx)])
+        """List the shown commands with their summaries."""
+        for heading, names in (self.shown or {"Commands": self.list_commands(ctx)}).items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.lazy[name].summary()) for name in names])
 
 
 _EXTRA = re.compile(r"""extra == ['"]([\w-]+)['"]""")
@@ -103,30 +122,51 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C (128 + SIGINT), as in shells."""
 
 
-_MODULES = {
-    "cloud": "demo",
-    "discard": "quarantine",
-    "drain": "running",
-    "mcp": "console",
-    "release": "quarantine",
-    "replay": "replay.commands",
-    "ui": "running",
-    "worker": "running",
+SHOWN = {
+    "Try": ("demo", "ui", "init", "doctor"),
+    "Look": ("status", "units", "runs", "items", "gaps", "report"),
+    "Act": ("retry", "replay", "backfill", "pause", "resume", "reconcile", "dlq"),
+    "Operate": ("worker", "drain", "console", "dataset", "queue", "alerts", "governance", "export", "retention"),
 }
-"""Modules of the commands that are not in a module of their own name."""
+"""Commands that `kfm --help` lists, by heading."""
+_NOT_SHOWN = ("announcements", "clock", "cloud", "mcp", "stac")
+"""Commands of optional followers and of programs; their guides describe them."""
+_PLACES = {
+    "cloud": "demo:cloud",
+    "drain": "running:drain",
+    "mcp": "console:mcp",
+    "pause": "kill_switch:pause",
+    "replay": "replay.commands:replay",
+    "resume": "kill_switch:resume",
+    "ui": "running:ui",
+    "worker": "running:worker",
+}
+"""Modules and functions of the commands that are not in a module of their own name."""
 COMMANDS = {
-    name: Lazy(f"kfm_dagster.cli.{_MODULES.get(name, name).replace('-', '_')}:{name.replace('-', '_')}")
-    for name in (
-        *("alerts", "announcements", "backfill", "clock", "cloud", "console", "dataset", "demo", "discard", "dlq"),
-        *("doctor", "drain", "explain", "export", "gaps", "governance", "init", "items", "kill-switch", "mcp"),
-        *("quarantine", "queue", "reconcile", "release", "replay", "retention", "stac", "status", "ui", "validate"),
-        *("wal", "worker"),
-    )
+    name: Lazy(f"kfm_dagster.cli.{_PLACES.get(name, f'{name}:{name}')}")
+    for name in sorted(set(_NOT_SHOWN).union(*SHOWN.values()))
 }
+ALIASES = {
+    name: Lazy(f"kfm_dagster.cli.{place}")
+    for name, place in {
+        "discard": "quarantine:discard",
+        "explain": "runs:show",
+        "kill-switch": "kill_switch:kill_switch",
+        "quarantine": "quarantine:quarantine",
+        "release": "retry:retry",
+        "validate": "report:report",
+        "wal": "units:units",
+    }.items()
+}
+"""Other names of commands: scripts and documents use them."""
 
 
 @click.group(
-    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    shown=SHOWN,
+    aliases=ALIASES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="kfm")
 def kfm() -> None:

@@ -1,4 +1,4 @@
-"""`kfm quarantine`, `kfm release`, `kfm discard`: units that need a decision, and evidence.
+"""Commands of `kfm units` about quarantined units: cases, evidence, quarantining, discarding; also `kfm quarantine`.
 
 A decision applies to all its units or none, compares and swaps their versions, and is in the governance log. Does not
 belong here: collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
@@ -15,12 +15,8 @@ import click
 
 from kfm_dagster.cli.completion import POSITIVE, UNIT
 from kfm_dagster.cli.decision_options import (
-    REPLAY_REASON,
     decision_of,
     decision_options,
-    dry_run_option,
-    override_options,
-    proposed_line,
     records_of,
     unknown_record,
 )
@@ -28,14 +24,12 @@ from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import ArtifactError, ExitCode, KfmError
+from kfm_dagster.errors import ArtifactError, KfmError
 from kfm_dagster.ingest.evidence import read_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
-from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.work_orders import open_versions
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
@@ -60,7 +54,7 @@ version_option = click.option(
 def quarantine() -> None:
     """List units that automatic flows leave out, or quarantine units.
 
-    Example: kfm quarantine list
+    Example: kfm units cases
     """
 
 
@@ -78,7 +72,7 @@ def add(
 ) -> None:
     """Quarantine pending or failed units. Their evidence is collected at the next tick.
 
-    Example: kfm quarantine add 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
+    Example: kfm units quarantine 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
     """
     if not _REASON_CODE.fullmatch(reason_code):
         raise click.BadParameter(f"{reason_code!r} is no code: small letters, digits and _", param_hint="--reason-code")
@@ -88,7 +82,7 @@ def add(
         pipeline.ledger.quarantine(
             [record.wal_id for record in records], reason_code=reason_code, decision=decision, tx=tx
         )
-    _show_outcome(records, Status.QUARANTINED, as_json=as_json)
+    show_outcome(records, Status.QUARANTINED, as_json=as_json)
 
 
 @quarantine.command("list")
@@ -96,7 +90,7 @@ def add(
 def list_cases() -> None:
     """List cases, the newest first.
 
-    Example: kfm quarantine list --dataset goes-abi --reason attempts_exhausted
+    Example: kfm units cases --dataset goes-abi --reason attempts_exhausted
     """
 
 
@@ -106,7 +100,7 @@ def list_cases() -> None:
 def show(*, wal_id: str, as_json: bool) -> None:
     """Show the evidence of a unit, for each time that it was quarantined.
 
-    Example: kfm quarantine show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
+    Example: kfm units evidence 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:
@@ -127,49 +121,6 @@ def show(*, wal_id: str, as_json: bool) -> None:
 @click.command()
 @wal_ids_argument
 @version_option
-@click.option("--replay-reason", default=ReplayReason.INCIDENT.value, show_default=True, help=REPLAY_REASON)
-@dry_run_option
-@override_options
-@json_option
-def release(
-    *,
-    wal_ids: tuple[str, ...],
-    version: int | None,
-    replay_reason: str,
-    dry: bool,
-    as_json: bool,
-    **given: Any,
-) -> ExitCode:
-    """Retry quarantined units once: a unit that fails again returns to quarantine.
-
-    All units are released or none; a discarded unit is never released. In prod it waits for a second person
-    (kfm governance approve), and the exit code is 6.
-
-    Example: kfm release 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
-    """
-    decision = None if dry else decision_of(Settings.load(), **given)
-    if decision is not None:
-        decision.require_change_ref()
-    with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records, versions = _quarantined(pipeline, wal_ids, version, to_status=Status.PENDING, tx=tx)
-        if decision is None:
-            _show_outcome(records, Status.PENDING, as_json=as_json)
-            click.echo("dry run: nothing is released", err=True)
-            return ExitCode.DONE
-        proposal_id = work_orders.release(
-            pipeline.ledger, versions, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
-        )
-    if proposal_id is not None:
-        proposed = json.dumps({"proposal_id": proposal_id, "units": len(versions)})
-        click.echo(proposed if as_json else proposed_line(proposal_id, len(versions)))
-        return ExitCode.WAITS_FOR_APPROVAL
-    _show_outcome(records, Status.PENDING, as_json=as_json)
-    return ExitCode.DONE
-
-
-@click.command()
-@wal_ids_argument
-@version_option
 @decision_options
 @json_option
 def discard(
@@ -179,17 +130,18 @@ def discard(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Permanently close the cases of quarantined units: no later release includes them.
+    """Close the cases of quarantined units for good.
 
-    This cannot be undone. A new version of the object is another unit, and is ingested as usual.
+    No retry includes them any more, and this cannot be undone. A new version of the object is another unit, and is
+    ingested as usual.
 
-    Example: kfm discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
+    Example: kfm units discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
     """
     decision = decision_of(Settings.load(), **given)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records, versions = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
         QuarantineCases(pipeline.database, clock=pipeline.clock).discard(versions, decision=decision, tx=tx)
-    _show_outcome(records, "discarded", as_json=as_json)
+    show_outcome(records, "discarded", as_json=as_json)
 
 
 def _quarantined(
@@ -213,7 +165,7 @@ def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
         return {"lost": str(error.observed)}
 
 
-def _show_outcome(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool) -> None:
+def show_outcome(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool) -> None:
     """Print a line for each record, or a JSON object."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}

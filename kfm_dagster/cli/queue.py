@@ -19,7 +19,7 @@ from kfm_dagster.settings import Settings
 
 @click.group()
 def queue() -> None:
-    """Create the queue of a dataset, with its dead-letter queue, policies and subscriptions.
+    """Create a dataset's queue, dead-letter queue and subscriptions.
 
     Example: kfm queue create --dataset gfs --dry-run
     """

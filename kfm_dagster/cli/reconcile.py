@@ -59,11 +59,11 @@ def reconcile(
     as_json: bool,
     **decided: Any,
 ) -> int:
-    """Compare the buckets' days with ledger, catalog and lineage, in both directions. Changes nothing by itself.
+    """Compare days of buckets with ledger, catalog and lineage.
 
-    With --repair, objects without a unit enter the ledger as a backfill's do, and the running deployment ingests them.
-    Units whose Item is lost and whose object is unchanged are repeated by a replay, which needs a --change-ref.
-    Nothing is deleted.
+    Changes nothing without --repair. With it, objects without a unit enter the ledger as a backfill's do, and the
+    running deployment ingests them. Units whose Item is lost and whose object is unchanged are repeated by a replay,
+    which needs a --change-ref. Nothing is deleted.
 
     Exit code 0 when all four agree, or every difference is being repaired; 4 when any is left.
 

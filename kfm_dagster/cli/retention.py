@@ -24,7 +24,7 @@ NOTHING = f"everything is kept: no kind has a policy in {RETENTION} (docs/retent
 
 @click.group()
 def retention() -> None:
-    """Remove old, bulky data that nothing needs, by the policy of retention.yaml.
+    """Delete old data by the policy of retention.yaml.
 
     Kinds: runs of Dagster, landed messages, outputs of stages, evidence of closed cases.
     The ledger, its history and the governance log stay.

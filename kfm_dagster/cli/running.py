@@ -53,7 +53,9 @@ from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
     help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: what the AWS variables name.",
 )
 def ui(*, port: int, cloud: str) -> None:
-    """Open the Dagster UI and the console over KFM_HOME, with daemon and sensors, until Ctrl-C.
+    """Open the Dagster UI and the console over KFM_HOME.
+
+    Runs daemon and sensors until Ctrl-C.
 
     With the demo's objects it prints a token for decisions in the console, and how to repair the objects that are
     spoilt on purpose; where KFM_CONSOLE_TOKENS is set, its tokens are valid instead.
@@ -143,9 +145,10 @@ def free_console_port(port: int) -> int:
 @click.option("--timeout", default=86_400, show_default=True, type=POSITIVE, help="Seconds after which to give up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def drain(*, timeout: int, as_json: bool) -> None:
-    """Ingest the queue until it is empty, with a daemon and code server of its own.
+    """Ingest the queue until it is empty, then stop.
 
-    Also waits until running replays have ended and running backfills are listed; names days that a kill switch holds.
+    Starts a daemon and a code server of its own. Also waits until running replays have ended and running backfills are
+    listed; names days that a kill switch holds.
 
     Example: KFM_SQS_PRIMARY_QUEUE=kfm-nodd-primary kfm drain
     """
@@ -187,10 +190,11 @@ def _say(line: str) -> None:
 @click.option("--until-empty", is_flag=True, help="End once the queue is empty and no live unit is on its way.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch.")
 def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None:
-    """Ingest within seconds of a message: wait at the queue, beside sensors and runs, until SIGTERM or Ctrl-C.
+    """Ingest within seconds of a message, until stopped.
 
-    It shares the work by the ledger's claims, and shows in Dagster as materialisations without a run. Ends after the
-    current batch; killed at any moment, it loses and duplicates nothing (docs/worker.md).
+    Works beside sensors and runs until SIGTERM or Ctrl-C. It shares the work by the ledger's claims, and shows in
+    Dagster as materialisations without a run. Ends after the current batch; killed at any moment, it loses and
+    duplicates nothing (docs/worker.md).
 
     Example: kfm worker --json
     """

@@ -30,7 +30,7 @@ DAY_COLUMNS = ("collection_id", "day", "catalog", "api", "missing", "extra", "di
 
 @click.group()
 def stac() -> None:
-    """Show the lag of the STAC API, compare it with the catalog, and rebuild it.
+    """Show, compare and rebuild the STAC API.
 
     Example: kfm stac check
     """

@@ -20,7 +20,7 @@ UNIT_COLUMNS = ("dataset", *Status)
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def status(*, as_json: bool) -> int:
-    """Show what needs attention, with the command that helps, and units by dataset and status.
+    """Show what needs attention, and units by dataset and status.
 
     Then: matters that need no action. For queue, clock, stores and daemon, run kfm doctor.
 

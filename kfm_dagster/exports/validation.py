@@ -5,7 +5,7 @@
                 quantities; none without values
 
 Belongs here: counting, and the report's tables with its figures as text, for pages and terminals. Does not belong here:
-KPIs (`kpis.py`), the rules behind the counts (`stages/`), a terminal's tables (`cli/validate.py`), pages
+KPIs (`kpis.py`), the rules behind the counts (`stages/`), a terminal's tables (`cli/report.py`), pages
 (`console/pages.py`).
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from kfm_dagster import __version__
 from kfm_dagster.cli.demo import MAX_SKIPPED_SHOWN, show_result
-from kfm_dagster.cli.main import COMMANDS, kfm
+from kfm_dagster.cli.main import ALIASES, COMMANDS, SHOWN, kfm
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.deployment.drain import DrainResult
@@ -91,12 +92,21 @@ def test_every_number_has_an_upper_bound() -> None:
         assert number.max <= LARGEST
 
 
-def test_the_list_of_commands_says_what_each_says_of_itself(call: Call) -> None:
-    listed = " ".join(call("--help").out.split())
+def test_the_help_lists_four_groups_of_commands_on_a_line_each_and_hides_other_names(call: Call) -> None:
+    lines = call("--help").out.splitlines()
+    assert len(lines) <= 45
+    assert [line for line in lines if re.fullmatch("[A-Z][a-z]+:", line)] == ["Options:"] + [
+        f"{name}:" for name in SHOWN
+    ]
+    listed = dict(line.split(maxsplit=1) for line in lines[lines.index("Try:") :] if line.startswith("  "))
+    assert len(listed) <= 26
+    assert set(listed) == set().union(*SHOWN.values())
     for name, command in kfm.commands.items():
         summary = " ".join((command.help or "").split("\n\n")[0].split())
         assert COMMANDS[name].summary() == summary
-        assert f"{name} {summary}" in listed.replace("dry- run", "dry-run")
+        assert listed.get(name, summary) == summary
+    for name in ALIASES:
+        assert call(name, "--help").out.startswith(f"Usage: kfm {name} ")
 
 
 STAGES = ["dagster", "boto3", "numpy", "pyarrow", "shapely", "pyproj", "duckdb", "h5py", "jsonschema", "pystac"]

@@ -74,7 +74,7 @@ def test_a_figure_has_the_digits_that_mean_something() -> None:
 def test_text_and_page_round_figures_and_json_keeps_them(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfm_dagster.cli.validate.validate_report", lambda pipeline, *, since: REPORT)
+    monkeypatch.setattr("kfm_dagster.cli.report.validate_report", lambda pipeline, *, since: REPORT)
     answer = call("validate", "--html", "page.html")
     assert (answer.code, answer.err) == (ExitCode.DONE, "")
     rows = {words[0]: words[1:] for line in answer.out.splitlines() if (words := line.split())}
@@ -127,7 +127,7 @@ def test_whatever_stopped_a_stage_has_its_exit_code(
     ]
     for differing, code in cases:
         report = {**REPORT, **differing}
-        monkeypatch.setattr("kfm_dagster.cli.validate.validate_report", Mock(return_value=report))
+        monkeypatch.setattr("kfm_dagster.cli.report.validate_report", Mock(return_value=report))
         assert call("validate").code == code, differing
 
 

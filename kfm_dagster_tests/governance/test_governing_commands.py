@@ -51,29 +51,45 @@ def units(deployment: Pipeline) -> dict[str, Envelope]:
 
 REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
     # name: arguments ({state} is the unit of that state), exit code, what the line says
-    "release: pending": (["release", "{pending}", *WHY, *CHANGE], ExitCode.REFUSED, ["pending > pending"]),
-    "release: in progress": (["release", "{in_progress}", *WHY, *CHANGE], ExitCode.REFUSED, ["in_progress > pending"]),
-    "release: succeeded": (["release", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"]),
-    "release: failed": (["release", "{failed}", *WHY, *CHANGE], ExitCode.REFUSED, ["not quarantined"]),
-    "release: discarded": (["release", "{discarded}", *WHY, *CHANGE], ExitCode.REFUSED, ["was discarded", "for good"]),
-    "release: unknown": (["release", NOBODY, *WHY, *CHANGE], ExitCode.USAGE, ["there is no such record", NOBODY]),
-    "release: one of two is wrong": (
-        ["release", "{quarantined}", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"],
+    "retry: pending": (["retry", "{pending}", *WHY, *CHANGE], ExitCode.REFUSED, ["pending > pending"]),
+    "retry: in progress": (["retry", "{in_progress}", *WHY, *CHANGE], ExitCode.REFUSED, ["in_progress > pending"]),
+    "retry: succeeded": (["retry", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"]),
+    "retry: failed, another version": (
+        ["retry", "{failed}", "--version", "9", *WHY], ExitCode.REFUSED, ["at version 3", "expected version 9"],
     ),
-    "release: another version": (
-        ["release", "{quarantined}", "--version", "7", *WHY, *CHANGE],
+    "retry: failed, no such reason": (
+        ["retry", "{quarantined}", "{failed}", "--replay-reason", "odd", *WHY, *CHANGE], ExitCode.USAGE, ["vocabulary"],
+    ),
+    "retry: without a change, beside a failed unit": (
+        ["retry", "{failed}", "{quarantined}", *WHY], ExitCode.USAGE, ["change reference"],
+    ),
+    "retry: units and a filter": (
+        ["retry", "{failed}", "--dataset", "nexrad-l2", *WHY], ExitCode.USAGE, ["by WAL_ID", "by a filter"],
+    ),
+    "retry: succeeded by a filter": (["retry", "--status", "succeeded", *WHY], ExitCode.USAGE, ["neither failed nor"]),
+    "retry: unknown dataset": (["retry", "--dataset", "goes-xyz", *WHY], ExitCode.USAGE, ["goes-xyz"]),
+    "retry: not confirmed": (
+        ["retry", "--dataset", "nexrad-l2", *WHY, *CHANGE], ExitCode.REFUSED, ["retry 2 units?", "--confirm"],
+    ),
+    "retry: discarded": (["retry", "{discarded}", *WHY, *CHANGE], ExitCode.REFUSED, ["was discarded", "for good"]),
+    "retry: unknown": (["retry", NOBODY, *WHY, *CHANGE], ExitCode.USAGE, ["there is no such record", NOBODY]),
+    "retry: one of two is wrong": (
+        ["retry", "{quarantined}", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"],
+    ),
+    "retry: another version": (
+        ["retry", "{quarantined}", "--version", "7", *WHY, *CHANGE],
         ExitCode.REFUSED, ["at version 2", "expected version 7"],
     ),
-    "release: one version for two": (
-        ["release", "{quarantined}", "{discarded}", "--version", "2", *WHY, *CHANGE], ExitCode.USAGE, ["one WAL_ID"],
+    "retry: one version for two": (
+        ["retry", "{quarantined}", "{discarded}", "--version", "2", *WHY, *CHANGE], ExitCode.USAGE, ["one WAL_ID"],
     ),
-    "release: version 0": (
-        ["release", "{quarantined}", "--version", "0", *WHY, *CHANGE], ExitCode.USAGE, ["--version"],
+    "retry: version 0": (
+        ["retry", "{quarantined}", "--version", "0", *WHY, *CHANGE], ExitCode.USAGE, ["--version"],
     ),
-    "release: no change": (["release", "{quarantined}", *WHY], ExitCode.USAGE, ["change reference"]),
-    "release: no reason": (["release", "{quarantined}", *CHANGE], ExitCode.USAGE, ["--reason"]),
-    "release: empty reason": (["release", "{quarantined}", "--reason", " ", *CHANGE], ExitCode.USAGE, ["reason"]),
-    "release: no unit": (["release", *WHY, *CHANGE], ExitCode.USAGE, ["WAL_ID"]),
+    "retry: no change": (["retry", "{quarantined}", *WHY], ExitCode.USAGE, ["change reference"]),
+    "retry: no reason": (["retry", "{quarantined}", *CHANGE], ExitCode.USAGE, ["--reason"]),
+    "retry: empty reason": (["retry", "{quarantined}", "--reason", " ", *CHANGE], ExitCode.USAGE, ["reason"]),
+    "retry: no unit": (["retry", *WHY, *CHANGE], ExitCode.USAGE, ["WAL_ID"]),
     "discard: pending": (
         ["discard", "{pending}", *WHY], ExitCode.REFUSED, ["pending > quarantined", "kfm quarantine list"],
     ),
@@ -180,7 +196,7 @@ def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
 ) -> None:
     wal_id = units["quarantined"].wal_id
     # The dry run needs no reason, says the same, and has left the unit as it was.
-    for options, last in ((["--dry-run"], "dry run: nothing is released\n"), ([*WHY, *CHANGE], "")):
+    for options, last in ((["--dry-run"], "dry run: no unit is retried\n"), ([*WHY, *CHANGE], "")):
         answer = call("release", wal_id, wal_id, "--json", *options)
         assert answer.err.endswith(last)
         assert bool(answer.err) == bool(last)
@@ -195,6 +211,35 @@ def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
     [row] = call("governance", "log", "--action", "release", "--json").rows
     assert (row["wal_id"], row["change_ref"]) == (wal_id, "CHG-9")
     assert row["change"] == "quarantined > pending (version 3)"
+
+
+@pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
+def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_no_discarded_unit(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {units[state].wal_id: state for state in ("failed", "quarantined")}
+    before = every_row(deployment.database)
+    for options, chosen in (
+        ([], both),
+        (["--status", "failed"], {units["failed"].wal_id: "failed"}),
+        (["--status", "quarantined"], {units["quarantined"].wal_id: "quarantined"}),
+    ):
+        dry = call("retry", "--dataset", "nexrad-l2", *options, "--dry-run", "--json")
+        assert {row["wal_id"]: row["from"] for row in dry.rows} == chosen
+    assert every_row(deployment.database) == before
+    monkeypatch.setenv("KFM_ENV", "prod")
+    answer = call("retry", "--dataset", "nexrad-l2", *WHY, *CHANGE, "--confirm", "--json")
+    retried, proposed = answer.rows
+    assert (answer.code, retried["from"], proposed["units"]) == (ExitCode.WAITS_FOR_APPROVAL, "failed", 1)
+    approved = call("governance", "approve", str(proposed["proposal_id"]), *WHY, *CHANGE, "--actor", "bob")
+    assert approved.code == ExitCode.DONE
+    with opened_pipeline() as pipeline:
+        ReplayEngine(pipeline=pipeline).advance_all(say=print)
+    records = {state: own_tx(deployment.ledger).get(units[state].wal_id) for state in (*both.values(), "discarded")}
+    assert {state: record.status for state, record in records.items() if record} == {
+        "failed": Status.PENDING, "quarantined": Status.PENDING, "discarded": Status.QUARANTINED,
+    }  # fmt: skip
+    assert call("retry", "--dataset", "nexrad-l2", *WHY, *CHANGE, "--json").rows == []
 
 
 @pytest.mark.clause("WSM-21")

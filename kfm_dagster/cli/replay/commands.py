@@ -67,7 +67,7 @@ MOST_UNITS = 10_000
 @click.group()
 @global_options
 def replay() -> None:
-    """Repeat units, always through the ledger: select, dry-run, run, and watch.
+    """Ingest known units again: select, dry-run, run, watch.
 
     Example: kfm replay status
     """

@@ -2,7 +2,7 @@
 
 Run-state and intents are kept under the root run's id; only Dagster knows re-executions.
 Belongs here: run ids, roots and re-executions, and the queries. Does not belong here: Dagster's answers
-(`defs/reexecutions.py`), the meaning of the records (`run_report.py`), or their display (`cli/explain.py`,
+(`defs/reexecutions.py`), the meaning of the records (`run_report.py`), or their display (`cli/runs.py`,
 `defs/display.py`).
 """
 

@@ -1,7 +1,7 @@
 """The report of a run: each node's work in words, and the reason of each skip (pure).
 
 Belongs here: joining the records of run-state and intents into a report, for command, JSON and Dagster metadata.
-Does not belong here: reading the records (`explanation.py`), or showing the report (`cli/explain.py`,
+Does not belong here: reading the records (`explanation.py`), or showing the report (`cli/runs.py`,
 `defs/display.py`).
 """
 

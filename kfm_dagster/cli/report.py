@@ -1,4 +1,4 @@
-"""`kfm validate`: the results of the stages under the pipeline card. Only reads."""
+"""`kfm report`, also `kfm validate`: the results of the stages under the pipeline card. Only reads."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "re
 @click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="So many days back.")
 @click.option("--html", type=NewFile(), help="Write the report as a page, too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def validate(*, days: int, html: Path | None, as_json: bool) -> int:
-    """Show units, stage states, gate pass rates, stops, retries, dimensional closure and KPIs of the last days.
+def report(*, days: int, html: Path | None, as_json: bool) -> int:
+    """Report stages, gates, stops, retries and KPIs by day.
 
-    KPIs are shown over all of them, and day by day.
+    Over the last days: units, stage states, gate pass rates, stops, retries, dimensional closure, KPIs.
 
     Exit code 4 when a stop was triggered, a gate stopped a batch or a quantity does not close, else 0.
 
-    Example: kfm validate --days 1 --html validate.html
+    Example: kfm report --days 1 --html report.html
     """
     with opened_pipeline(read_only=True) as pipeline:
-        report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
+        summary = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
     if html is not None:
         # Imported here: a terminal needs no templates.
         from kfm_dagster.console.pages import REPORT_OPENING, validation_page  # noqa: PLC0415
 
-        write_document(html, validation_page(report), opening=REPORT_OPENING, option="--html")
+        write_document(html, validation_page(summary), opening=REPORT_OPENING, option="--html")
     if as_json:
-        click.echo(json.dumps(report))
+        click.echo(json.dumps(summary))
     else:
-        for table in report_tables(report):
+        for table in report_tables(summary):
             columns = [name for name in table.columns if table.title != BY_DAY or name in SHOWN_BY_DAY]
             rows = [dict(zip(table.columns, map(figure, row), strict=True)) for row in table.rows]
             show_section(table.title, rows, columns)
     # G1, G6 and G8 have no stop of their own, but the card may make them stop a batch.
-    stopped = any(OnFailure.STOP in gate["outcomes"] for gate in report["gates"].values())
-    fine = not (stopped or report["stops_triggered"]) and report["dimensional_closure"]["ok"]
+    stopped = any(OnFailure.STOP in gate["outcomes"] for gate in summary["gates"].values())
+    fine = not (stopped or summary["stops_triggered"]) and summary["dimensional_closure"]["ok"]
     return ExitCode.DONE if fine else ExitCode.FINISHED_WITH_FAILURES

@@ -1,4 +1,4 @@
-"""`kfm wal`: read the ledger."""
+"""`kfm units`, also `kfm wal`: units of the ledger, and the messages without a unit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from kfm_dagster.cli.completion import REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset, rows_as_json
+from kfm_dagster.cli.main import Lazy, LazyGroup
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_rows, show_section
 from kfm_dagster.ledger.queries import LedgerQueries
@@ -28,7 +29,7 @@ SECTIONS = {
     "governance": ("at", "actor", "action", "change", "change_ref", "reason"),
     "history": HISTORY_COLUMNS,
 }
-"""The sections of `kfm wal show` besides the record, with the columns of their tables."""
+"""The sections of `kfm units show` besides the record, with the columns of their tables."""
 
 
 def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Page:
@@ -36,30 +37,43 @@ def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Pag
         return Page(rows=LedgerQueries(parts.database).find(limit=limit, tx=tx, **dict(wanted)))
 
 
-@click.group()
-def wal() -> None:
-    """Read the ledger (the NODD WAL).
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "list": Lazy(f"{__name__}:list_records"),
+        "show": Lazy(f"{__name__}:show"),
+        "history": Lazy(f"{__name__}:history"),
+        "cases": Lazy("kfm_dagster.cli.quarantine:list_cases"),
+        "evidence": Lazy("kfm_dagster.cli.quarantine:show"),
+        "quarantine": Lazy("kfm_dagster.cli.quarantine:add"),
+        "discard": Lazy("kfm_dagster.cli.quarantine:discard"),
+        "ignored": Lazy(f"{__name__}:ignored"),
+        "rejected": Lazy(f"{__name__}:rejected"),
+    },
+)
+def units() -> None:
+    """List units of the ledger, show their history, and quarantine units.
 
-    Example: kfm wal list --status quarantined
+    Example: kfm units list --status quarantined
     """
 
 
-@wal.command("list")
+@click.command("list")
 @lists(replace(UNITS, query=_records))
 def list_records() -> None:
     """List records, the newest event first.
 
-    Example: kfm wal list --dataset goes-abi --status failed --json
+    Example: kfm units list --dataset goes-abi --status failed --json
     """
 
 
-@wal.command()
+@click.command()
 @click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def show(*, wal_id: str, as_json: bool) -> None:
     """Show a unit: record, issues, versions of its object, lease, cases, decisions, changes.
 
-    Example: kfm wal show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
+    Example: kfm units show 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     from kfm_dagster.exports.explanations.unit_history import unit_history  # noqa: PLC0415, which imports the stages
 
@@ -78,13 +92,13 @@ def show(*, wal_id: str, as_json: bool) -> None:
         show_section(title, history[title], columns)
 
 
-@wal.command()
+@click.command()
 @click.argument("wal_id", type=UNIT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def history(*, wal_id: str, as_json: bool) -> None:
     """Show every transition of a record, oldest first.
 
-    Example: kfm wal history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
+    Example: kfm units history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline, pipeline.database.snapshot() as tx:
         rows = pipeline.ledger.history(UNIT.whole(tx, wal_id), tx=tx)
@@ -93,7 +107,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
     show_rows(rows, HISTORY_COLUMNS, as_json=as_json)
 
 
-@wal.command()
+@click.command()
 @filter_options(IGNORED)
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
 @limit_option
@@ -101,7 +115,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -> None:
     """Count and list ignored records of messages, with the reason, the newest message first.
 
-    Example: kfm wal ignored --dataset hrrr --reason sidecar --json
+    Example: kfm units ignored --dataset hrrr --reason sidecar --json
     """
     require_dataset(wanted.dataset)
     with opened_pipeline(read_only=True) as pipeline:
@@ -115,7 +129,7 @@ def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -
         show_section("newest", records, IGNORED.columns)
 
 
-@wal.command()
+@click.command()
 @filter_options(REJECTIONS)
 @click.option("--body", is_flag=True, help="Print the one message that is named, as it came.")
 @limit_option
@@ -123,7 +137,7 @@ def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -
 def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) -> None:
     """List rejected messages and records, with the reason, the newest first.
 
-    Example: kfm wal rejected --reason malformed_json --json
+    Example: kfm units rejected --reason malformed_json --json
     """
     if body and wanted.message is None:
         raise click.UsageError("--body prints one message: name it with --message ID")

@@ -1,4 +1,4 @@
-"""`kfm explain`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
+"""`kfm runs show`, also `kfm explain`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,19 @@ SKIPPED = (*OVERVIEW, "why")
 """Columns where a step was skipped: only skips have a reason."""
 
 
-@click.command()
+@click.group()
+def runs() -> None:
+    """Explain what the steps of a run did, and why.
+
+    Example: kfm runs show latest
+    """
+
+
+@runs.command()
 @click.argument("run", type=RUN, metavar="RUN")
 @click.option("--full", is_flag=True, help="With the inputs, hashes, times and measurements of each node.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def explain(*, run: str, full: bool, as_json: bool) -> None:
+def show(*, run: str, full: bool, as_json: bool) -> None:
     """Explain a run: what each step did, or why it was skipped.
 
     Gates that did not pass come first.
@@ -38,7 +46,7 @@ def explain(*, run: str, full: bool, as_json: bool) -> None:
     ingest. A wal_id selects the run that changed the unit last, an Item's id the run that wrote the Item.
     Re-executions are looked up in DAGSTER_HOME (default: KFM_HOME/dagster).
 
-    Example: kfm explain latest
+    Example: kfm runs show latest
     """
     settings = Settings.load()
     with opened_database(settings) as database:
