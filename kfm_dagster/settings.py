@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PREFIX = "KFM_"
 MISSPELT = 0.8
-"""Least likeness (difflib's ratio) of a name to a setting that it may misspell: one letter in ten."""
+"""Least likeness (difflib's ratio) of a name to a setting that it may misspell: one letter in five differs."""
 
 _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -75,7 +75,7 @@ class FeedKind(StrEnum):
     WHOLE = "whole"
     """Every object that its provider announces: an hour without objects is a gap."""
     SAMPLE = "sample"
-    """A part of these objects: the due number is unknown, so gate G6 does not apply."""
+    """A part of these objects. The expected number is unknown, so gate G6 does not apply."""
 
 
 class Settings(BaseSettings):
@@ -84,27 +84,26 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
     env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
-    home: Path = Field(Path(".kfm"), description="Data root; everything below has its default inside.")
+    home: Path = Field(Path(".kfm"), description="Data root: default parent of the paths below.")
     # A DSN may hold a password, and a repr ends up in logs and tracebacks.
-    wal_dsn: str = Field(
-        "", repr=False, description="Database of the four records; default sqlite:///$KFM_HOME/kfm.db."
-    )
+    wal_dsn: str = Field("", repr=False, description="Ledger database; default sqlite:///$KFM_HOME/kfm.db.")
     dagster_dsn: str = Field(
         "",
         repr=False,
-        description="PostgreSQL database of Dagster's own storage, postgresql+psycopg2://...; it may be KFM_WAL_DSN's. "
+        description="PostgreSQL database of Dagster's own storage, postgresql+psycopg2://...; may be the same database "
+        "as KFM_WAL_DSN. "
         "`kfm init` writes a dagster.yaml that names this variable. Default: SQLite files below DAGSTER_HOME.",
     )
     retention_dsn: str = Field(
         "",
         repr=False,
-        description="KFM_WAL_DSN's database under the role of retention (kfm init --retention-role). Default: the role "
-        "of KFM_WAL_DSN.",
+        description="DSN by which retention connects to the database of KFM_WAL_DSN, with its own role (kfm init "
+        "--retention-role). Default: KFM_WAL_DSN.",
     )
     backup_url: str = Field(
         "",
-        description="Where dumps of the databases are put, folder or s3://bucket/prefix: kfm doctor looks how old the "
-        "newest one is (docs/backup.md). Default: it does not.",
+        description="Where dumps of the databases are put, folder or s3://bucket/prefix. kfm doctor checks the age of "
+        "the newest dump (docs/backup.md). Default: the age is not checked.",
     )
     storage_url: str = Field("", description="Landing zone and artifacts, folder or s3://; default $KFM_HOME/storage.")
     catalog_url: str = Field("", description="STAC catalog, folder or s3://; default $KFM_HOME/catalog.")
@@ -117,7 +116,7 @@ class Settings(BaseSettings):
     contact: str = Field(
         "",
         pattern=r"^(mailto:[^\s@]+@[^\s@]+|https?://\S+)?$",
-        description="Whom readers of the catalog may ask, mailto:ADDRESS or https://PAGE; DCAT names it. Default: each "
+        description="Contact for readers of the catalog, mailto:ADDRESS or https://PAGE; DCAT names it. Default: each "
         "dataset's producer.",
     )
     dagster_url: str = Field(
@@ -154,18 +153,19 @@ class Settings(BaseSettings):
     )
     compute_logs_url: str = Field(
         "",
-        description="What Dagster's steps print, s3://bucket/prefix, which `kfm init` writes into dagster.yaml; "
-        "default: files below DAGSTER_HOME.",
+        description="Where the output of Dagster's steps is stored, s3://bucket/prefix; `kfm init` writes it into "
+        "dagster.yaml. Default: files below DAGSTER_HOME.",
     )
     celery_broker: SecretStr | None = Field(
         None,
-        description="Redis of Celery, redis://HOST:6379/0 (extra `celery`): the workers there do the steps of runs "
-        "(docs/deploy.md). Default: each run does its own.",
+        description="Redis of Celery, redis://HOST:6379/0 (extra `celery`); Celery's workers then execute the steps of "
+        "runs (docs/deploy.md). Default: each run executes its own steps.",
     )
     first_day: date | None = Field(
         None,
-        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database; default: 1,000 days back. It is "
-        "stored then, and only a backfill of earlier days changes it. Not before every contract's storage.first_day.",
+        description="First day (UTC, YYYY-MM-DD) of the partitions of a new database, never earlier than the earliest "
+        "storage.first_day of the contracts. The database stores it, and only a backfill of earlier days changes it. "
+        "Default: 1,000 days back.",
     )
     contracts_dir: Path | None = Field(None, description="Folder with further dataset contracts (YAML).")
     configs_dir: Path | None = Field(
@@ -178,21 +178,21 @@ class Settings(BaseSettings):
     )
     anonymous: bool = Field(False, description="Read buckets without credentials (NODD buckets are public).")  # noqa: FBT003
     sqs_primary_queue: str = Field("kfm-nodd-primary", description="Name of the queue that the sensor receives from.")
-    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of its dead-letter queue.")
+    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of the dead-letter queue of that queue.")
     sns_verify: SnsVerify | None = Field(
         None,
-        description="require: only messages that their SNS topic has signed are taken in. off: others, too, and raw "
-        "delivery, which nobody can verify. Default: require in prod and wherever the queue is AWS's; off beside an "
-        "AWS_ENDPOINT_URL outside AWS.",
+        description="require: only messages signed by their SNS topic are received. off: also other messages, and raw "
+        "delivery, which has no signature. Default: off with an AWS_ENDPOINT_URL outside AWS, except in prod; else "
+        "require.",
     )
     sns_trusted_url: str = Field(
         "",
-        description="URL below which signing certificates may be besides AWS's own hosts (the embedded cloud); goes "
-        "with KFM_SNS_TRUSTED_CA.",
+        description="Additional URL prefix of signing certificates, as of the embedded cloud; AWS's hosts are always "
+        "allowed. Needs KFM_SNS_TRUSTED_CA.",
     )
     sns_trusted_ca: Path | None = Field(
         None,
-        description="PEM file of the authority that vouches for certificates below KFM_SNS_TRUSTED_URL, and no others.",
+        description="PEM file of the authority for certificates below KFM_SNS_TRUSTED_URL, and only for these.",
     )
     sensor_interval_seconds: PositiveInt = Field(5, description="Pause between two ticks of the sensors.")
     tick_budget_seconds: PositiveInt = Field(
@@ -204,8 +204,8 @@ class Settings(BaseSettings):
     max_bytes_per_tick: int = Field(
         16 * 1024 * 1024,
         ge=1024 * 1024,
-        description="The sensor stops receiving once the messages of a tick have so many bytes; SQS carries 1 MiB a "
-        "message.",
+        description="The sensor stops receiving once the messages of a tick have so many bytes; an SQS message has at "
+        "most 1 MiB.",
     )
     receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
     max_units_per_run: int = Field(
@@ -213,8 +213,8 @@ class Settings(BaseSettings):
     )
     feed: FeedKind = Field(
         FeedKind.WHOLE,
-        description="whole or sample: whether the queue brings all that each provider announces, so that gate G6 holds "
-        "a day against what its contract expects.",
+        description="whole or sample: whether the queue delivers all objects of a dataset or a part of them. Only for "
+        "whole feeds, gate G6 compares a day with the number of objects that the contract expects.",
     )
     scheduled_listings: bool = Field(
         default=True, description="Whether buckets are listed as contracts say (storage.scheduled_listing)."
@@ -227,11 +227,11 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="Share of in-flight units and of run slots that bulk work (backfills, replays) can never take; "
-        "1 lets no bulk work in.",
+        "at 1, no bulk work is admitted.",
     )
     read_concurrency: PositiveInt = Field(
         128,
-        description="Objects that one run reads at the same time from a bucket; from a folder, as many as processors.",
+        description="Objects that one run reads at the same time from a bucket; from a folder, it reads one by one.",
     )
     lease_seconds: PositiveInt = Field(
         960, description="An in_progress record older than this is recovered (visibility timeout 900 s + 60 s margin)."
@@ -242,8 +242,8 @@ class Settings(BaseSettings):
     run_state: str = Field(
         "",
         repr=False,
-        description="The one run-state store: empty for the database, a folder or s3://bucket/prefix for objects "
-        "(lakeFS: lakefs://repository/branch), delta+ before either of the first two for a Delta table.",
+        description="The run-state store. Empty: the database. A folder or s3://bucket/prefix: objects there (lakeFS: "
+        "lakefs://repository/branch). delta+FOLDER or delta+s3://bucket/prefix: a Delta table.",
     )
     lakefs_branch: str = Field(
         "",
@@ -256,13 +256,13 @@ class Settings(BaseSettings):
     energy_grid: str = Field(
         "",
         description="Measure energy and CO2e of each step with codecarbon (extra `energy`): the grid's country, ISO "
-        "3166-1 alpha-3, or USA/state. Else they follow from its CPU seconds and the two assumptions below.",
+        "3166-1 alpha-3, or USA/state. Default: estimates from the step's CPU seconds and the next two settings.",
     )
     watts_per_core: float = Field(
-        WATTS_PER_CORE, ge=0, allow_inf_nan=False, description="Power of a busy core, where no meter measures it."
+        WATTS_PER_CORE, ge=0, allow_inf_nan=False, description="Power of a busy core, where it is not measured."
     )
     grid_gco2e_per_kwh: float = Field(
-        GCO2E_PER_KWH, ge=0, allow_inf_nan=False, description="Grams of CO2e per kWh of the grid, in the same case."
+        GCO2E_PER_KWH, ge=0, allow_inf_nan=False, description="Grams of CO2e per kWh, where KFM_ENERGY_GRID is unset."
     )
     worker_usd_per_hour: float | None = Field(
         None,
@@ -272,8 +272,8 @@ class Settings(BaseSettings):
     )
     sensitive_areas: Path | None = Field(
         None,
-        description="GeoJSON FeatureCollection of areas: whatever footprint meets one is generalised as its feature "
-        "says, in every dataset (docs/governance.md).",
+        description="GeoJSON FeatureCollection of areas, for every dataset: a footprint that meets an area is "
+        "generalised by the area's rule (docs/governance.md).",
     )
     masking_salt: SecretStr | None = Field(
         None, description="Secret of maskings by displacement (donut), 16 bytes or more; never to be changed."
@@ -281,19 +281,19 @@ class Settings(BaseSettings):
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     signing_key: Path | None = Field(
         None,
-        description="OpenPGP secret key that signs release bundles, armoured or binary; default: one made on first use "
-        "in $KFM_HOME/keys.",
+        description="OpenPGP secret key that signs release bundles, armoured or binary; default: a key in "
+        "$KFM_HOME/keys, created on first use.",
     )
     signing_passphrase: SecretStr | None = Field(None, description="Passphrase of that key, if it has one.")
     alert_urls: SecretStr | None = Field(
         None,
-        description="Where alerts go: URLs of apprise (appriseit.com/services), separated by blanks. CHANNEL=URL is of "
-        "one channel of alerts.yaml, a URL alone of all.",
+        description="URLs of apprise (appriseit.com/services) to which alerts are sent, separated by blanks. "
+        "CHANNEL=URL serves one channel of alerts.yaml, a bare URL serves all.",
     )
     webhook_tokens: SecretStr | None = Field(
         None,
-        description="Bearer tokens of announcements by webhook: NAME=TOKEN, separated by blanks, by the names of "
-        "announcements.yaml.",
+        description="Bearer tokens of announcements by webhook: NAME=TOKEN, separated by blanks; the names are those "
+        "of announcements.yaml.",
     )
     console_tokens: SecretStr | None = Field(
         None,
@@ -464,16 +464,16 @@ class Settings(BaseSettings):
 
     @property
     def read_threads(self) -> int:
-        """Threads that read objects: in a folder no read waits, and more threads contend for the interpreter."""
+        """Threads that read objects; 1 for a folder, where reads do not wait and threads would only contend."""
         return self.read_concurrency if self.object_root is None else 1
 
     @property
     def max_bulk_in_flight_units(self) -> int:
-        """Bulk units that may be on their way before a backfill lists its next day."""
+        """Bulk units that may be in flight before a backfill lists its next day."""
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:
-        """Return the limit of active bulk runs, for `run_slots` runs in progress (None: any number)."""
+        """Return the limit of active bulk runs, given Dagster's limit of runs (None: no limit)."""
         by_units = self._bulk_part(self.max_in_flight_units / self.max_units_per_run)
         return by_units if run_slots is None else min(by_units, self._bulk_part(run_slots))
 

@@ -36,10 +36,10 @@ PATH_JOB = "path_arrival"
 GAP_JOB = "feed_gaps"
 EVIDENCE_JOB = "nodd_evidence"
 LISTED_DAILY = "40 6 * * *"
-"""Off the full hour, and late enough for GFS, too, whose last hours of the day before take six hours to settle."""
+"""Not on the full hour, when most jobs start. Late enough for GFS: the last files of a day settle within six hours."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
-"""Runs started by a person or a backfill of the UI list a day: bulk work. The sensors set the lane of each run."""
+"""Manual runs and backfills in the UI list a day, so they are bulk work. The sensors set the lane of their runs."""
 
 
 def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
@@ -49,15 +49,15 @@ def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefini
         INGEST_JOB,
         selection=dg.AssetSelection.assets(*(key for chain in keys.values() for key in chain)),
         tags=_BY_HAND,
-        description="Every dataset's chain for one day. The sensors ask for it with the datasets that have work.",
+        description="Every dataset's chain for one day. The sensors request it for the datasets that have work.",
     )
     each = [
         dg.define_asset_job(
             f"{INGEST_JOB}_{slug(contract.id)}",
             selection=dg.AssetSelection.assets(*keys[contract.id]),
             tags={**_BY_HAND, **dataset_tags([contract.id])},
-            description=f"Ingest what is missing of {contract.metadata.title} for one day: lists the bucket, works "
-            "what the ledger does not know or has pending, and leaves alone what succeeded.",
+            description=f"Ingest missing objects of {contract.metadata.title} for one day: lists the bucket, processes "
+            "new and pending objects, and skips objects that have succeeded.",
         )
         for contract in registry
     ]
@@ -71,8 +71,8 @@ def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefiniti
         PATH_JOB,
         selection=dg.AssetSelection.assets(*keys),
         tags=_BY_HAND,
-        description="Arrival times and phases of a day's radar beams, of all metadata that ingests have extracted. Run "
-        "again after more of them, it makes the table again; otherwise it reuses the earlier one.",
+        description="Arrival times and phases of a day's radar beams, from all metadata that ingests have extracted. "
+        "With new metadata it rebuilds the table, else it reuses the earlier table.",
     )
     return [job] if keys else []
 
@@ -82,8 +82,8 @@ def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
     return dg.define_asset_job(
         GAP_JOB,
         selection=dg.AssetSelection.checks(check),
-        description="Look now whether something of the followed feeds is missing. The schedule nodd_gaps looks every "
-        "hour by itself and needs no run.",
+        description="Check now whether objects of the followed feeds are missing. The schedule nodd_gaps checks every "
+        "hour and needs no run.",
     )
 
 
@@ -148,9 +148,9 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
 
 RETENTION_JOB = "retention"
 DAILY = "23 3 * * *"
-"""At night over the United States, off the full hour, when most jobs start."""
+"""At night over the United States, and not on the full hour, when most jobs start."""
 ACTOR = "nodd_retention"
-"""The job's actor in the governance log, whoever starts it: the policy decides on removal."""
+"""The job's actor in the governance log, whoever starts the job, because the policy decides on removal."""
 
 
 def retention_job() -> dg.JobDefinition:
@@ -158,8 +158,8 @@ def retention_job() -> dg.JobDefinition:
 
     @dg.op(
         name="remove_what_is_old",
-        description="Removes what is older than its policy in retention.yaml and needed by nothing: runs of Dagster, "
-        "landed messages, outputs of stages, evidence of closed cases. No row of the ledger's database goes.",
+        description="Deletes runs of Dagster, landed messages, outputs of stages and evidence of closed cases that are "
+        "older than retention.yaml keeps them and are not needed. No row of the ledger's database is deleted.",
     )
     @redacted
     def remove_what_is_old(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:
@@ -173,20 +173,20 @@ def retention_job() -> dg.JobDefinition:
     return job_of(
         remove_what_is_old,
         name=RETENTION_JOB,
-        description="Remove what is old by the policy of retention.yaml, as kfm retention run does. kfm retention plan "
-        "shows before what would go.",
+        description="Delete old data by the policy of retention.yaml, as kfm retention run does. kfm retention plan "
+        "shows beforehand what would be deleted.",
     )
 
 
 def retention_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the daily schedule, switched on. It uses the resource itself, as the sensors do."""
+    """Return the daily schedule, switched on. It holds its resource, as the sensors do."""
 
     @dg.schedule(
         name="nodd_retention",
         job_name=RETENTION_JOB,
         cron_schedule=DAILY,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Asks once a day for the job retention, where retention.yaml gives a policy to any kind.",
+        description="Requests the job retention once a day, if retention.yaml has a policy for any kind of data.",
     )
     @one_line
     def nodd_retention(_: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
@@ -216,23 +216,23 @@ REPLAY_JOB = "replay"
 class ReplayConfig(dg.Config):
     """The units to replay: `spec`, or the fields below it. The actor is always DAGSTER_UI."""
 
-    spec: str = Field("", description="A selection spec (YAML), as kfm replay select --save writes it; alone.")
+    spec: str = Field("", description="A selection spec (YAML) of kfm replay select --save; not with the fields below.")
     mode: str = Field("failed-only", description="failed-only, repair-and-replace or backfill.")
     datasets: list[str] = Field(default_factory=list, description="Dataset ids.")
     status: list[str] = Field(default_factory=list, description="failed; for repairs succeeded or quarantined, too.")
     error_codes: list[str] = Field(default_factory=list, description="Only records whose last error is one of these.")
-    event_time_start: str = Field("", description="Written then or later: 2025-12-04T00:00:00Z.")
-    event_time_end: str = Field("", description="Written before: 2025-12-05T00:00:00Z.")
+    event_time_start: str = Field("", description="Only objects written at or after 2025-12-04T00:00:00Z.")
+    event_time_end: str = Field("", description="Only objects written before 2025-12-05T00:00:00Z.")
     wal_ids: list[str] = Field(default_factory=list, description="Exactly these units.")
-    max_records: int = Field(0, description="The first so many, by event time; 0: all that match.")
-    batch_size: int = Field(0, description="Units let in at a time; 0: the environment's.")
+    max_records: int = Field(0, description="Maximum number of records, the earliest first; 0: all that match.")
+    batch_size: int = Field(0, description="Units of a batch; 0: the environment's default.")
     allow_repair_and_replace: bool = Field(default=False, description="Needed for that mode, with a change reference.")
-    must_match: bool = Field(default=False, description="Repeat successes: a result that differs stops the replay.")
+    must_match: bool = Field(default=False, description="Repeat successes; a different result stops the replay.")
     allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
     replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")
-    reason: str = Field("", description="Why, for readers of the governance log; needed to run.")
-    change_ref: str = Field("", description="Change or incident under which it was approved.")
-    dry_run: bool = Field(default=True, description="true: only say what would be done. false: do it.")
+    reason: str = Field("", description="Reason, recorded in the governance log; required unless it is a dry run.")
+    change_ref: str = Field("", description="Change or incident under which the replay was approved.")
+    dry_run: bool = Field(default=True, description="true: only report the plan. false: replay the units.")
 
 
 def replay_job() -> dg.JobDefinition:
@@ -240,8 +240,8 @@ def replay_job() -> dg.JobDefinition:
 
     @dg.op(
         name="start_replay",
-        description="Counts the selection, refuses what a guard refuses, and unless it is a dry run starts the "
-        "replay, which the sensor nodd_ledger carries out batch by batch.",
+        description="Counts the selection and fails if a guard refuses it. Unless it is a dry run, it starts the "
+        "replay, and the sensor nodd_ledger continues it batch by batch.",
     )
     @redacted
     def start_replay(
@@ -258,9 +258,9 @@ def replay_job() -> dg.JobDefinition:
     return job_of(
         start_replay,
         name=REPLAY_JOB,
-        description="Have units done again, always through the ledger: the launchpad's form of kfm replay. A dry run "
-        "unless dry_run is false; kfm replay status shows how it goes on. It acts as dagster-ui: failed units and days "
-        "are let in at once, units that succeeded or are quarantined once a person approves the proposal.",
+        description="Repeat units through the ledger, as kfm replay does. It is a dry run unless dry_run is false; kfm "
+        "replay status shows the progress. The actor is dagster-ui: failed units and days are requeued at once, "
+        "succeeded and quarantined units only after a person approves the proposal.",
     )
 
 

@@ -39,8 +39,8 @@ def ticking_every(seconds: int) -> int:
     """Return the minimum interval, in seconds, of a sensor that is to tick every `seconds`.
 
     Every five seconds (MIN_INTERVAL_LOOP_TIME of dagster._daemon.sensor), the daemon evaluates the sensors whose last
-    tick began at least an interval ago. It is a few milliseconds early as often as late, which would stretch every
-    other interval of five seconds to ten; so the interval ends a second before the intended evaluation.
+    tick began at least an interval ago. Its loop jitters by milliseconds, and with an exact interval every early tick
+    would be skipped. So the interval is a second shorter.
     """
     return max(1, seconds - 1)
 
@@ -53,12 +53,10 @@ def ingest_sensors(
     wal: WalResource,
     jobs: "Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition]",
 ) -> list[dg.SensorDefinition]:
-    """Return the sensors, switched on. They request runs of `days`, and report units of others.
+    """Return the sensors, switched on. They request runs of `days`, and report units of other days.
 
-    `jobs` are the jobs that `nodd_ledger` requests: ingest, and evidence.
-
-    They use the resources themselves: Dagster would create resources anew for every tick, which costs more than an
-    idle tick.
+    `jobs` are the jobs that `nodd_ledger` requests: ingest, and evidence. The sensors hold their resources, because
+    Dagster would create resources anew for every tick, which costs more than an idle tick.
     """
 
     @dg.sensor(
@@ -91,14 +89,15 @@ def ingest_sensors(
         jobs=jobs,
         minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Gives back the units of dead runs and of expired leases, lets due retries in, delivers "
-        "lineage to the configured backend, enters what failed listings had found, asks for evidence of "
-        "quarantined units, and for runs over what is pending and no active run will take, live work first.",
+        description="Housekeeping: releases the units of dead runs and expired leases, starts due retries, delivers "
+        "lineage to the configured backend, and records the stored listings of failed runs. Requests the job that "
+        "collects evidence of quarantined units. Requests runs, live work first, for pending units that no active run "
+        "will claim.",
     )
     @one_line
     def nodd_ledger(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         opened, state, ledger = pipeline.get(), pipeline.state(), wal.get()
-        # Before evidence, lineage and Items are written; units keep their attempts while no run could store results.
+        # Checked first, so that an unwritable store costs no unit an attempt.
         state.ensure_ready(opened.settings, opened.database)
         info, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
         dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
@@ -109,7 +108,7 @@ def ingest_sensors(
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-            # Units that appeared since the last tick may be the other sensor's, which has yet to request their run.
+            # The other sensor may still request runs for units that have appeared since the last tick.
             seen_before = set(json.loads(context.cursor or "[]"))
             context.update_cursor(json.dumps(sorted({_seen(entry) for entry in pending})))
             return [e for e in pending if _seen(e) in seen_before and not cooling(e.partition, e.lane)]
@@ -150,7 +149,7 @@ def _plan(
             requested.record(context.sensor_name, (), at=pipeline.clock())
             return []
         others = requested.by_others(context.sensor_name, at=pipeline.clock())
-        # Read before the pending units: units that a run takes in between must not count as waiting for it.
+        # Read first, else a unit that a run claims in between counts as pending, too.
         runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(others)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
         waiting, unknown = of_known_days(on, days.has_partition_key)
@@ -213,7 +212,7 @@ def _why_nothing_is_asked_for(
 
 
 INTERVALS = 3
-"""Ticks of the other sensors per tick: a listed day takes longer, alerts have windows of minutes, little is due."""
+"""This sensor ticks once per 3 ticks of the others: listing a day takes longer, and alerts have windows of minutes."""
 NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 
@@ -224,7 +223,7 @@ Due = tuple[Sequence[dg.RunRequest], str]
 def due_sensor(
     *, interval_seconds: int, days: dg.PartitionsDefinition, pipeline: PipelineResource, jobs: Sequence[Any]
 ) -> dg.SensorDefinition:
-    """Return the sensor of work due by the clock and not by a message, switched on.
+    """Return the sensor of work that is due by the clock, not by a message; it is switched on.
 
     It requests `jobs`: ingest and any job of radar beams.
     """
@@ -234,11 +233,11 @@ def due_sensor(
         jobs=jobs,
         minimum_interval_seconds=ticking_every(INTERVALS * interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Begins the listings that are due by a contract's schedule, and asks for those of running "
-        "backfills (kfm backfill), day by day, while fewer bulk units are in flight than KFM_LIVE_SHARE leaves to "
-        "them. Asks for the arrival times and phases of a day's radar beams once all units of the day have ended, and "
-        "again after more of them, every ten minutes at most. Evaluates the rules of alerts.yaml, and sends each alert "
-        "to the channels of KFM_ALERT_URLS once within its window of suppression.",
+        description="Requests the listings that are due by a contract's schedule, and the next days of running "
+        "backfills (kfm backfill) while fewer bulk units are in flight than KFM_LIVE_SHARE allows. Requests the "
+        "arrival times and phases of a day's radar beams once all units of the day have ended, and again after more "
+        "units, at most every ten minutes. Evaluates the rules of alerts.yaml, and sends each alert to the channels of "
+        "KFM_ALERT_URLS once within its window of suppression.",
     )
     @one_line
     def nodd_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:

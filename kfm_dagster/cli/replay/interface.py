@@ -209,14 +209,18 @@ _SELECTING = (
     click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
     click.option("--first-day", callback=_day, help="Of this UTC day or later (2025-12-04)."),
     click.option("--last-day", callback=_day, help="Of this UTC day or earlier."),
-    click.option("--event-time-start", callback=_moment, help="Written then or later (2025-12-04T00:00:00Z)."),
+    click.option(
+        "--event-time-start",
+        callback=_moment,
+        help="Written at this time or later (2025-12-04T00:00:00Z).",
+    ),
     click.option("--event-time-end", callback=_moment, help="Written before."),
     click.option("--created-after", callback=_moment, help="Discovered then or later."),
     click.option("--created-before", callback=_moment, help="Discovered before."),
     click.option("--attempts-max", type=COUNT, help="Tried so often or less."),
     click.option("--wal-id", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
     click.option("--limit", type=POSITIVE, help="The first so many, by event time."),
-    click.option("--batch-size", type=POSITIVE, help="Units let in at a time."),
+    click.option("--batch-size", type=POSITIVE, help="Units requeued at a time."),
     click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more."),
     click.option(
         "--records-per-second", type=click.FloatRange(1, LARGEST), help="Slower than the environment's limit."

@@ -123,7 +123,7 @@ class SpecLimits(_Strict):
     """The replay's own limits, besides the environment's limits."""
 
     max_records: int | None = Field(None, ge=1, description="Take the first so many, by event time. Default: all.")
-    batch_size: int | None = Field(None, ge=1, description="Units let in at a time.")
+    batch_size: int | None = Field(None, ge=1, description="Units requeued at a time.")
     max_batches: int | None = Field(None, ge=1, description="Refuse a selection that needs more batches.")
 
 
