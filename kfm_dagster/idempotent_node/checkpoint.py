@@ -1,7 +1,7 @@
 """Checkpoints (`etl_checkpoint`): each node's last applied content, to detect changes.
 
-Belongs here: reading, locking and advancing a checkpoint in the caller's transaction. Does not belong here: when each
-happens (`transaction.py`).
+Belongs here: reading, locking and advancing a checkpoint in the caller's transaction. Does not belong here: the order
+of these calls (`transaction.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def last_applied(node: str, *, tx: Transaction) -> str | None:
 def lock_node(node: str, *, tx: Transaction) -> None:
     """Lock a node's checkpoint until the transaction ends; no other transaction advances it.
 
-    A caller that also locks a resource of all nodes, and may then skip, locks the node first.
+    Lock the node before any lock that all nodes share, if the node may be skipped under that lock.
     """
     tx.lock(f"etl_checkpoint/{node}")
 

@@ -63,7 +63,7 @@ def compute_content_hash(
 
     Raises ValueError for NaN and infinity, which JSON lacks.
     """
-    # Entries of equal URI are sorted by their text, not by their order of arrival.
+    # Entries with the same URI are sorted by their text, because their order must not matter.
     norm_inputs = sorted(map(dict, inputs), key=lambda entry: (entry["uri"], json.dumps(entry, sort_keys=True)))
     code = CodeFingerprint(code_sha=code_sha, lockfile_hash=lockfile_hash, image_digest=image_digest).canonical()
     blob = json.dumps({"inputs": norm_inputs, "params": dict(params), "code": code}, sort_keys=True, allow_nan=False)
@@ -102,7 +102,7 @@ def _commit(folders: Sequence[Path]) -> str | None:
     """Return the commit of the folders' files; None for changed files, or without a commit."""
     paths = [str(folder) for folder in folders]
     if not _git(folders[0], "ls-files", "--", *paths):
-        return None  # beside a repository, or ignored by the repository around it (a virtual environment)
+        return None  # outside of a repository, or ignored by it (a virtual environment)
     if _git(folders[0], "status", "--porcelain", "--", *paths) != "":
         return None
     return _git(folders[0], "rev-parse", "HEAD")

@@ -4,8 +4,8 @@
 
     result = run_node(nodes, HourlyWindow(...), run_id=run_id, code=code_fingerprint(folder, lockfile))
 
-Belongs here: the protocol, and the order. Does not belong here: additions of a stage of the chain: batches, gates,
-run-state (`stages/run_contract.py`).
+Belongs here: the protocol, and the order. Does not belong here: batches, gates and run-state, which a stage of the
+chain adds (`stages/run_contract.py`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Stored_co = TypeVar("Stored_co", covariant=True)
 class IdempotentNode(Protocol[Made, Stored_co]):
     """A deterministic node. Equal inputs, parameters and code give byte-identical results.
 
-    For `run_node` its stored result is an `Effect`; a stage of the chain computes and stores a batch of envelopes.
+    `apply` returns an `Effect` for `run_node`; in a stage of the chain it returns a batch of envelopes.
     """
 
     @property
     def name(self) -> str:
-        """Key of its checkpoint. A partitioned node names its partition here, behind an `@`."""
+        """Key of the node's checkpoint; a partitioned node's ends with `@` and the partition."""
         ...
 
     @property
     def kind(self) -> str:
-        """Kind of the node, the same in every partition: two kinds never share content."""
+        """Kind of the node, the same in every partition; nodes of two kinds never share content."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class ReadsBack(Protocol):
 def content_of(
     node: IdempotentNode[Any, Any], *, code: CodeFingerprint, run_id: str, force: str | None = None
 ) -> Content:
-    """Return a node's content; with a reason to `force`, content that was never applied."""
+    """Return a node's content; with a reason to `force`, content that no run has applied."""
     params = node.params()
     return Content(
         node=node.name,

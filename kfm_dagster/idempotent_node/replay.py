@@ -1,9 +1,9 @@
 """Replay of PENDING and FAILED intents, which are revisited until their content is applied.
 
-An intent that crashed before its effect, or failed, runs again from its payload. It is SKIPPED if another process has
-applied its content meanwhile, so that nothing takes effect twice, or if a later content of the same node has overtaken
-it, because an old result must not follow a new result. Does not belong here: replaying ingest units of the ledger, with
-selection, guards and pacing (`kfm_dagster/recovery/`).
+An intent whose worker crashed or failed runs again from its payload. It is SKIPPED in two cases: another process has
+applied its content meanwhile, and nothing may take effect twice; or its node has applied later content, and an old
+result must not replace a new result. Does not belong here: replaying ingest units of the ledger, with selection, guards
+and pacing (`kfm_dagster/recovery/`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _again(
 
 
 def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
-    """Refuse a node whose inputs or parameters differ from the intent's: it would take its hash."""
+    """Refuse a node with other inputs or parameters: its result would be stored under a wrong hash."""
     added = {name: value for name, value in intent.payload["params"].items() if name.startswith(OWN_PARAMETERS)}
     actual = {
         "inputs": sorted(

@@ -1,8 +1,8 @@
 """Steps (`etl_steps`): each intent's end, its volume and its resources (IEN-11).
 
-A row is written with its intent's change of status, by the same caller, so that every end is recorded exactly once.
-Unknown figures are absent: a dead worker's, cost without a price. Unmeasured energy is estimated from the CPU seconds
-by an assumption, which the row names.
+The caller that changes an intent's status also writes the row, so that every end is recorded exactly once. Unknown
+figures are absent: those of a dead worker, and the cost without a price. Energy that is not measured is estimated from
+the CPU seconds by an assumption that the row names.
 Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
 (`telemetry/energy.py`), or a step's lineage (`lineage/steps.py`).
 """
@@ -51,7 +51,7 @@ class StepEnd:
 
 
 class StepMeter:
-    """Measures this process's steps. CPU and energy are the process's, shared by parallel steps."""
+    """Measures this process's steps. Parallel steps each count CPU and energy of the whole process."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StepMeter:
         return cls(energy=energy, usd_per_hour=settings.worker_usd_per_hour, assumption=assumption)
 
     def prepare(self) -> None:
-        """Do the slow first initialisation, outside a transaction that other writers wait for."""
+        """Initialise the meter, which is slow, before a transaction that other writers wait for."""
         if self._energy is not None:
             self._energy.prepare()
 

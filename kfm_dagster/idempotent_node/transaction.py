@@ -3,7 +3,7 @@
     begin:   content_hash = checkpoint or APPLIED before? SKIPPED : intent PENDING          (a transaction of its own)
     upsert:  lock content > gate on APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
-Between the two a node computes, and has its effects outside any transaction; `ReadsBack.verify` reads them back.
+Between these two a node computes, and causes effects outside the database; `ReadsBack.verify` reads the effects back.
 Belongs here: the order. Does not belong here: a node's work (`node.py`), and when unresolved intents are revisited
 (`replay.py`).
 """
@@ -32,14 +32,15 @@ OWN_PARAMETERS = "kfm:"
 """Prefix of the parameters that the pattern adds to a node's."""
 KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
-"""Parameter that makes forced work separate content: it names the run and the reason."""
+"""Parameter that gives forced work a separate content hash; it names the run and the reason."""
 AGAIN = "kfm:again"
-"""Parameter that makes work separate content where an earlier output must not be reused: run and intent before."""
+"""Parameter that gives work a separate content hash if an earlier output must not be reused; it names the run and the
+earlier intent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """A row of `node_output`: a content's result, and when it was its node's newest."""
+    """A row of `node_output`: the result of a content, and when it was the node's newest."""
 
     content_hash: str
     record: Mapping[str, Any]
@@ -65,7 +66,7 @@ class Content:
 
     @property
     def content_hash(self) -> str:
-        """64 hex digits, by the published algorithm over parameters that name kind and step."""
+        """64 hex digits by the published algorithm; kind and step are added to the parameters."""
         return compute_content_hash(
             [entry.canonical() for entry in self.inputs],
             # Two kinds of node over the same inputs are different content.
@@ -137,8 +138,8 @@ class IdempotentNodes:
     def upsert(self, intent: Intent, effect: Callable[[Transaction], Effect], *, tx: Transaction) -> NodeResult:
         """Apply an effect once, with its output, APPLIED and the checkpoint, in the same transaction.
 
-        `effect` gets that transaction, and is not called when the content has been applied meanwhile. Its exceptions
-        propagate; the intent then stays as it was.
+        `effect` gets that transaction, and is not called if the content has been applied meanwhile. Exceptions of
+        `effect` propagate and leave the intent unchanged.
         """
         if (applied := self._applied_or_locked(intent.content_hash, tx)) is not None:
             return self._skip(intent, applied, tx)
@@ -187,7 +188,7 @@ class IdempotentNodes:
     def take_up(self, intent: Intent) -> bool:
         """Restart an abandoned intent; False if it is SKIPPED instead.
 
-        It is skipped if its content has been applied, or its node has applied another content since it was written.
+        It is skipped if its content has been applied, or if its node has applied other content since.
         """
         self.meter.prepare()
         with self.database.transaction() as tx:
@@ -211,14 +212,14 @@ class IdempotentNodes:
             return None if content_hash is None else self.output(content_hash, tx=tx)
 
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
-        """Return a stage's last output of each partition with outputs since then, newest first."""
+        """Return a stage's last output of each partition with outputs since `since`, newest first."""
         with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
-        """Return by partition a stage's last output since then, where stage `later` is behind it.
+        """Return by partition a stage's last output since `since`, if stage `later` has not applied it.
 
-        Partitions are omitted if `later` applied an output at `before` or later: it ran recently.
+        A partition is omitted if `later` ran in it recently, at `before` or after.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:
@@ -233,8 +234,8 @@ class IdempotentNodes:
     def _applied_or_locked(self, content_hash: str, tx: Transaction) -> Intent | None:
         """Return the intent that applied a content, or lock the unapplied content and return None.
 
-        APPLIED is final, so no transaction waits for an applied content: a transaction that skipped it keeps its node
-        locked, and the transaction that has the content locked may need that node.
+        Applied content is not locked, because APPLIED is final and a lock could deadlock: a transaction that skips the
+        content keeps its node locked, and the transaction that has locked the content may need that node.
         """
         if (applied := self.intents.applied(content_hash, tx=tx)) is not None:
             return applied
@@ -242,7 +243,7 @@ class IdempotentNodes:
         return self.intents.applied(content_hash, tx=tx)
 
     def _skip(self, intent: Intent, applied: Intent, tx: Transaction) -> NodeResult:
-        """Resolve an intent of applied content; its output becomes its node's newest again."""
+        """Resolve an intent of applied content; the output becomes the node's newest again."""
         self.intents.resolve(intent, IntentStatus.SKIPPED, end=StepEnd(spent=self.meter.end(intent.wal_id)), tx=tx)
         if last_applied(intent.node, tx=tx) not in {None, intent.content_hash}:
             self._close_previous(intent, tx)
@@ -254,7 +255,7 @@ class IdempotentNodes:
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
-        """Rewrite an intent that was abandoned while its worker lived: its output needs an intent."""
+        """Rewrite an intent that was abandoned although its worker lived, for the output needs it."""
         second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,
@@ -268,9 +269,9 @@ class IdempotentNodes:
     def _close_previous(self, intent: Intent, tx: Transaction) -> datetime:
         """End the validity of the node's last output; return the end, the next output's beginning.
 
-        The node stays locked until the transaction ends. Otherwise two transactions with different contents would both
-        follow the same output, and neither would close the other's. The node is locked after the content and the locks
-        of the effect, so that two transactions cannot wait for each other.
+        The node stays locked until the transaction ends. Otherwise two transactions with different contents could both
+        close the same output and leave two newest outputs. The node is locked after the content and the locks of the
+        effect, so that two transactions cannot wait for each other.
         """
         lock_node(intent.node, tx=tx)
         at = self._clock()
@@ -290,7 +291,7 @@ def noted(what: str) -> Iterator[None]:
 
 
 def again(content: Content, *, run_id: str, applied: Intent) -> Content:
-    """Return the work as separate content, after an intent whose output must not be reused."""
+    """Return the work with a separate content hash, after an intent whose output must not be reused."""
     return replace(content, params={**content.params, AGAIN: {"run_id": run_id, "after": applied.wal_id}})
 
 

@@ -33,7 +33,7 @@ class IntentStatus(StrEnum):
     APPLIED = "APPLIED"
     """Its effect is durable."""
     SKIPPED = "SKIPPED"
-    """The same content took effect before, or no work of it is left."""
+    """The same content took effect before, or the intent has no work left."""
     FAILED = "FAILED"
     """The attempt ended with an error; a replay retries it."""
 
@@ -90,7 +90,7 @@ class Intents:
     ) -> bool:
         """Change an unresolved intent, record its end; False if it was resolved or has the status.
 
-        claimed: the units that an APPLIED intent's node claimed in the ledger, which are known only with its effect.
+        claimed: the units that the node claimed in the ledger, known once the effect has happened.
         """
         at = self._clock()
         resolved = tx.run(
@@ -138,7 +138,7 @@ class Intents:
         return len(failed)
 
     def give_up_overtaken(self) -> int:
-        """Mark failed intents SKIPPED if a later content has overtaken them; return their number."""
+        """Mark failed intents SKIPPED if their node has applied later content; return their number."""
         with self._database.transaction() as tx:
             skipped = tx.run("idempotent_node.skip_overtaken").scalars().all()
             for wal_id in skipped:

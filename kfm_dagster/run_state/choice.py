@@ -1,7 +1,7 @@
 """The store of an environment's run-state: exactly one, chosen by `KFM_RUN_STATE`.
 
-An environment is a database, whatever store its run-state is in. If the store is not the database's own table, the
-table has a single record that names the store. So of two processes with different settings the second is refused.
+Each environment has one database. If its run-state is in another store, the database's own table has a single record
+that names that store, so that of two processes with different settings the second is refused.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def open_run_states(
     place = _place(configured)
     is_claimed = _refuse_two(database, place)
     store = _open(database, place, branch)
-    # A reader of an existing claim writes nothing.
+    # Nothing is written if the claim exists.
     if place != RELATIONAL and not is_claimed:
         with database.transaction() as tx:
             tx.run("run_state.claim", _claim(place, branch=branch, at=clock()).as_json())
-        _refuse_two(database, place)  # two processes may have claimed at the same moment
+        _refuse_two(database, place)  # another process may have claimed at the same moment
     return store
 
 
@@ -49,7 +49,7 @@ def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
     """Open the environment's run-state store for reading. Raises KfmError."""
     table = RelationalRunState(database)
     if settings.run_state and table.get(CLAIM, CLAIM) is None:
-        # No run-state is outside the database yet, and opening that store would claim it.
+        # The configured store has no run-state yet, and opening it would claim it.
         return table
     return open_run_states(
         database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)
@@ -65,7 +65,7 @@ def _open(database: Database, place: str, branch: str) -> RunStateStore:
 
 
 def _place(configured: str) -> str:
-    """Return the store's name: the same from every working folder, with or without a last slash."""
+    """Return the store's name, which depends neither on the working folder nor on a last slash."""
     if not configured:
         return RELATIONAL
     if match := LAKEFS.fullmatch(configured):

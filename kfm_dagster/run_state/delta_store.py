@@ -1,8 +1,8 @@
 """Run-state as a Delta Lake table `{base}/{branch}/_run_state`, keyed (dataset_id, run_id).
 
-Delta enforces no keys: each write is a MERGE on the key; the table's log accepts only the first of two concurrent
-writers, and the second merges again. The table is opened for every call, because a branch revert may reset its log to
-before the version of an open table. Belongs here: that table. Needs the extra `delta`.
+Delta enforces no keys, so each write is a MERGE on the key. The table's log accepts only the first of two concurrent
+writers, and the second merges again. The table is opened for every call, because a revert of the branch may reset the
+log to a version before that of an open table. Belongs here: that table. Needs the extra `delta`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _keep_small(table: DeltaTable) -> None:
         try:
             table.optimize.compact()
         except CommitFailedError:
-            return  # another writer was first; the next compaction follows in a hundred commits
+            return  # another writer was first; the next compaction is due in a hundred commits
 
 
 def _record(row: Mapping[str, Any]) -> RunState:

@@ -1,7 +1,7 @@
 """The run-state record, keyed (dataset_id, run_id), and the hash of a node's inputs.
 
-Each write checks the record's JSON Schema, and is counted (OpenTelemetry API, free until an SDK is configured): the
-number of records comes from the store (`RunStateStore.counts`) and survives every process, the counter shows the rate.
+Each write checks the record by its JSON Schema, and is counted (OpenTelemetry API, without cost until an SDK is
+configured). The counter shows the rate of one process; `RunStateStore.counts` has the number of all records.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def inputs_hash(inputs: Iterable[InputReference], parameters: Mapping[str, Any])
 
         inputs_hash = "sha256:" + SHA-256(canonical JSON of {"inputs": [...], "parameters": {...}})
 
-    Inputs are sorted by URI, keys lexicographically, text is UTF-8, numbers as JSON has them. Equal inputs in any order
-    give equal hashes; any change of a member changes it.
+    Inputs are sorted by URI and keys lexicographically; text is UTF-8, and numbers are as in JSON. The order of inputs
+    does not matter; any change of a member changes the hash.
     """
     encoded = sorted(
         (reference.canonical() for reference in inputs), key=lambda item: (item["uri"], canonical_json(item))
@@ -79,7 +79,7 @@ class Outcome(StrEnum):
     """Outcome of a node in a run."""
 
     SUCCESS = "success"
-    """Every unit that entered passed; the only outcome that lets a later call skip."""
+    """Every input unit passed; the only outcome that lets a later call skip."""
     FAILED = "failed"
     """The node raised, or no unit passed."""
     PARTIAL = "partial"
@@ -129,7 +129,7 @@ class RunState:
         return self.validation_summary.get(ROLLED_BACK_BY)
 
     def taken_back(self, *, by: str, at: datetime) -> RunState:
-        """Return the record of a withdrawn output: it has failed, and no stage may reuse the output."""
+        """Return the record as withdrawn: its outcome is failed, and no stage may reuse the output."""
         summary = {**self.validation_summary, ROLLED_BACK_BY: by}
         return replace(
             self,
@@ -197,7 +197,7 @@ def count_write(outcome: Outcome) -> None:
 
 @cache
 def _counter() -> metrics.Counter:
-    # A single instrument: created before an SDK is configured, it passes to that SDK.
+    # Created once: OpenTelemetry connects it to an SDK that is configured later.
     return metrics.get_meter("kfm_dagster").create_counter(
         COUNTER, unit="{record}", description="Run-state records written, by outcome."
     )

@@ -74,8 +74,8 @@ def by_outcome(found: Mapping[Outcome, int]) -> dict[Outcome, int]:
 def is_kept(standing: RunState | None, record: RunState) -> bool:
     """Return whether the existing record must stay and `record` must not replace it.
 
-    Other work on the same inputs replaces neither a success nor a withdrawn record. A rollback may replace both, other
-    inputs a success, and a skip neither.
+    A rollback may replace any record, and only a rollback replaces a withdrawn record. Work on other inputs may replace
+    a success; work on the same inputs and a skip may not.
     """
     if standing is None or record.rolled_back_by is not None:
         return False

@@ -1,1 +1,1 @@
-"""Stages: the run contract around operators - hash the inputs, skip or compute, commit once."""
+"""Stages: the run contract: hash an operator's inputs, skip or compute, commit once."""

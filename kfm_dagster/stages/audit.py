@@ -1,9 +1,9 @@
 """The stage audit: a line per event of a stage (`AuditKind`), in a hash chain (PCS-15).
 
-The lines form a chain: each has the SHA-256 of itself and of the line before, so that a reader (`verify_chain`)
-detects a changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. A database row has
-a move with the passed gates and checkpoints before it, or a line of a failure. A truncated end shows only against a
-head that was stored elsewhere, e.g. in a signed release.
+The lines form a chain: each line has the SHA-256 of itself and of the line before, so that `verify_chain` detects a
+changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. It detects missing lines at
+the end only by a head that was stored elsewhere, e.g. in a signed release. A database row has the lines of several
+events: passed gates and checkpoints, and then at most one other event, as a move or a failure.
 Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
 
@@ -95,7 +95,7 @@ class AuditLog:
             seq = rows[-1].seq
 
     def since(self, moment: datetime, *, tx: Transaction) -> list[dict[str, Any]]:
-        """Return the lines written since then, in their order."""
+        """Return the lines written since `moment`, in their order."""
         return list(_lines(tx.run("stages.audit_since", since=moment)))
 
     def head(self, *, tx: Transaction) -> tuple[int, str]:
@@ -142,9 +142,9 @@ def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None)
 
 
 def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
-    """Yield the events of each row: of an attempt, all but the last passed gates or checkpoints.
+    """Yield the events of each row: an attempt's passed gates and checkpoints, then at most one other.
 
-    Failures and moves are queried by kind, so each ends its row.
+    Failures and moves are queried by kind, so each of them ends its row.
     """
     block: list[AuditEvent] = []
     for event in events:
@@ -183,6 +183,6 @@ def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
         attempt = {"at": rfc3339(row.at), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
         for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
             line = {"seq": seq, **attempt, **part, "previous_hash": previous}
-            # The row stores its last line's hash, to check the computed hashes against.
+            # The row stores the hash of its last line, so that the computed hashes are compared with a stored hash.
             previous = row.hash if seq == row.seq else _hash(line)
             yield {**line, "hash": previous}

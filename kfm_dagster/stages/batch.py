@@ -23,16 +23,16 @@ class SkipCause(StrEnum):
     """The reason for skipping a node."""
 
     ALREADY_SUCCEEDED = "ALREADY_SUCCEEDED"
-    """This node succeeded in this run with the same inputs, or its failed units are not this run's any more."""
+    """This node succeeded in this run with the same inputs, or the run has no claim on the failed units any more."""
     OTHER_INPUTS = "OTHER_INPUTS"
-    """This node succeeded in this run with other inputs, and no unit is this run's any more: a replay applies the new
-    inputs (`kfm replay run`)."""
+    """This node succeeded in this run with other inputs, and the run has no claim on a unit any more. A replay applies
+    the new inputs (`kfm replay run`)."""
     CONTENT_APPLIED = "CONTENT_APPLIED"
     """An earlier run applied exactly this content: the same inputs, parameters and code."""
 
 
 class StoredEnvelopes(Sequence[Envelope]):
-    """A stored batch that is read on first access; its number of units is known before."""
+    """A stored batch that is read on first access; its number of units is known without reading."""
 
     def __init__(self, units: int, load: Callable[[], list[Envelope]]) -> None:
         self._units = units
@@ -73,12 +73,12 @@ class StageBatch:
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """The reasons of [Restricted]: gates with a degraded path up to this output, and E_SYNC."""
+        """The reasons of [Restricted]: failed gates that the card let pass up to here, and E_SYNC."""
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property
     def reused(self) -> bool:
-        """Whether it is an earlier run's output, made of exactly this content."""
+        """Whether an earlier run computed this output from exactly the same content."""
         return self.skipped is SkipCause.CONTENT_APPLIED
 
     @property

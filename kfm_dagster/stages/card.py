@@ -1,8 +1,8 @@
 """The pipeline card: `state_machine.yaml`, `replay_plan.yaml`, `alerts.yaml` of `configs/`.
 
-A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models of the first two, and
-the check that all agree. Does not belong here: their effect on stages (`machine.py`), the rules of gates (`gates/`), or
-the model of the alerts' file (`alerts/plan.py`).
+A wrong file is refused with file, line and reason, before anything runs. Belongs here: the models of the first two
+files, and the check that the three agree. Does not belong here: the effect of the card on stages (`machine.py`), the
+rules of gates (`gates/`), or the model of `alerts.yaml` (`alerts/plan.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Condition:
     text: str
     names: frozenset[str]
     holds: _Test
-    """Whether it holds, given the passed gates, the triggered stops and the true words."""
+    """Evaluates the condition, given the passed gates, the triggered stops and the true words."""
 
     @property
     def gates(self) -> frozenset[Gate]:
@@ -137,7 +137,7 @@ class ErrorClass(StrEnum):
     E_UQ = "E_UQ"
     """A covariance is not positive definite, or residuals exceed it."""
     E_INTERNAL = "E_INTERNAL"
-    """Anything else, a dependency that does not answer among it; may pass on the next attempt."""
+    """Any other error, as when a dependency does not answer; the next attempt may pass."""
 
 
 class Transition(Strict):
@@ -149,7 +149,7 @@ class Transition(Strict):
 
     @property
     def condition(self) -> Condition:
-        """The condition, read."""
+        """The parsed condition."""
         return Condition.parse(self.when)
 
     @model_validator(mode="after")
@@ -165,7 +165,7 @@ class Transition(Strict):
 
 
 class RetryPolicy(Strict):
-    """The retries of a stage that failed as a whole. Deadline: no attempt begins later than this after the first."""
+    """The retries of a stage that failed as a whole; `deadline` is the time from the first attempt to the last."""
 
     max_retries: int = Field(ge=0, le=20)
     backoff: Literal["const", "exp", "jitter", "exp+jitter"]
@@ -183,7 +183,7 @@ class RetryPolicy(Strict):
 
     @property
     def delays(self) -> Backoff:
-        """The backoff, in the terms of a dataset's."""
+        """The backoff as a `Backoff`, which datasets' contracts also have."""
         return Backoff(
             kind=self.backoff,
             base_seconds=self.base.total_seconds(),
@@ -304,7 +304,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`. `reasons`: words for a replay beside the ledger's, with their meaning."""
+    """`replay_plan.yaml`. `reasons`: codes of replays besides the ledger's, with their meaning."""
 
     version: Literal["1.0.0"]
     replay: Replay
@@ -320,7 +320,7 @@ class ReplayPlan(Strict):
 
 
 class Card(BaseModel):
-    """The files, and the read bytes of the files that a release includes."""
+    """The three files, and the bytes of the two files that a release bundle includes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -332,13 +332,13 @@ class Card(BaseModel):
 
     @classmethod
     def load(cls, folder: Path | None = None) -> Card:
-        """Read a folder's files, or this release's. Raises CardError with file, line and reason."""
+        """Read the files of a folder, or of this release. Raises CardError with file, line, reason."""
         root = own_folder() if folder is None else folder
         if not root.is_dir():
             raise CardError(
                 "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
             )
-        # Files that a folder lacks are this release's, so that it needs only the changed files.
+        # A file that the folder lacks is read from this release, so that the folder needs only changed files.
         plan, alerts = (at if (at := root / name).exists() else own_folder() / name for name in (REPLAY_PLAN, ALERTS))
         files = {STATE_MACHINE: _read(root / STATE_MACHINE), REPLAY_PLAN: _read(plan)}
         machine, replay_plan = str(root / STATE_MACHINE), str(plan)

@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 class Column(NamedTuple):
-    """A leaf's values in a batch, and the same at rest."""
+    """A leaf's values in a batch, and the same values as they are stored."""
 
     values: list[Any]
     at_rest: pa.Array
@@ -52,7 +52,7 @@ class Column(NamedTuple):
 def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ()) -> list[Column]:
     """Return each leaf's column; `earlier` columns with the same values are reused.
 
-    Values are compared by identity. A stage leaves most values as they were, so that few are encoded again.
+    Values are compared by identity. A stage leaves most values unchanged, so few are encoded again.
     """
     columns: list[Column] = []
     leaves = envelope_codec.values(list(envelopes))

@@ -22,7 +22,7 @@ from kfm_dagster.storage.refusal import refusal_of
 
 
 class StageRefusedError(KfmError):
-    """The pipeline card does not let a stage go on. `error_class` is the reason, `decision` the gates' decision."""
+    """The pipeline card does not let a stage continue, by `error_class` or the gates' `decision`."""
 
     exit_code = ExitCode.REFUSED
     error_class: ErrorClass
@@ -34,7 +34,7 @@ class StageRefusedError(KfmError):
 
 
 class UnlockedClockError(StageRefusedError):
-    """The clock is not right enough to write by."""
+    """The clock is not accurate enough for writing."""
 
     error_class = ErrorClass.E_SYNC
 
@@ -61,7 +61,7 @@ class StageStoppedError(StageRefusedError):
 
 
 class RolledBackError(StageRefusedError):
-    """The run was rolled back: its effects are undone, its retries bound to the old inputs."""
+    """The run was rolled back: its effects are undone, and its retries would use the old inputs."""
 
     error_class = ErrorClass.E_INPUT
 
@@ -98,7 +98,7 @@ class StageFailedError(KfmError):
 
 
 def classify(error: BaseException) -> ErrorClass:
-    """Return the class of an error: of a refusal by the card, of wrong input, or internal.
+    """Return the class of an error: the card's refusal, wrong input, or internal.
 
     A store that refuses, and a missing bucket, are wrong input: they need a person, not another attempt.
     """
@@ -109,7 +109,7 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def may_be_of_a_unit(error: BaseException) -> bool:
-    """Return whether a single unit can cause an error; it cannot cause our refusals or outages."""
+    """Return whether a single unit can cause an error; it cannot cause refusals or outages."""
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, DBAPIError):
         return refusal_of(cause) is not None
@@ -119,7 +119,7 @@ def may_be_of_a_unit(error: BaseException) -> bool:
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
     """Return the units at fault: the units that gates name, or all if the error is of the batch.
 
-    No unit is at fault where another process, an earlier rollback or an earlier stage is the cause.
+    No unit is at fault if the cause is another process, an earlier rollback or an earlier stage.
     """
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, (StageMoveError, RolledBackError)):

@@ -157,8 +157,8 @@ class StageLifecycle:
     ) -> None:
         """Move a running attempt to failed, undo its outside effects, and roll it back by the card.
 
-        `record` writes further records. If the attempt is not running any more, another process has taken the stage
-        over, and nothing is done.
+        `record` writes further records. Does nothing if the attempt is not running any more, because then another
+        process has taken over the stage.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
         failed = None
@@ -173,7 +173,7 @@ class StageLifecycle:
             _LOG.warning("%s", conflict)
             return
         except Exception as record_error:
-            # Run-state outside the database follows the commit: the attempt has failed, as compensation requires.
+            # Run-state outside the database is written after the commit, so the attempt has failed by now.
             cause = redacted_error(record_error)
             _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=cause)
         if failed is not None:
@@ -192,20 +192,20 @@ class StageLifecycle:
         return closed
 
     def note(self, run_id: str, stage: str, event: str, *, tx: Transaction) -> None:
-        """Append an audit line about an unmoved stage; do nothing if the stage was never started."""
+        """Append an audit line about a stage without moving it; do nothing if it was never started."""
         if (newest := self.store.newest(run_id, stage, tx=tx)) is not None:
             self.store.audit.append([newest.event(AuditKind.STOP, event)], tx=tx)
 
     def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
         """Return the seconds until the retry of a stage with this failure, or None for no retry.
 
-        `tries` are the caller's own count: a stage that may not start stays the same attempt.
+        `tries` is the caller's own count, because a stage that may not start keeps its attempt.
         """
         policy = self.card.retry_policy
         if error_class not in policy.retry_on:
             return None
         attempts: list[StageAttempt] = []
-        # Only the caller has counted failures before an attempt was opened, or of the database.
+        # Failures of the database, and failures before an attempt was opened, are counted only by the caller.
         with suppress(DBAPIError, DatabaseUnavailableError), self.database.snapshot() as tx:
             attempts = self.store.of_run(run_id, stage=stage, tx=tx)
         attempt = max(attempts, key=attrgetter("attempt"), default=None)
@@ -239,7 +239,7 @@ class StageLifecycle:
         if upstream is None:
             return True
         newest = self.store.newest(upstream.state.run_id, upstream.state.dataset_id, tx=tx)
-        # Stages that an earlier release ran have no row.
+        # Stages of a run by an earlier release have no row.
         return newest.state is StageState.SUCCEEDED if newest else upstream.state.outcome is not Outcome.FAILED
 
     def _roll_back(self, node: StageNode, failed: StageAttempt, received: StageBatch | None) -> None:

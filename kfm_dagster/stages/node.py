@@ -1,4 +1,4 @@
-"""The node of a stage: an idempotent node over a batch, with default abilities.
+"""The node of a stage: an idempotent node over a batch, with default methods.
 
 Does not belong here: the protocol of nodes (`idempotent_node/node.py`), or the chain (`ingest/node.py`).
 """
@@ -23,9 +23,9 @@ class StageNode(ABC):
     """An operator over the batch of a dataset; a stage adds its received batch to its inputs."""
 
     leaves_effects: ClassVar[bool] = False
-    """Whether `transform` changes something outside the database: no unit can leave alone after that.
+    """Whether `transform` has effects outside the database, which exclude removing single units.
 
-    Such a change converges when the call is repeated, and `compensate` undoes it.
+    Repeating the call gives the same effects, and `compensate` undoes them.
     """
     step: ClassVar[str] = "commit"
     """The effect of a stage."""
@@ -81,19 +81,19 @@ class StageNode(ABC):
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
         """Undo the effects of `transform`; return a summary, or None where this is impossible.
 
-        The database's part is the caller's transaction; it may be repeated until that is committed.
+        Rows change in the caller's transaction; the call may be repeated until that is committed.
         """
         return {}
 
     def count_owned(self, tx: Transaction) -> int:  # noqa: ARG002, a default
-        """Lock the batch's units of this run until the transaction ends; return their number.
+        """Lock the units that this run has claimed until the transaction ends; return their number.
 
-        No other run relies on the effects of these.
+        No other run relies on the effects of these units.
         """
         return len(self.received)
 
     def holds_units(self, tx: Transaction) -> bool:  # noqa: ARG002, a default
-        """Return whether the run still claims a unit; without a claim its stages are over."""
+        """Return whether the run still claims a unit; without a claim no stage of the run has work."""
         return True
 
     def can_reuse_output(self, tx: Transaction) -> bool:  # noqa: ARG002, a default

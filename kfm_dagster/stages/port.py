@@ -1,8 +1,8 @@
 """The port to run-state, by (dataset_id, run_id): decides skips and records every outcome.
 
-All run-state of stages passes through here, with the output that the record names. Belongs here: the content of a
-record, and the stages that it skips. Does not belong here: the stores (`run_state/`), or when a stage calls the port
-(`run_contract.py`).
+All run-state of stages passes through here, together with the outputs that the records name. Belongs here: the content
+of a record, and the skips that a record causes. Does not belong here: the stores (`run_state/`), or when a stage calls
+the port (`run_contract.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RunStatePort:
     def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
         """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
-        `is_over` is called if units failed, and for other inputs (another contract, card or feed): it returns whether
-        the run has no units any more, so that its record and output stay (RSP-18).
+        `is_over` returns whether the run has no units any more, so that its record and output stay (RSP-18). It is
+        called if units failed, and for other inputs (another contract, card or feed).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
         if earlier is None:
@@ -69,8 +69,8 @@ class RunStatePort:
     def is_intact(self, output: Output) -> bool:
         """Return whether an output exists, and run-state still has it for the same inputs.
 
-        A rollback of the data reverts run-state, too, where it is on their branch, or in a table restored with them;
-        APPLIED in the database then describes an effect that is gone. Retention deletes old outputs.
+        Run-state on the branch of the data, or in a table that is restored with the data, is reverted with them; then
+        APPLIED in the database describes an effect that is gone. Retention deletes old outputs.
         """
         record = output.record
         state = self.run_states.get(record["dataset_id"], record["run_id"])
@@ -88,7 +88,7 @@ class RunStatePort:
         tx: Transaction,
     ) -> StageBatch:
         """Store an output and record its outcome; `earlier` are the columns of the node's input."""
-        # Written before the commit that names it: a rollback leaves an orphan, never a record without output.
+        # Written before the commit that names it, so that a rollback leaves an orphan, never a record without output.
         columns = columns_of(envelopes, earlier=earlier)
         content = to_parquet(columns)
         artifact = self.artifacts.put(content, suffix="parquet")
@@ -102,7 +102,7 @@ class RunStatePort:
         artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])
         state = self._record(key, Outcome.SKIPPED, summary, artifact=artifact, tx=tx)
         self.count_skip(key, tx)
-        # They are loaded only on access: below an unchanged batch every node reuses its output.
+        # Loaded only on access, because the nodes after an unchanged batch reuse their outputs, too.
         return StageBatch(
             envelopes=StoredEnvelopes(record["units"], lambda: from_parquet(self.artifacts.get(artifact))),
             state=state,

@@ -1,4 +1,4 @@
-"""A node in a stage: an idempotent node that adds batch, gates and run-state to another.
+"""A node in a stage: wraps a node and adds batch, gates and run-state.
 
 Belongs here: a stage's additions to each member of a node, and the record of an output. Does not belong here: the
 order of calls (`run_contract.py`), or the consequence of a gate's verdict (`machine.py`).
@@ -48,7 +48,7 @@ class StagedNode:
     intent: Intent | None = None
     attempt: StageAttempt | None = None
     unlocked: str | None = None
-    """The reason of an unlocked clock, if the card restricts the output for it."""
+    """Why the clock is not locked, if the card restricts the output for that."""
     made: Judged | None = field(default=None, repr=False)
     batch: StageBatch | None = field(default=None, repr=False)
     """The stored output."""
@@ -75,7 +75,7 @@ class StagedNode:
 
     @cached_property
     def key(self) -> RunStateKey:
-        """Its key in run-state: its id, the run, and the hash of its inputs within the run."""
+        """The key in run-state: the node's id, the run, and the hash of the inputs within the run."""
         batch = [self.received.reference] if self.received else []
         digest = inputs_hash([*self.node.references(), *batch], self.params())
         return RunStateKey(dataset_id=self.kind, run_id=self.run_id, inputs_hash=digest)
@@ -93,7 +93,7 @@ class StagedNode:
         return [*self.node.inputs(), *([ManifestEntry(uri=batch.uri, checksum=batch.checksum)] if batch else [])]
 
     def params(self) -> Mapping[str, Any]:
-        """Return the node's parameters and the card's gates, which also decide which units leave."""
+        """Return the node's parameters and the card's gates, which may remove units from the output."""
         return {**self.node.params(), "card_gates": self.lifecycle.card.gates.model_dump(mode="json")}
 
     def context(self) -> Mapping[str, Any]:
@@ -123,9 +123,9 @@ class StagedNode:
         return Effect(record=_record_of(stored), lineage=lineage, volume=volume, claimed=claimed)
 
     def _lineage(self, kept: StageBatch, claimed: ManifestEntry | None) -> dict[str, Any]:
-        """Return PROV-O nodes: the output and its sources, by the digests that other outputs have.
+        """Return PROV-O nodes of the output and its sources, identified by their digests.
 
-        The sources are the hashed content's: a node that lists a bucket would get a newer listing by now.
+        The sources are the inputs of the hashed content, because a second listing of a bucket could differ.
         """
         # The ledger entry precedes the claim; the claim's entry of the same URI replaces it.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))

@@ -72,7 +72,7 @@ class StageStore:
         return tx.rows(StageAttempt, "stages.of_run", run_id=run_id, stage=stage)
 
     def since(self, moment: datetime, *, tx: Transaction) -> list[StageAttempt]:
-        """Return every attempt opened since then, oldest first."""
+        """Return every attempt opened since `moment`, oldest first."""
         return tx.rows(StageAttempt, "stages.opened_since", since=moment)
 
     def unfinished(self, run_ids: Iterable[str], *, limit: int, tx: Transaction) -> list[StageAttempt]:
@@ -90,9 +90,9 @@ class StageStore:
     ) -> StageAttempt:
         """Open the next attempt, pending; first mark a dead worker's running attempt as failed.
 
-        A refused attempt is retried unchanged: the same attempt, with an audit line about the retry.
+        A refused attempt is not replaced: it is returned, with an audit line about the retry.
 
-        Raises StageMoveError when an attempt after a failure has another key or other inputs than the failed attempt.
+        Raises StageMoveError if the attempt before failed, and had another key or other inputs.
         """
         before = self.newest(run_id, stage, tx=tx)
         if before is not None and before.state is StageState.RUNNING:
@@ -101,7 +101,7 @@ class StageStore:
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
-                # It was refused: other transactions see a permitted attempt only as running.
+                # Refused, because other transactions see a permitted attempt only as running.
                 self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         opened = StageAttempt(
@@ -148,10 +148,9 @@ class StageStore:
         told: Iterable[AuditEvent] = (),
         tx: Transaction,
     ) -> StageAttempt:
-        """Move an attempt; append the lines `told` to the audit, followed by the move's.
+        """Move an attempt; append the lines `told` to the audit, and then the line of the move.
 
-        Raises StageMoveError for an impossible move, and when the attempt has left its state: another attempt has taken
-        its place.
+        Raises StageMoveError for an impossible move, and if another process has moved the attempt meanwhile.
         """
         if (attempt.state, to) not in POSSIBLE:
             raise StageMoveError("there is no such move of a stage", observed=f"{attempt.state} > {to}")
