@@ -28,13 +28,13 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ExitCode, RecordMovedError
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import selection_from
@@ -82,22 +82,28 @@ def retry(
     _require_one_choice(wal_ids, wanted, version)
     settings = Settings.load()
     decision = None if dry else decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
-    with opened_pipeline(settings) as pipeline, pipeline.database.transaction() as tx:
-        records = records_of(pipeline.ledger, wal_ids, tx) if wal_ids else _matching(pipeline, wanted, tx)
-        failed = [record for record in records if record.status is Status.FAILED]
-        if failed and version is not None and failed[0].version != version:
-            raise RecordMovedError(failed[0].wal_id, version=version, found=failed[0].version)
-        cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
-        others = [record for record in records if record.status is not Status.FAILED]
-        versions = open_versions(cases, others, version=version, to_status=Status.PENDING, tx=tx)
-        if decision is None:
-            show_outcome(records, Status.PENDING, as_json=as_json)
-            click.echo("dry run: no unit is retried", err=True)
-            return ExitCode.DONE
-        if records and not wal_ids:
-            require_confirmation(f"retry {counted(len(records), 'unit')}?", confirmed=confirm)
-        replay_run_id = _replay(pipeline, failed, decision, replay_reason, tx) if failed else None
-        proposal_id = _release(pipeline, versions, decision, replay_reason, tx) if versions else None
+    with opened_pipeline(settings) as pipeline:
+        if not wal_ids:
+            with pipeline.database.snapshot() as view:
+                wal_ids = _matching(LedgerQueries(pipeline.database), wanted, view)
+            if not wal_ids:
+                click.echo("no failed or quarantined unit matches", err=True)
+            elif not dry:
+                require_confirmation(f"retry {counted(len(wal_ids), 'unit')}?", confirmed=confirm)
+        with pipeline.database.transaction() as tx:
+            records = records_of(pipeline.ledger, wal_ids, tx)
+            failed = [record for record in records if record.status is Status.FAILED]
+            if failed and version is not None and failed[0].version != version:
+                raise RecordMovedError(failed[0].wal_id, version=version, found=failed[0].version)
+            cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+            others = [record for record in records if record.status is not Status.FAILED]
+            versions = open_versions(cases, others, version=version, to_status=Status.PENDING, tx=tx)
+            if decision is None:
+                show_outcome(records, Status.PENDING, as_json=as_json)
+                click.echo("dry run: no unit is retried", err=True)
+                return ExitCode.DONE
+            replay_run_id = _replay(ReplayEngine(pipeline=pipeline), failed, decision, replay_reason, tx)
+            proposal_id = _release(pipeline.ledger, versions, settings, decision, replay_reason, tx)
     show_outcome(records if proposal_id is None else failed, Status.PENDING, as_json=as_json)
     if replay_run_id is not None:
         click.echo(f"a running deployment retries the failed units: kfm replay status {replay_run_id}", err=True)
@@ -118,31 +124,36 @@ def _require_one_choice(wal_ids: Sequence[str], wanted: UnitFilter, version: int
     require_dataset(wanted.dataset)
 
 
-def _matching(pipeline: Pipeline, wanted: UnitFilter, tx: Transaction) -> Sequence[NoddWalRecord]:
+def _matching(ledger: LedgerQueries, wanted: UnitFilter, tx: Transaction) -> tuple[str, ...]:
     """Return the failed and quarantined units of a filter, without discarded units."""
-    ledger, narrowed = LedgerQueries(pipeline.database), dict(wanted)
-    records = [
-        record
+    units = {
+        record.wal_id: record.status
         for status in ([wanted.status] if wanted.status else RETRIED)
-        for record in ledger.find(limit=MOST_UNITS, tx=tx, **narrowed | {"status": status})
-    ][:MOST_UNITS]
-    quarantined = [record.wal_id for record in records if record.status is Status.QUARANTINED]
-    open_cases = plan_discard(quarantined, tx=tx).versions
-    return [record for record in records if record.status is Status.FAILED or record.wal_id in open_cases]
+        for record in ledger.find(limit=MOST_UNITS, tx=tx, **dict(wanted) | {"status": status})
+    }
+    open_cases = plan_discard(list(units), tx=tx).versions
+    return tuple(unit for unit, status in units.items() if status is Status.FAILED or unit in open_cases)[:MOST_UNITS]
 
 
 def _replay(
-    pipeline: Pipeline, failed: Sequence[NoddWalRecord], decision: Decision, replay_reason: str, tx: Transaction
-) -> str:
+    engine: ReplayEngine, failed: Sequence[NoddWalRecord], decision: Decision, replay_reason: str, tx: Transaction
+) -> str | None:
+    if not failed:
+        return None
     units = {"wal_ids": [record.wal_id for record in failed], "replay_reason": replay_reason}
-    selection = selection_from(pipeline.settings.env, "kfm retry", name="retry", **units)
-    return ReplayEngine(pipeline=pipeline).start(selection, decision, tx=tx).replay_run_id
+    selection = selection_from(engine.pipeline.settings.env, "kfm retry", name="retry", **units)
+    return engine.start(selection, decision, tx=tx).replay_run_id
 
 
 def _release(
-    pipeline: Pipeline, versions: Mapping[WalId, int], decision: Decision, replay_reason: str, tx: Transaction
+    ledger: Ledger,
+    versions: Mapping[WalId, int],
+    settings: Settings,
+    decision: Decision,
+    replay_reason: str,
+    tx: Transaction,
 ) -> int | None:
+    if not versions:
+        return None
     decision.require_change_ref()
-    return release(
-        pipeline.ledger, versions, settings=pipeline.settings, decision=decision, replay_reason=replay_reason, tx=tx
-    )
+    return release(ledger, versions, settings=settings, decision=decision, replay_reason=replay_reason, tx=tx)

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.completion import DATASET, REPLAY, RUN
-from kfm_dagster.cli.runs import explanations
 from kfm_dagster.cli.replay.interface import SelectionOptions, Shell, everywhere, selecting, show
+from kfm_dagster.cli.runs import explanations
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
 from kfm_dagster.errors import ExitCode
