@@ -7,7 +7,7 @@ belong here: carrying either out (`recovery/`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -25,7 +25,6 @@ from kfm_dagster.cli.decision_options import (
 from kfm_dagster.cli.filter_options import filter_options, require_dataset
 from kfm_dagster.cli.quarantine import json_option, show_outcome, version_option
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import ExitCode, RecordMovedError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.cases import QuarantineCases
@@ -34,7 +33,6 @@ from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import selection_from
@@ -102,8 +100,13 @@ def retry(
                 show_outcome(records, Status.PENDING, as_json=as_json)
                 click.echo("dry run: no unit is retried", err=True)
                 return ExitCode.DONE
-            replay_run_id = _replay(ReplayEngine(pipeline=pipeline), failed, decision, replay_reason, tx)
-            proposal_id = _release(pipeline.ledger, versions, settings, decision, replay_reason, tx)
+            replay_run_id = proposal_id = None
+            if failed:
+                replay_run_id = _replay(ReplayEngine(pipeline=pipeline), failed, decision, replay_reason, tx)
+            if versions:
+                proposal_id = release(
+                    pipeline.ledger, versions, settings=settings, decision=decision, replay_reason=replay_reason, tx=tx
+                )
     show_outcome(records if proposal_id is None else failed, Status.PENDING, as_json=as_json)
     if replay_run_id is not None:
         click.echo(f"a running deployment retries the failed units: kfm replay status {replay_run_id}", err=True)
@@ -137,23 +140,7 @@ def _matching(ledger: LedgerQueries, wanted: UnitFilter, tx: Transaction) -> tup
 
 def _replay(
     engine: ReplayEngine, failed: Sequence[NoddWalRecord], decision: Decision, replay_reason: str, tx: Transaction
-) -> str | None:
-    if not failed:
-        return None
+) -> str:
     units = {"wal_ids": [record.wal_id for record in failed], "replay_reason": replay_reason}
     selection = selection_from(engine.pipeline.settings.env, "kfm retry", name="retry", **units)
     return engine.start(selection, decision, tx=tx).replay_run_id
-
-
-def _release(
-    ledger: Ledger,
-    versions: Mapping[WalId, int],
-    settings: Settings,
-    decision: Decision,
-    replay_reason: str,
-    tx: Transaction,
-) -> int | None:
-    if not versions:
-        return None
-    decision.require_change_ref()
-    return release(ledger, versions, settings=settings, decision=decision, replay_reason=replay_reason, tx=tx)
