@@ -19,7 +19,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.view import View
 
-_NAMES = {"code": "--error-code", "message_id": "--message"}
+_NAMES = {"code": "--error-code", "message_id": "--message", "since": "--from", "until": "--to"}
 _COMPLETED: Mapping[str, click.ParamType[str]] = {
     "dataset": DATASET,
     "code": ERROR_CODE,
@@ -29,6 +29,7 @@ _COMPLETED: Mapping[str, click.ParamType[str]] = {
 limit_option = click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many."
 )
+ids_option = click.option("--ids", is_flag=True, help="Only the first column, one per line, for xargs.")
 rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
@@ -39,8 +40,9 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
         @filter_options(view)
         @limit_option
         @rows_as_json
+        @ids_option
         @wraps(command)
-        def listed(*, wanted: Filter, limit: int, as_json: bool) -> None:
+        def listed(*, wanted: Filter, limit: int, as_json: bool, ids: bool) -> None:
             if isinstance(wanted, OfDataset):
                 # Before the ledger is opened: a misspelt dataset is reported first, even without a ledger.
                 require_dataset(wanted.dataset)
@@ -49,7 +51,10 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
                     with pipeline.database.snapshot() as tx:
                         wanted = wanted.model_copy(update={"wal_id": UNIT.whole(tx, wal_id)})
                 rows = view.query(pipeline, wanted, None, limit + 1).rows
-            show_rows(rows[:limit], view.columns, as_json=as_json)
+            if ids:
+                click.echo("".join(f"{getattr(row, view.columns[0])}\n" for row in rows[:limit]), nl=False)
+            else:
+                show_rows(rows[:limit], view.columns, as_json=as_json)
             if len(rows) > limit:
                 click.echo(f"the first {limit} rows; more: --limit, or a narrower filter", err=True)
 

@@ -459,12 +459,14 @@ def test_wal_list_shows_what_its_options_name(call: Call, ledger: dict[str, Nodd
         (["--partition", "2025-12-04"], []),
         (["--suspect", "--status", "failed"], []),
         (["--operator", "integrity_check"], [Status.FAILED]),
-        (["--text", "no-such-part", "--until", "2999-01-01"], []),
+        (["--text", "no-such-part", "--to", "2999-01-01"], []),
+        (["--from", "2999-01-01"], []),
         (["--status", "quarantined"], []),
     ]
     for options, statuses in named:
         listed = [row["wal_id"] for row in call("wal", "list", "--json", *options).rows]
         assert listed == [ledger[status].wal_id for status in statuses], options
+        assert call("units", "list", "--ids", *options).out.splitlines() == listed, options
 
 
 def test_wal_list_stops_at_its_limit(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
