@@ -1,7 +1,7 @@
 """The evaluator of alerts: from recorded events to messages sent by services of apprise.
 
-Belongs here: the receivers of each alert, that a dead channel delays no other, the URLs of KFM_ALERT_URLS, and sending
-a message to a URL. No log line, row or page holds a credential. Does not belong here: the rules
+A dead channel delays no other channel, and no log line, row or page has a credential. Belongs here: the receivers of
+each alert, the URLs of KFM_ALERT_URLS, and sending a message to a URL. Does not belong here: the rules
 (`sql/queries/alerts.sql`), the rows, or the text of a message (`store.py`).
 """
 
@@ -26,11 +26,11 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.storage.database import Database
 
 SECONDS = 10.0
-"""Timeout of a service's answer: a tick of a sensor has 60."""
+"""Timeout of a service's answer; the sensor's tick has 60 s in all."""
 BUDGET_SECONDS = 30.0
 """After this time an evaluation begins no further message; the next evaluation continues."""
 SHORTEST_SECRET = 4
-"""Characters; blotting out a shorter part of a URL would hit every second word."""
+"""Characters. Blotting out a shorter part of a URL would also hit ordinary words."""
 
 _ENTRY = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([A-Za-z][A-Za-z0-9+.-]*://\S+)")
 _TALKATIVE = (apprise.LOGGER_NAME, "urllib3.connectionpool")
@@ -133,7 +133,7 @@ def _scheme(url: str) -> str:
 
 
 def _secrets(url: str, *, shown: str = "") -> frozenset[str]:
-    """Return the secret parts of a URL: all but a host that apprise itself shows.
+    """Return the secret parts of a URL: all parts except a host that apprise itself shows.
 
     A token may be anywhere: in place of the host (Slack), or in the path (a webhook).
     """
@@ -223,7 +223,7 @@ class AlertEvaluator:
             if answer.error is None:
                 delivered += 1
                 continue
-            # A dead endpoint would delay every further message as long; another evaluation retries it.
+            # A dead endpoint would delay each further message by the timeout; the next evaluation retries it.
             alive.remove(endpoint.number)
             dead.append(f"channel {channel}, URL {endpoint.number} ({answer.service}): {answer.error}")
         return delivered, dead

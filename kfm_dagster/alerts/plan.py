@@ -22,11 +22,11 @@ class Level(StrEnum):
     """The severity of an alert, rising from the first member to the last."""
 
     INFO = "info"
-    """For the reader of a list."""
+    """To be read at leisure, in a list."""
     WARNING = "warning"
-    """For working hours."""
+    """To be handled in working hours."""
     CRITICAL = "critical"
-    """For the person on call."""
+    """To be handled at once, by the person on call."""
 
 
 @unique

@@ -1,8 +1,8 @@
 """Alerts in the database: their states, pending notifications (`outbox`), acknowledgements.
 
-Belongs here: an evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here:
-the rules and their consequences, which are queries (`sql/queries/alerts.sql`), sending (`evaluator.py`), or the guards,
-which are the database's (`sql/schema`).
+Belongs here: an evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here: the
+rules and their consequences (`sql/queries/alerts.sql`), sending (`evaluator.py`), or the guards in the database
+(`sql/schema`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kfm_dagster.storage.database import Database, Transaction
 LEASE = timedelta(minutes=5)
 """An evaluator's lease of a notification: longer than any answer takes."""
 MOST_LISTED = 10_000
-"""Far more than the open alerts, at most one for each rule and subject."""
+"""Far more than there are open alerts, which are at most one for each rule and subject."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
 """Endpoints by rule and level, each with its first channel."""
 
@@ -44,7 +44,7 @@ class AlertState(StrEnum):
 class Alert:
     """An alert. `observed`: events in the rule's window; `place`: stage or source of the newest.
 
-    No second alert is open under its `key`; receivers may use it to drop repetitions.
+    At most one alert is open under a `key`; receivers may drop repetitions by the key.
     """
 
     alert_id: int
@@ -94,8 +94,8 @@ class AlertStore:
     ) -> Evaluation:
         """Evaluate every rule as of now and queue its messages; one evaluator at a time.
 
-        `terms` are rows of `alerts.findings` with the level of each rule, `limits` its parameters of the clock. Nothing
-        is written without a finding or an open alert.
+        `terms` are rows of parameters for `alerts.findings`, one for each rule, and `limits` the limits of the clock.
+        Nothing is written without a finding or an open alert.
         """
         now = self._clock()
         params = {"terms": terms, "now": now, **limits}
@@ -120,7 +120,7 @@ class AlertStore:
         return Evaluation(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in due])
 
     def claim(self, consumers: Sequence[str]) -> tuple[Alert, Entry] | None:
-        """Claim the notification of these consumers (`consumer_of`) that has been due longest."""
+        """Claim the oldest due notification of these consumers (`consumer_of`)."""
         if (entry := self._outbox.claim(consumers)) is None:
             return None
         with self._database.snapshot() as view:
@@ -143,9 +143,9 @@ class AlertStore:
         after: int = 0,
         limit: int = MOST_LISTED,
     ) -> list[Alert]:
-        """Return alerts that are open, or were resolved since then, in the order of their ids.
+        """Return alerts that are open, or resolved since `resolved_since`, in the order of their ids.
 
-        The last id of a page as `after` gives the next page.
+        For the next page, pass the last id of this page as `after`.
         """
         parameters = {"resolved_since": resolved_since, "rule": rule, "after": after, "limit": limit}
         with self._database.snapshot() as view:
@@ -182,7 +182,7 @@ class AlertStore:
 
 
 def consumer_of(endpoint: int, channel: str) -> str:
-    """Return a notification's consumer, with its channel, as an endpoint's number may change."""
+    """Return a notification's consumer: endpoint and channel, as an endpoint's number may change."""
     return f"{channel} {endpoint}"
 
 

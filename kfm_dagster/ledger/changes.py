@@ -80,7 +80,7 @@ class LedgerChanges(LedgerQueries):
         replay_run_id: str | None = None,
         batch_limit: int | None = None,
     ) -> Sequence[Any]:
-        """Make failed > pending where attempts remain; with `batch_limit`, regardless of attempts."""
+        """Make failed > pending if attempts remain; with `batch_limit`, regardless of attempts."""
         rows = tx.run(
             "ledger.requeue",
             wal_ids=sorted(wal_ids),
@@ -109,7 +109,7 @@ class LedgerChanges(LedgerQueries):
         details: Mapping[str, Any],
         tx: Transaction,
     ) -> list[WalId]:
-        """Log a decision on records at these versions; return the units that it applies to."""
+        """Log a decision on records that still have these versions; return their units."""
         if not versions:
             return []
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
@@ -220,7 +220,7 @@ class LedgerChanges(LedgerQueries):
         return {WalId(row.wal_id) for row in announce(tx, LedgerEvent.QUARANTINED, rows, by_person=by_person)}
 
     def check_reason(self, reason: str, *, tx: Transaction) -> None:
-        """Raise UnknownReplayReasonError for a replay reason in no vocabulary; writes nothing."""
+        """Raise UnknownReplayReasonError for a reason that is neither stored nor configured."""
         known = {**self.replay_reasons(tx=tx), **self._reasons}
         if reason not in known:
             raise UnknownReplayReasonError(

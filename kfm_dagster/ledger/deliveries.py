@@ -1,8 +1,8 @@
 """Deliveries: the messages, the units of each, and when a message may leave the queue.
 
-Belongs here: the account of messages and its balance with the account of units (conservation). Does not belong here:
-SQS itself (`notifications/`), or the status of a unit (`store.py`). Ensure a message's units and record the message in
-one transaction (`Ledger.ensure`, then `Deliveries.record`), so that every announced unit has a record.
+Every announced unit has a record, because a transaction that records a message (`Deliveries.record`) first records its
+units (`Ledger.ensure`). Belongs here: the account of messages and its balance with the account of units (conservation).
+Does not belong here: SQS itself (`notifications/`), or the status of a unit (`store.py`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class DeliveryState(StrEnum):
     IN_FLIGHT = "in_flight"
     """On the queue until each of its units is terminal."""
     REJECTED = "rejected"
-    """At least one of its records has no unit; stored with its reason, left to the queue's redrive policy."""
+    """At least one entry of the message gives no unit. The reason is stored, and the queue's redrive policy applies."""
     IGNORED = "ignored"
-    """It announces no object of ours (a test event, a sidecar); to be deleted at once."""
+    """The message announces no object to ingest (a test event, a sidecar), and is deleted at once."""
     DELETED = "deleted"
-    """It is off every queue: acknowledged, sent again under another id (a redrive), or discarded by a person."""
+    """On no queue: acknowledged, sent again under another id (a redrive), or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
     """On the dead-letter queue, without units in progress: for a drain, a redrive or a person."""
 
@@ -120,8 +120,8 @@ class Deliveries:
     def record(self, deliveries: Iterable[Delivery], *, tx: Transaction) -> None:
         """Record messages, the units they announce, and the reasons for their ignored records.
 
-        A repeated message keeps its row, with the newest receipt handle, a count of receives raised by 1, and this
-        receive's state: a message is in flight again if its deletion had no effect.
+        A message that is received again keeps its row, with the new receipt handle and state, and a count of receives
+        raised by 1. So a message is in flight again if its deletion had no effect.
         """
         newest: dict[str, Delivery] = {}
         receives: dict[str, int] = {}
@@ -140,7 +140,7 @@ class Deliveries:
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction) -> None:
         """Store rejected records with their reason; their messages become rejected.
 
-        The messages must be recorded before. A record's first rejection stays, however often its message is received.
+        Record the messages first. If a message is received again, the first rejection of each record stays.
         """
         entries = list(rejections)
         tx.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
@@ -153,7 +153,7 @@ class Deliveries:
             return tx.rows(DueMessage, "deliveries.due_for_deletion", limit=limit)
 
     def due_for_backoff(self, wal_ids: Iterable[str]) -> list[DueBackoff]:
-        """Return the messages in flight with a failed unit among `wal_ids` that is retried later."""
+        """Return the messages in flight with a failed unit of `wal_ids` that is retried later."""
         now = self._clock()
         with self._database.snapshot() as tx:
             rows = tx.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).all()
@@ -184,7 +184,7 @@ class Deliveries:
             tx.run("deliveries.mark_acknowledged", batch=batch, at=self._clock())
 
     def mark_deleted(self, message_ids: Iterable[str]) -> None:
-        """Mark messages as deleted whatever their receipt: some dead letters have none on record."""
+        """Mark messages as deleted by id, as the receipts of some dead letters are not recorded."""
         with self._database.transaction() as tx:
             deleted = {"message_ids": sorted(message_ids), "state": DeliveryState.DELETED}
             tx.run("deliveries.mark", deleted, at=self._clock())
@@ -196,7 +196,7 @@ class Deliveries:
         tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
 
     def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Count the messages new on this dead-letter queue: last received from another queue."""
+        """Count the messages that are new on this queue: their last receive was from another queue."""
         totals = Totals()
         for row in tx.run("deliveries.newly_dead", message_ids=sorted(message_ids), queue=queue):
             totals.add(Total.DEAD_LETTERS, row.dataset or "")
@@ -242,7 +242,7 @@ class Deliveries:
     def conservation(self) -> Conservation:
         """Balance units and messages."""
         with self._database.snapshot() as tx:
-            # A single statement, so that PostgreSQL, too, reads both sides at the same moment.
+            # A single statement, so that PostgreSQL also reads both sides at the same moment.
             account = {(row.side, row.name): int(row.amount) for row in tx.run("deliveries.conservation")}
         return Conservation(
             units_received=account["units_received", ""],

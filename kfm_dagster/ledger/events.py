@@ -1,9 +1,9 @@
 """Events: a log line per end of an attempt, quarantine and requeue (WSM-20, TEL-06).
 
-The logger `kfm_dagster.ledger.events` gets a record per committed change: a line of JSON, whose members are also
-attributes of the record. They name the unit and the run, and contain no foreign text: messages, reasons and addresses
-stay in the ledger. They are built from the rows that the changing statement returns, without a query. Does not belong
-here: the changes (`store.py`), and who decided them (`governance/log.py`).
+The logger `kfm_dagster.ledger.events` gets a log record per committed change: a line of JSON, whose members are also
+attributes of the log record. Events name the unit and the run, and contain no foreign text, because messages, reasons
+and addresses stay in the ledger. They are built without a query, from the rows that the changing statement returns.
+Does not belong here: the changes (`store.py`), and who decided them (`governance/log.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LEVELS: Final = {
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Disable this process's events in the block: a rehearsal's units are not the deployment's."""
+    """Disable this process's events in the block, for a rehearsal with units of its own database."""
     before, _LOG.disabled = _LOG.disabled, True
     try:
         yield

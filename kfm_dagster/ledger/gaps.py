@@ -1,10 +1,10 @@
 """The gap table: missing objects of followed products, repairing runs (BEY-05), arrival times.
 
-All its rows are derived from the ledger. Arrival times are announcement delays after a scan or run, by day, product and
-lead. A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond. A percentile over months is
-computed from the classes by nearest rank; it is off by half a second and 1 % at most. Belongs here: the rows, the
-classes, and the followed feeds. Does not belong here: which hours lack objects (`contracts/cadence.py`), and when they
-are checked and counted (`ingest/feed_watch.py`).
+All rows of the table are derived from the ledger. Arrival times are announcement delays after a scan or run, by day,
+product and lead. A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond. A percentile over
+months is computed from the classes by nearest rank; its error is at most half a second, beyond 50 s 1 %. Belongs here:
+the rows, the classes, and the followed feeds. Does not belong here: which hours lack objects (`contracts/cadence.py`),
+and when hours are checked and days are counted (`ingest/feed_watch.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GapKind(StrEnum):
     SILENCE = "silence"
     """Nothing was announced for two cadences; open until an announcement."""
     DROP = "drop"
-    """Fewer than half of the objects due over four cadences were announced; open for as long as that holds."""
+    """Fewer than half of the objects due over four cadences were announced; open while this is so."""
     HOLE = "hole"
     """A settled hour has fewer objects than expected."""
 
@@ -115,7 +115,7 @@ class Gaps:
         return len(changed), len(closed)
 
     def look_at(self, windows: Iterable[FeedWindow], *, at: datetime) -> tuple[int, int]:
-        """Open and close silences and drops by announcements in these windows, which end at `at`.
+        """Open and close silences and drops by the announcements in these windows, which end at `at`.
 
         Returns the numbers of opened and of closed gaps.
         """
@@ -129,7 +129,7 @@ class Gaps:
         for row in rows:
             window = watched[row.dataset, row.product]
             silent, seen = not row.newest, int(row.seen)
-            # A silence implies the drop.
+            # A silence is a drop, too, and is not reported twice.
             dropped = not silent and seen < window.least
             for kind, holds, known in (
                 (GapKind.SILENCE, silent, 0),
@@ -167,7 +167,7 @@ class Gaps:
         self, amiss: Sequence[Mapping[str, object]], over: Sequence[Mapping[str, object]], at: datetime
     ) -> tuple[int, int]:
         with self.database.transaction() as tx:
-            # Two processes may check at once.
+            # Locked, because two processes may check at once.
             tx.lock("nodd_gaps")
             closed = tx.run("gaps.close_now", gaps=over, at=at).all()
             hour = floor_hour(at)
@@ -185,7 +185,7 @@ def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetim
 GROWTH = math.log(1.02)
 """Logarithmic step between the classes' bounds: the middle of a class is off by 1 % at most."""
 EXACT_BELOW = 50
-"""Up to here each second is a class; beyond, a second is less than 2 %."""
+"""Seconds up to which each second is a class; beyond, a second is less than 2 %."""
 NO_LEAD = ""
 PERCENTILES = (50, 95, 99)
 

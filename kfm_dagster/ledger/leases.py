@@ -1,9 +1,9 @@
 """Leases and fences: which run holds a claim, until when, and which may write (BEY-02).
 
 A lease is a row per run and dataset, so that a heartbeat is a single update however many claims the run holds. The
-lease only decides when other runs may take the claims. The claim itself decides whether its holder may write, in the
-writing transaction: the attempt number must still equal the claim's. So a wrong clock costs an attempt, never a double
-write. Does not belong here: revoking expired claims (`store.py`).
+lease only decides when other runs may take the claims. Whether a run may write is checked in the writing transaction:
+the record's attempt number must still be that of the claim. So a wrong clock costs an attempt, but never causes a
+double write. Does not belong here: revoking expired claims (`store.py`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Leases:
     def renew(self, run_id: str, attempts: Mapping[WalId, int]) -> int:
         """Extend a run's leases over units that it still holds; return their number.
 
-        `attempts` maps each unit to the attempt of its claim: a worker that lost its units, to another run or to a
-        later attempt of the same run, must not prevent the revocation of a dead worker's claims.
+        `attempts` maps each unit to the attempt of its claim. Without it, a worker that has lost its units to a later
+        attempt of the same run would renew the lease of that attempt's worker, which may be dead.
         """
         if not attempts:
             return 0

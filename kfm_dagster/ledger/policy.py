@@ -37,7 +37,7 @@ class LedgerCode(StrEnum):
     LEASE_EXPIRED = "lease_expired"
     """The claim is older than the lease."""
     INCOMPLETE_CHAIN = ChainIssue.INCOMPLETE.value
-    """No operator failed, yet a sub-status forbids the success."""
+    """No operator failed, but a sub-status forbids a success."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
     NOT_COMPENSABLE = "not_compensable"
@@ -66,7 +66,7 @@ class ReplayRule(TypedDict):
 
 
 def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[ReplayRule]:
-    """Return the replay rules; datasets without a contract or in `without` have none: no replay."""
+    """Return the replay rules. A dataset in `without` or without a contract has none, so no replay."""
     never = sorted(NEVER_REPLAYED)
     return [
         {

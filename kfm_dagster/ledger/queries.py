@@ -75,15 +75,15 @@ class LedgerQueries:
         return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return these objects' units that a sidecar can still complete, as they were claimed."""
+        """Return the units of these objects that a sidecar can still complete, as they were claimed."""
         rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 
     def endless_volumes(self, chunks: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return the newest chunk of each endless volume that these new chunks belong to or follow.
+        """Return the newest chunk of each volume to close, given the new `chunks`.
 
-        Only volumes that ended, because their radar has a later volume, and that are not closed yet. Each chunk's
-        source is the message of the new chunk.
+        A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. The new
+        chunks belong to the volume or to the later volume. Each returned chunk has the message of the new chunk.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)
@@ -119,7 +119,7 @@ class LedgerQueries:
         return tx.rows(FailingUnits, "ledger.failing")
 
     def oldest_waiting(self, *, tx: Transaction) -> datetime | None:
-        """Return when the longest-waiting unit, for its first or another attempt, was discovered."""
+        """Return the earliest time of discovery of the units that wait for an attempt."""
         discovered: datetime | None = tx.run("ledger.oldest_waiting").scalar_one()
         return discovered
 
@@ -141,7 +141,7 @@ class LedgerQueries:
             return int(tx.run("ledger.in_flight", lane=lane, today=today.isoformat()).scalar_one())
 
     def succeeded_of_run(self, run_id: str, wal_ids: Iterable[str], *, tx: Transaction) -> dict[WalId, int]:
-        """Return the units of `wal_ids` whose success is still this run's, with their versions."""
+        """Return the units of `wal_ids` whose current success is this run's, with their versions."""
         rows = tx.run("ledger.statuses", wal_ids=sorted(wal_ids)).all()
         return {
             WalId(row.wal_id): row.version

@@ -1,8 +1,8 @@
 """Records of a message without a unit: rejected because unreadable, or ignored, with the reason.
 
-A rejected record has no readable unit, or a unit that no row can hold. Belongs here: the bounds on their sizes and on
-the rows of a message. They are written together with the delivery (`Deliveries`), so that every received message leaves
-a trace. Does not belong here: why a record is rejected or ignored (`operators/message_parse.py`).
+A rejected record has no readable unit, or a unit that does not fit a row. `Deliveries` writes these rows together with
+the delivery, so that every received message leaves a trace. Belongs here: the bounds on the rows' sizes and on their
+number per message. Does not belong here: why a record is rejected or ignored (`operators/message_parse.py`).
 """
 
 from __future__ import annotations

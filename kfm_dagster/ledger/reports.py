@@ -44,7 +44,8 @@ class EnsureResult:
 class SettleReport:
     """Final statuses of a batch. `failed` units may be retried, `quarantined` units not.
 
-    `lost` units were no longer this run's; `mismatched` successes differ from an earlier success without permission.
+    `lost` units had no claim of this run any more; `mismatched` successes differ from an earlier success without
+    permission.
     """
 
     succeeded: tuple[WalId, ...] = ()

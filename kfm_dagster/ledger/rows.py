@@ -30,7 +30,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.text import storable
 
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-"""Order of claims; the claim statement has the same order in SQL."""
+"""Order of claims, as in the claim statement."""
 _PARSED = tuple(section for section in sections() if not section.optional)
 """The envelope's own leaves and its source's: a record's fields before any operator has read the unit."""
 _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt", "record_version", "gate_issues"})
@@ -82,7 +82,7 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 def claimed_envelopes(result: CursorResult[Any]) -> list[Envelope]:
     """Return the envelopes of a statement's records, as they were before any operator ran."""
-    # By index: looking up a thousand rows' columns by name takes longer than the other steps together.
+    # By index, because looking up the columns of a thousand rows by name takes longer than the rest.
     index = {name: number for number, name in enumerate(result.keys())}
     parts = []
     for section in _PARSED:
@@ -117,7 +117,7 @@ def _from_extension(leaf: Leaf, value: Any) -> Any:
 
 
 def findings_row(envelope: Envelope) -> dict[str, Any]:
-    """Return an attempt's sub-statuses (unknown for operators that did not run) and Item place."""
+    """Return an attempt's sub-statuses (unknown for operators that did not run) and Item location."""
     integrity, metadata, stac, provenance = (
         envelope.integrity,
         envelope.metadata,

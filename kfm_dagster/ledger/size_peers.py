@@ -34,8 +34,8 @@ class _Place(NamedTuple):
 class SizePeers:
     """The peers of a batch's units, as they were before the batch.
 
-    Datasets without peers in their contract cost no statement. Units of the same batch are not peers of each other:
-    only recording them shows which are new.
+    Datasets without peers in their contract cost no statement. Units of a batch are not peers of each other, because
+    it is known only after recording which of them are new.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SizePeers:
 def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
     """Return the place of a unit's peers; None where its contract declares none.
 
-    None for a completion, too (ADR 019): it has the peers of its object's first unit, and is not a further object.
+    None for a completion, too (ADR 019): it keeps the peers of its object's first unit, and is not a new object.
     """
     contract = registry[unit.dataset]
     if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):

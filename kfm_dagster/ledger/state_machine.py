@@ -1,9 +1,9 @@
 """The state machine of a ledger record: states, legal transitions and their conditions.
 
-Belongs here: the NODD WAL state machine document as values. The database has the same in CHECK constraints and triggers
-(`sql/schema/0001_first_schema.sql`); a test makes the two agree. Their refusals are explained here: a trigger's text is
-"rule: wal_id: from > to"; SQLite wraps it, PostgreSQL appends its context. Does not belong here: anything that touches
-a row.
+Belongs here: the NODD WAL state machine document as values, and the explanation of the database's refusals. The
+database has the same rules in CHECK constraints and triggers (`sql/schema/0001_first_schema.sql`); a test makes the two
+agree. A trigger's text is "rule: wal_id: from > to", which SQLite wraps, and to which PostgreSQL appends its context.
+Does not belong here: anything that reads or writes a row.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
 
 
 def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
-    """Return the sub-status that forbids a success, as text, or None; if missing, it forbids too."""
+    """Return the sub-status that forbids a success, as text, or None; a missing one forbids it, too."""
     for name, allowed in SUCCESS_REQUIRES.items():
         observed = sub_statuses.get(name, "unknown")
         if observed not in allowed:

@@ -1,10 +1,10 @@
 """The ledger's store: every change of a record, a statement per batch and transition.
 
 Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method works in the caller's
-transaction, so that several rooms commit together. Statements are guarded (status, version, run, attempt), so they
-skip a record that another process has changed; the database's triggers write the history. Does not belong here:
-deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), reading (`queries.py`), messages
-(`deliveries.py`).
+transaction, so that changes of other stores commit together with it. Statements compare status, version, run or
+attempt, so they skip a record that another process has changed; the database's triggers write the history. Does not
+belong here: deciding (`policy.py`, `verdicts.py`), how a change is written (`changes.py`), reading (`queries.py`),
+messages (`deliveries.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.refusal import Refused, write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
-"""Units per statement: as many as a run claims by default, or a message of 1 MiB can announce."""
+"""Units per statement: as many as a run claims by default, and as a message of 1 MiB can announce."""
 
 
 class Ledger(LedgerChanges):
@@ -38,9 +38,9 @@ class Ledger(LedgerChanges):
     def ensure(self, envelopes: Iterable[Envelope], *, lane: Lane = Lane.LIVE, tx: Transaction) -> EnsureResult:
         """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
 
-        A unit is stale if a newer version of its object is known; it is quarantined at once. Waiting earlier versions
-        are superseded and quarantined too; earlier versions in progress when their attempt fails (BEY-01). A unit that
-        the database refuses costs no other unit its record.
+        A unit is stale if a newer version of its object is known; it is quarantined at once. Earlier versions of a new
+        unit's object are superseded and quarantined, too; versions in progress only if their attempt fails (BEY-01).
+        If the database refuses a unit, the other units are recorded.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
         parts: list[EnsureResult] = []
@@ -67,10 +67,11 @@ class Ledger(LedgerChanges):
         replay_run_id: str | None = None,
         tx: Transaction,
     ) -> frozenset[WalId]:
-        """Make failed > pending where attempts and policy allow; return the units (WSM-07, WSM-10).
+        """Make failed > pending if attempts and policy allow it; return the units (WSM-07, WSM-10).
 
-        A retry keeps its lane, any other reason puts the unit into the bulk lane. Superseded units, and units of a
-        switched-off dataset, stay failed. Raises UnknownReplayReasonError for a reason neither built in nor governed.
+        A retry keeps the unit's lane; any other reason puts the unit into the bulk lane. Superseded units, and units
+        of a switched-off dataset, stay failed. Raises UnknownReplayReasonError for a reason that is neither built in
+        nor governed.
         """
         self.govern_reason(reason, tx=tx)
         rows = self._requeue(wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=tx)
@@ -90,10 +91,11 @@ class Ledger(LedgerChanges):
     ) -> list[Envelope]:
         """Claim at most `limit` units (pending > in_progress) under a lease; return their envelopes.
 
-        Live units come before bulk units (with `lane`, only that lane's), then urgent and old units. The version is
-        compared and swapped, so that only one of two concurrent runs gets a unit (WSM-04). Switched-off datasets have
-        no claimable units. Units of dead runs come first, in batches that `release_lost` has halved; a unit that must
-        run alone shares its run with no unit of another dataset, either.
+        Units of dead runs come first, in batches that `release_lost` has halved; a unit that must run alone does not
+        share the run with units of other datasets, either. Then live units come before bulk units (with `lane`, only
+        units of that lane), urgent units before others, and old units before new units. The record's version is
+        compared and swapped, so that only one of two concurrent runs gets a unit (WSM-04). Units of a switched-off
+        dataset are not claimed.
         """
         if self.switches.off([dataset], tx=tx):
             return []
@@ -124,17 +126,17 @@ class Ledger(LedgerChanges):
     def settle(self, envelopes: Sequence[Envelope], *, run_id: str, tx: Transaction) -> SettleReport:
         """Give each claimed unit its final status (WSM-05, WSM-06).
 
-        in_progress > succeeded where no operator failed and the sub-statuses allow it, else in_progress > failed with
-        the time of the next attempt, and > quarantined in the same transaction where none remains. A unit that yielded
-        to a newer unit's Item fails with `catalog_conflict` while that Item may still be withdrawn. Only claims of this
-        run and attempt are changed; the others are returned as `lost`.
+        in_progress > succeeded if no operator failed and the sub-statuses allow it, else in_progress > failed with the
+        time of the next attempt; if no attempt remains, > quarantined in the same transaction. A unit that yielded to a
+        newer unit's Item fails with `catalog_conflict` while that Item may still be withdrawn. Only units with a claim
+        of this run and attempt are changed; the others are returned as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
         successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
-            # After the newer units of their own batch have succeeded.
+            # Decided last, when the newer units of this batch have succeeded.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
             successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
@@ -145,7 +147,7 @@ class Ledger(LedgerChanges):
         failed = {WalId(row.wal_id) for row in failures}
         mismatched = self._record_outcomes([unit for unit in envelopes if unit.wal_id in succeeded], run_id, tx)
         lost = {unit.wal_id for unit in envelopes} - succeeded - failed
-        # A repeated run may have settled these units itself.
+        # An earlier call of this run may have settled these units.
         lost -= self.succeeded_of_run(run_id, lost, tx=tx).keys() if lost else set()
         quarantined = self._give_up(self._beyond_retry(verdicts, failures, tx), tx)
         settled_totals(
@@ -166,11 +168,11 @@ class Ledger(LedgerChanges):
     def release_lost(self, *, run_ids: Iterable[str] = (), tx: Transaction) -> RecoverReport:
         """Revoke the claims of dead runs, and claims with an expired lease (WSM-11).
 
-        in_progress > failed with code worker_lost or lease_expired, then > pending at once where attempts remain, else
-        > quarantined. A claim with a valid lease is revoked only if its run is named.
+        in_progress > failed with code worker_lost or lease_expired, then > pending at once if attempts remain, else
+        > quarantined. A claim with a valid lease is revoked only if `run_ids` has its run.
 
-        The death of a run with several units charges none of them an attempt, because a single unit may be the cause:
-        they return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
+        If a run with several units dies, a single unit may be the cause, so none of them is charged an attempt. They
+        return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
@@ -189,9 +191,9 @@ class Ledger(LedgerChanges):
     ) -> RecoverReport:
         """Revoke a run's remaining claims of a dataset, because the run is rolled back there.
 
-        in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except for the
-        `not_compensable` units, which become quarantined whatever attempts remain. Without `bisect`, where no unit can
-        be the cause, each unit is charged its attempt.
+        in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except that
+        `not_compensable` units are quarantined even if attempts remain. Without `bisect`, for a cause that is no unit,
+        each unit is charged its attempt.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
@@ -202,8 +204,8 @@ class Ledger(LedgerChanges):
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
         """Make failed > pending after the backoff; return the number by (dataset, partition).
 
-        A unit that the policy refuses now is quarantined: its contract has become stricter, or a newer version of its
-        object arrived while its attempt failed. Otherwise it would be due, and refused, at every tick.
+        A unit is quarantined if the policy refuses it now, because the contract has become stricter, or a newer version
+        of the object arrived during the failed attempt. Otherwise it would be due, and refused, at every tick.
         """
         datasets = [rule["dataset"] for rule in self._rules(tx)]
         due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
@@ -233,7 +235,7 @@ class Ledger(LedgerChanges):
         return tuple(sorted(quarantined))
 
     def hold_quarantined(self, wal_ids: Iterable[str], *, tx: Transaction) -> frozenset[WalId]:
-        """Lock units until the transaction ends; return the units that are and stay quarantined."""
+        """Lock units until the transaction ends; return the quarantined units."""
         locked = tx.run("ledger.lock_statuses", wal_ids=sorted(set(wal_ids)))
         return frozenset(WalId(row.wal_id) for row in locked if row.status == Status.QUARANTINED)
 
@@ -251,9 +253,9 @@ class Ledger(LedgerChanges):
     ) -> frozenset[WalId]:
         """Make quarantined or succeeded > pending by a governed override; return the units (WSM-16).
 
-        Compare-and-swap: a unit with another version or status is skipped. Each transition has its row in the
-        governance log, in this transaction; without it the database refuses the transition. Raises
-        UnattributedDecisionError without a change reference, UnknownReplayReasonError for a reason in no vocabulary.
+        Compare-and-swap: a unit with another version or status is skipped. The database refuses a transition without a
+        row in the governance log, which is written in this transaction. Raises UnattributedDecisionError without a
+        change reference, UnknownReplayReasonError for a reason that is neither stored nor configured.
         """
         decision.require_change_ref()
         self.govern_reason(replay_reason, tx=tx)
@@ -296,7 +298,7 @@ class Ledger(LedgerChanges):
         )
 
     def _unless_unfinished(self, units: Sequence[Envelope], tx: Transaction) -> list[Envelope]:
-        """Mark units as conflicting if their newer Item may be withdrawn: neither might remain."""
+        """Mark units as conflicting if the newer Item may be withdrawn, which would leave no Item."""
         newer = sorted({wal_id for unit in units if (wal_id := yields_to(unit))})
         lasting = set(wal_ids_of(tx.run("ledger.lasting_items", wal_ids=newer)))
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
@@ -339,7 +341,7 @@ class Ledger(LedgerChanges):
         return {
             WalId(row.wal_id): LedgerCode.ATTEMPTS_EXHAUSTED
             for row in rows
-            # A dataset without a contract has no limit: its records stay failed.
+            # A dataset without a contract has no limit, so its records stay failed.
             if row.dataset in limits and row.attempts >= limits[row.dataset]
         }
 
@@ -347,7 +349,7 @@ class Ledger(LedgerChanges):
 def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
     """Return the next batch's limit of each unit that a run lost together with others.
 
-    The first death sets the batch's size as the limit, each further death half of it; a unit of limit 1 was alone.
+    The first death sets the limit to the batch's size, and each further death halves it; a unit of limit 1 was alone.
     """
     sizes = Counter(row.ingest_run_id for row in lost)
     limits: dict[WalId, int] = {}

@@ -1,11 +1,11 @@
 """Lineage batches: recorded with their bytes, and published at the lineage root later.
 
-A batch is in the outbox from the transaction that records it until the root and the backend have it; no batch waits
-for another. A file is published whole under its final name, in a folder or a bucket; its bytes come from the row, so
-they may be written to the root twice.
+A batch is in the outbox from the transaction that records it until root and backend have it; no batch waits for
+another. A file appears complete under its final name, in a folder or a bucket. The file's bytes come from the row, so
+that two processes write the same bytes.
 
-Belongs here: recording a batch, publishing, and the backlog. Does not belong here: a batch's content (`store.py`,
-`noted.py`, `revisions.py`), the backend's half (`delivery.py`), retries (`outbox/`).
+Belongs here: recording a batch, publishing it to the root, and the backlog. Does not belong here: a batch's content
+(`store.py`, `noted.py`, `revisions.py`), sending to the backend (`delivery.py`), retries (`outbox.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FolderFiles:
         self._root = root
 
     def publish(self, href: str, content: bytes) -> None:
-        """Write a partial file, sync, rename: no reader or other writer ever sees half a file."""
+        """Write a partial file, sync and rename it, so that other processes see whole files only."""
         partial = self._staging() / f"{secrets.token_hex(16)}.partial"
         try:
             hit(Failpoint.LINEAGE_STAGE_BEFORE)
@@ -122,7 +122,7 @@ _LOG = logging.getLogger(__name__)
 FILES, BACKEND = "files", "backend"
 
 LEASE = timedelta(seconds=120)
-"""How long a delivery owns its batch between two writes; an event takes 5 s at most by the client's default."""
+"""How long a delivery owns its batch between two writes; by the client's default, an event takes 5 s at most."""
 
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
@@ -156,7 +156,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undelivered:
-    """Lineage waiting for the root (for readers) and the backend; `failing`: the worst batches."""
+    """Lineage not yet at the root or the backend; `failing`: the batches with most failures."""
 
     files: Waiting
     backend: Waiting
@@ -166,7 +166,7 @@ class Undelivered:
 class LineageBatches:
     """Records and publishes batches. Any number of processes may share an outbox.
 
-    `deliver`: whether a backend is configured, which gets OpenLineage.
+    `deliver`: whether a backend is configured, so that OpenLineage batches are sent there, too.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class LineageBatches:
     def publish_unless_failing(self) -> None:
         """Publish due files, unless the root is failing; a later tick then publishes them.
 
-        So a run waits for a dead root once, not with every batch.
+        So a run waits for a dead root only once, and not with every batch.
         """
         with self._database.snapshot() as tx:
             failing = backlog(tx)[FILES].error is not None

@@ -1,9 +1,9 @@
 """Delivery of published batches to the OpenLineage backend, at least once, in sequence.
 
-A try claims its batch in the outbox and saves its progress every second: events that a killed process sent since are
-sent again, byte for byte under the same ids. The backend's client is openlineage-python's, with its transports (HTTP,
-Kafka, ...). No unit depends on a backend: events are recorded first and sent from the record, so a dead backend costs
-time and no unit. Does not belong here: delivery to the lineage root (`batches.py`), leases and retries (`outbox/`).
+A try claims its batch in the outbox and saves its progress every second. After a kill, events that were sent since the
+last save are sent again, with the same bytes and ids. The client is openlineage-python, with its transports (HTTP,
+Kafka, ...). Events are recorded first and sent from the record, so that a dead backend fails no unit. Does not belong
+here: delivery to the lineage root (`batches.py`), leases and retries (`outbox.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLUSH_SECONDS = 20.0
 """Longest time that a background transport may take for the events since the last flush."""
 
 REFUSED = frozenset({400, 409, 410, 413, 415, 422})
-"""HTTP statuses that refuse the event. Others concern credentials, the address or an outage, and can be fixed."""
+"""HTTP statuses that refuse the event. Other errors concern credentials, the address or an outage, and may pass."""
 
 
 class BackendUnavailableError(DependencyUnavailableError):
@@ -45,8 +45,8 @@ class BackendUnavailableError(DependencyUnavailableError):
 class ClientBackend:
     """The transports of an OpenLineage client, with its configuration, filters and tags.
 
-    An event is accepted when every transport has it. A composite transport would hide the failure of a part, so its
-    parts are used separately. Sending and flushing raise BackendUnavailableError.
+    An event is accepted when every transport has accepted it. A composite transport would hide the failure of a part,
+    so the parts are used separately. Sending and flushing raise BackendUnavailableError.
     """
 
     def __init__(self, client: OpenLineageClient) -> None:
@@ -68,7 +68,7 @@ class ClientBackend:
         return None if client.transport.kind in {"noop", "console"} else cls(client)
 
     def send(self, event: Event) -> str | None:
-        """Send an event to every transport; return the permanent refusals, None when all accept it."""
+        """Send an event to every transport; return permanent refusals, None if all accept it."""
         refusals = []
         for client in self._clients:
             try:
@@ -102,7 +102,7 @@ def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError
 
 
 def _parts(transport: Any) -> Sequence[Any]:
-    """Return the transports that must all have an event; a fallback stays in its composite."""
+    """Return the transports that must each accept an event; alternatives stay in their composite."""
     if transport.kind == "composite" and transport.config.continue_on_success:
         return [part for child in transport.transports for part in _parts(child)]
     return [transport]
@@ -113,8 +113,8 @@ def _for_transport(transport: Any) -> OpenLineageClient:
     from openlineage.client.transport.http_common import DEFAULT_RETRY_CONFIG  # noqa: PLC0415, as above
 
     if transport.kind == "http" and transport.config.retry == DEFAULT_RETRY_CONFIG:
-        # The outbox retries. Six attempts of 5 s inside a call would delay a tick for every event, and the last
-        # answer would be lost in a RetryError.
+        # The outbox retries. Six attempts of 5 s inside a call would delay a tick for every event, and a RetryError
+        # would hide the last answer.
         transport.config.retry = {"total": 0}
     if transport.kind == "http":
         transport.session.hooks["response"].append(_refuse_redirect)
@@ -122,7 +122,7 @@ def _for_transport(transport: Any) -> OpenLineageClient:
 
 
 def _refuse_redirect(response: Any, **_more: Any) -> None:
-    # Followed as a GET (RFC 9110, 15.4), a redirect would end at a login page with status 200 and lose the event.
+    # Followed as a GET (RFC 9110, 15.4), a redirect could end with status 200 at a login page, and lose the event.
     if 300 <= response.status_code < 400 and response.status_code not in {307, 308}:
         response.close()
         raise ConnectionError(f"the backend redirects to {response.headers.get('Location')}")
@@ -159,19 +159,19 @@ def _run_event(event: Event) -> RunEvent:
 _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
-"""Refusals that end a try, so that a backend that refuses everything does not receive thousands of events."""
+"""Refusals that end a try, because a backend that refuses everything must not get thousands of events."""
 
 PROGRESS = timedelta(seconds=1)
-"""How often a try saves its progress: events that a killed process sent since then are sent again."""
+"""Time between two saves of a try's progress; after a kill, events sent since the last save are sent again."""
 
 
 @dataclass(kw_only=True)
 class _Try:
     """A try of a batch.
 
-    An entry's position counts the events sent; its payload has the positions of events that were not accepted. Such an
-    event goes to the end of its batch, whether the backend refused it or was down: an event that crashes the backend
-    must not block the others.
+    An entry's position counts the events sent; its payload has the positions of events that were not accepted. These
+    are retried after the other events of the batch, also if the backend was down, because an event that crashes the
+    backend must not block the others.
     """
 
     entry: Entry

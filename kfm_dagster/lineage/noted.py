@@ -1,8 +1,8 @@
 """Recorded ends: node steps (IEN-11) and failed attempts of units (RSP-16), published once.
 
-The end of a step or an attempt writes a row; the process that publishes lineage turns the rows without a batch into
-batches, in one transaction. A crash before its commit leaves the rows, a crash after it leaves the outbox: nothing is
-lost, nothing is published twice, and no stage or settlement waits for it.
+The end of a step or an attempt writes a row. The process that publishes lineage turns the rows without a batch into
+batches, in one transaction: after a crash, either the rows remain or the batches are in the outbox. So nothing is lost,
+nothing is published twice, and no stage or settlement waits for publishing.
 Belongs here: selecting the rows, their batches, and the events of a failed attempt. Does not belong here: documents of
 a step (`steps.py`) or of registered units (`openlineage.py`).
 """
@@ -34,7 +34,7 @@ from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
 MOST = 500
-"""Rows that a transaction publishes: steps of some 30 runs."""
+"""Rows that a transaction publishes, about the steps of 30 runs."""
 
 PublicName = Callable[[str], str]
 """Returns the public name of a dataset."""
@@ -83,7 +83,7 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
             path=path,
             dataset=NAMESPACE,
             run_id=steps[0].run_id,
-            # Apart from the units' files, so that their readers get an event of each kind per unit.
+            # Not in the units' folder, so that readers of that folder get an event of each kind per unit.
             href=f"steps/{path}/{steps[0].ended_at:%Y-%m-%d}/{stem}.{suffix}",
             units=len(steps),
         )
@@ -102,7 +102,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
         path=LineagePath.OPENLINEAGE,
         dataset=rows[0].dataset,
         run_id=rows[0].run_id,
-        # Apart from the registered units' files, like the steps' files.
+        # Not in the folder of the registered units, as the files of steps.
         href=f"failures/openlineage/{dataset}/{rows[0].at:%Y-%m-%d}/{batch_id}.ndjson",
         units=len(rows),
     )

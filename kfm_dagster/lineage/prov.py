@@ -220,9 +220,9 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
         "wasAttributedTo": OPERATOR,
     }
     if stac.superseded:
-        # The Item never became current, so nothing generated it; nor can the newer unit's activity, which ended before,
-        # have invalidated it (PROV-CONSTRAINTS, generation precedes invalidation). The current Item is another aspect
-        # of the same thing: an alternate (PROV-DM, 5.5.2).
+        # The Item never became current, so no activity generated it. The activity of the newer unit ended earlier, so
+        # it cannot have invalidated this Item (PROV-CONSTRAINTS, generation precedes invalidation). The current Item is
+        # another aspect of the same thing, an alternate (PROV-DM, 5.5.2).
         node["kfm:superseded"] = True
         if unit.yields_to is not None:
             node["alternateOf"] = unit.yields_to
@@ -232,7 +232,7 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
     if stac.content_sha256 is not None:
         node["kfm:content_sha256"] = stac.content_sha256
     if unit.revises is not None:
-        # Derived as well: readers do not infer it from the subproperty.
+        # Also stated as a derivation, because readers do not infer it from the subproperty.
         node["wasRevisionOf"] = unit.revises
         node["wasDerivedFrom"] = [*node["wasDerivedFrom"], unit.revises]
     return node
@@ -240,7 +240,7 @@ def _item(unit: LineageUnit, run: IngestRun, *, is_masked: bool) -> Node:
 
 def software_agent(name: str, **relations: str) -> Node:
     """Return the agent of a piece of software."""
-    # Typed as Agent too: RDF readers do not infer it from the subclass.
+    # Also typed as Agent, because RDF readers do not infer it from the subclass.
     return {"id": agent_id(name), "type": ["Agent", "prov:SoftwareAgent"], "kfm:name": name, **relations}
 
 

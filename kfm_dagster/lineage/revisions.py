@@ -3,8 +3,8 @@
 The first publication of a unit has the empty revision, in any attempt or replay. A publication is never erased and
 never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added, named
 by the replay or the run.
-The Item's content decides, not the status of this attempt: a repair that died after writing the catalog is a no-op on
-its next attempt, and its revision is still missing.
+The Item's content decides whether the Item changed, not this attempt's status: after a repair that died with the
+catalog written, the next attempt is a no-op, but the revision is still missing.
 A withdrawn batch gets a second batch (PCS-03), through the same outbox: per unit an OpenLineage event of type OTHER,
 which adds to a run that has ended (OpenLineage.json 2-0-2, `eventType`), or the PROV-O invalidation of the entities
 that the ingest generated. Files and rows stay.
@@ -65,8 +65,8 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
 
 def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
     valid = _valid(published)
-    # Without a replay, another release of the code changed the Item during a retry, or the run's publications were
-    # withdrawn.
+    # The run's name is for changes without a replay: another release of the code changed the Item during a retry, or
+    # the run's publications were withdrawn.
     unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
         return unused if published else FIRST_REVISION

@@ -1,7 +1,7 @@
 """Lineage documents of a step: OpenLineage's events, PROV-O's activity and output (pure).
 
-A step is an end of an intent of an idempotent node (`etl_steps`): of a stage of our chain, or of another team's node.
-Its parent is the run. Figures that were not measured are absent.
+A step is the end of an intent of an idempotent node (`etl_steps`), which is a stage of the chain or another team's
+node. The step's parent is the run. Figures that were not measured are absent.
 Belongs here: the documents. Does not belong here: when steps are published (`noted.py`), or the lineage of
 ingest units (`openlineage.py`, `prov.py`).
 """
@@ -35,7 +35,7 @@ STORAGE_NAMESPACE = "kfm-storage"
 RUN_JOB = "kfm.run"
 """Job of a step's parent, the run."""
 INPUTS_NAMED = 100
-"""A longer manifest becomes a single dataset with a count: a batch's entries would flood a lineage browser."""
+"""A longer manifest becomes a single dataset with a count, because its entries would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Step:
     artifact: tuple[str, str] | None
     """URI and SHA-256 of the output's file; None without a file."""
     has_output: bool
-    """Whether the content has an output: this step's, or, for a skip, the output of the step that applied it."""
+    """Whether the content has an output, of this step or, for a skip, of the step that applied the content."""
     measures: Mapping[str, float | int | str]
     error: str | None
     outcome: str | None
@@ -185,7 +185,7 @@ def step_nodes(step: Step) -> Iterator[Node]:
     if step.outcome is not None:
         activity |= {"kfm:dataset_id": step.job, "kfm:outcome": step.outcome}
     if step.validation_summary is not None:
-        # As text: PROV-JSON's attributes are scalar, and the summary's members differ by node.
+        # As text, because PROV-JSON's attributes are scalar, and the summary's members differ by node.
         summary = orjson.dumps(step.validation_summary, option=orjson.OPT_SORT_KEYS)
         activity["kfm:validation_summary"] = summary.decode()
     yield activity
@@ -205,7 +205,7 @@ def step_nodes(step: Step) -> Iterator[Node]:
             "wasAttributedTo": SERVICE,
         }
         if step.artifact is not None:
-            # The next node uses the file; equal bytes of another content are the same file.
+            # The file is a separate entity, because the next node uses it, and contents with equal bytes share it.
             output["alternateOf"] = _content_id(*step.artifact)
             yield _content(*step.artifact)
         yield output

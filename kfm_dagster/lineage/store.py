@@ -71,7 +71,7 @@ class Link:
 
     `invalidated_at` is the time of the withdrawal, None while the lineage is valid.
 
-    object_uri and record_status are the record's, None if the ledger has no record of the wal_id.
+    object_uri and record_status are those of the ledger's record; None without a record of the wal_id.
     """
 
     wal_id: WalId

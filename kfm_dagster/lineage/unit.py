@@ -21,7 +21,7 @@ REGISTERED = frozenset({StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP
 
 @unique
 class LineagePath(StrEnum):
-    """The two forms of a unit's lineage; each is emitted once, independently of the other."""
+    """The two forms of a unit's lineage; each form is emitted once, independently of the other."""
 
     OPENLINEAGE = "openlineage"
     PROV = "prov"
@@ -31,7 +31,7 @@ class LineagePath(StrEnum):
 class IngestRun:
     """The run that ingests a batch of a dataset.
 
-    Times are the batch's, in RFC 3339: started_at is its claim, occurred_at its end.
+    Times are in RFC 3339: started_at is when the batch was claimed, occurred_at is its end.
     """
 
     run_id: str

@@ -1,8 +1,8 @@
 """The resident worker: long polling, recording, the chain, and maintenance; rest while idle.
 
-It shares the ledger's work with sensors and runs: claims decide. Belongs here: the schedule, and the locks that reveal
-dead runs of this machine's workers. Does not belong here: the work and the claims of dead runs
-(`ingest/`), or reporting to Dagster (`defs/runless.py`).
+Worker, sensors and runs share the ledger's work by claims. Belongs here: the schedule, and the locks that reveal dead
+runs of this machine's workers. Does not belong here: the work itself, releasing the claims of dead runs (`ingest/`), or
+reporting to Dagster (`defs/runless.py`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _COMING = "."
 
 
 class RunLocks:
-    """The files of a machine's runs, below `folder`; their locks end with a process.
+    """The files of a machine's runs, below `folder`, each locked until the run's process ends.
 
-    Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file,
-    locked while it works: a file without a lock belongs to a run whose process is gone. Only this machine's files are
-    examined, as locks may not work over a network file system.
+    Dagster does not know a worker's runs, and their leases last for minutes after a kill. So each run has a file that
+    its process locks, and a file without a lock belongs to a dead run. Only this machine's files are examined, because
+    locks may not work over a network file system.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class RunLocks:
         """Lock a run's file while the block runs; a process that dies leaves it without a lock."""
         file, hidden = self._folder / run_id, self._folder / f"{_COMING}{run_id}"
         with hidden.open("xb") as lock:
-            # Locked before others see it: without the lock, they would regard the new run as dead.
+            # Locked before it gets its name, because other processes regard a run without a lock as dead.
             fcntl.flock(lock, fcntl.LOCK_EX)
             hidden.rename(file)
             try:
@@ -93,19 +93,19 @@ def _is_free(file: Path) -> bool:
 
 
 LONG_POLL_SECONDS = 5
-"""Time that a request waits for a message: shorter than the client's read timeout (10 s), and at most the pause between
-two looks at the ledger. The requests of an idle worker cost almost no CPU."""
+"""Time that a request waits for a message: shorter than the client's read timeout (10 s), and at most LOOK_SECONDS. The
+requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
-"""Messages within this time after the first message are a batch: a run of any size costs a tenth of a second."""
+"""Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Units of a batch for each object read in parallel: work for some seconds. Other messages stay on the queue for other
-workers, which would be idle if a single worker took all."""
+"""A batch has at most this many units per parallel read, which is work for some seconds. Further messages stay on the
+queue for other workers."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
-"""The longest time between two collections of evidence; an idle worker collects it at once."""
+"""The longest time between two collections of evidence; an idle worker collects evidence at once."""
 LEFT_SECONDS = 30.0
-"""A day with units pending for this long is the worker's: a sensor would have requested a run within two ticks, and a
+"""The worker takes a day whose units are pending for this long, because a sensor requests a run within two ticks and a
 run starts in seconds."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 600.0
@@ -166,19 +166,19 @@ class Worker:
     batches: int = field(default=0, init=False)
     """Number of batches with claimed units."""
     stopping: bool = field(default=False, init=False)
-    """Whether it ends after the batch in work."""
+    """Whether the worker ends after the current batch."""
     _last_batch: int | None = field(default=None, init=False)
     _next_look: float = field(default=0.0, init=False)
     _next_evidence: float = field(default=0.0, init=False)
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """By day, the time of the first look since which units have been pending."""
+    """Day > time since which each look has seen pending units; None before the first look."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:
         """End after the current batch. Signal handlers may call this."""
-        # Not a threading.Event: a handler that interrupts its wait would wait for its lock for ever.
+        # Not a threading.Event, because a signal handler that interrupts its wait would wait for its lock for ever.
         self.stopping = True
 
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:
@@ -188,7 +188,7 @@ class Worker:
         while not self._done:
             try:
                 idle = self._round()
-            except Exception as error:  # a database or queue may be back in the next round
+            except Exception as error:  # the database or queue may work again in the next round
                 pause = outside.add()
                 self.warn(f"{_line(error)}; again in {pause:.0f} s")
                 self._rest(pause)
@@ -198,7 +198,7 @@ class Worker:
                 break
         try:
             self._look()
-        except Exception as error:  # the next worker's or sensor's look does the rest
+        except Exception as error:  # the next worker or sensor continues
             self.warn(_line(error))
 
     def _round(self) -> bool:
@@ -216,7 +216,7 @@ class Worker:
             EvidenceCollector(self.pipeline).collect()
             self._next_evidence = time.monotonic() + EVIDENCE_SECONDS
         if report.off or report.full:
-            # The tick received nothing, so it did not wait at the queue.
+            # Nothing was received, so no request has waited at the queue.
             self._rest(LONG_POLL_SECONDS)
         return idle
 
@@ -230,7 +230,7 @@ class Worker:
         self._ended -= dead
         now = time.monotonic()
         self._next_look = now + LOOK_SECONDS
-        # Units that are pending at the start may be left from an earlier worker that was killed.
+        # Units that are pending at the first look may have been left by a killed worker, so they are overdue.
         before = self._waiting or {}
         first = now - LEFT_SECONDS if self._waiting is None or dead else now
         self._waiting = {key: before.get(key, first) for key in self._pending()}
