@@ -1,1 +1,1 @@
-"""STAC: build, validate, stage, promote."""
+"""The STAC catalog: build, validate, stage and promote Items, and follow their changes."""

@@ -1,8 +1,8 @@
 """An Item's assets: the addresses of its object and sidecars, and the arguments to open them.
 
-An href is the object's own `s3://` address. Public objects also have `https` addresses (alternate-assets extension
-1.2.0): of the bucket itself and of the mirrors that the contract names. The storage extension 2.0.0 gives region and
-bucket, xarray-assets 1.0.0 the arguments of `xarray.open_dataset`. Does not belong here: properties of the Item
+An href is the object's own `s3://` address. Public objects also have `https` addresses, in the bucket itself and in the
+mirrors that the contract names (alternate-assets extension 1.2.0). The storage extension 2.0.0 has region and bucket,
+and xarray-assets 1.0.0 has the arguments of `xarray.open_dataset`. Does not belong here: properties of the Item
 (`item.py`).
 """
 
@@ -102,8 +102,8 @@ def assets(
 
 @lru_cache(maxsize=1024)
 def _picture(geometry: bytes) -> str:
-    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397). Cached: Items share footprints."""
-    # Imported here: it loads numpy and shapely; most commands and datasets do not need them.
+    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397); cached, as Items share footprints."""
+    # Imported here, because it loads numpy and shapely, which most commands and datasets do not need.
     from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
 
     picture = draw([orjson.loads(geometry)], THUMBNAIL, with_land=False)

@@ -1,8 +1,8 @@
 """Changes of the catalog: the record of an Item's change, and the interface of followers.
 
-Every change of an Item in the index is a row, written in the transaction of the change. A follower is a place that
-shows the same Items in another form (a search index, a receiver of announcements). It is updated after the commit
-(`following.py`), so that no unit fails because the place is down.
+Every change of an Item in the index is a row, written in the transaction of the change. A follower is an output that
+has the same Items in another form (a search index, a receiver of announcements). Followers are updated after the commit
+(`following.py`), so that an output that is down fails no unit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class FollowError(DependencyUnavailableError):
 class ItemChange:
     """An Item's last change in a follower's batch.
 
-    `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` its file
-    below the catalog's root. `item` is the file's content; it and `content_sha256` are None once withdrawn. An Item
-    that was created and withdrawn before a follower saw it is delivered as withdrawn.
+    `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` the Item's
+    file below the catalog's root. `item` is the file's content; `item` and `content_sha256` are None once the Item is
+    withdrawn. An Item that was created and withdrawn before a follower got it is delivered as withdrawn.
     """
 
     change_id: int
@@ -49,21 +49,21 @@ class ItemChange:
 
 
 class Follower(Protocol):
-    """A place that shows the current Items in another form."""
+    """An output that has the current Items in another form."""
 
     name: str
-    """Key of its cursors."""
+    """Key of the follower's cursors."""
     after: Sequence[str]
     """Names of the followers that receive each change before this follower."""
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Update the place with these Items, without repetition, in the order of `change_id`.
+        """Update the output with these Items, each at most once, in the order of `change_id`.
 
-        `contract` is the owning dataset's. Each change is delivered at least once, by a single caller at a time; a
-        stalled caller may still be running. After any error the whole batch is delivered again.
+        `contract` is that of the dataset that owns the Collection. Each change is delivered at least once, by a single
+        caller at a time; a stalled caller may still be running. After any error the whole batch is delivered again.
         """
         ...
 
     def forget(self, contract: DatasetContract) -> None:
-        """Empty the place of a collection, before all its current Items are followed again."""
+        """Remove a collection from the output, before all its current Items are delivered again."""
         ...

@@ -26,7 +26,7 @@ MIRROR = {
     "title": "Items as GeoParquet",
     "description": "The Items of each day as stac-geoparquet 1.0.0; while files are replaced, the newest "
     "items/YYYY/YYYY-MM-DD-*.json of a day names those that are its.",
-    # A pattern, which readers of Parquet accept (DuckDB, GDAL, Polars): a list of days would grow large.
+    # A pattern, which readers of Parquet accept (DuckDB, GDAL, Polars), because a list of days would grow large.
     "href": "./items/*/*.parquet",
     "type": "application/vnd.apache.parquet",
     "roles": ["collection-mirror"],
@@ -39,7 +39,8 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Maximum distinct values that a Collection lists per property, else their range. NEXRAD alone has 160 sites."""
+"""Maximum distinct values that a Collection lists per property; with more values it has their range. NEXRAD has 160
+sites."""
 
 
 def tree(
@@ -47,8 +48,8 @@ def tree(
 ) -> list[Level]:
     """Return documents from the root to these days' pages, by level. Raises PublishError.
 
-    A collection, year or day without Items has None. Without `root` the root is left out. `pages`, which have Items,
-    limits the pages to return.
+    A collection, year or day without Items has None. Without `root` the root is left out. `pages` limits the pages to
+    return; these pages must have Items.
     """
     contract, collection = index.contract, index.contract.stac.collection
     pages_of = {day: index.pages(day) for day in sorted(set(days))}

@@ -32,7 +32,7 @@ GROUP = "kfm_dagster.followers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerContext:
-    """Parts of a pipeline for followers: `catalog` has Items' files, `objects` the providers'."""
+    """Parts of a pipeline for followers: `catalog` has the Items' files, `objects` reads objects."""
 
     database: Database
     catalog: Publisher
@@ -44,10 +44,10 @@ class FollowerSource(ABC):
     """Base of the classes that entry points name: creates the configured followers."""
 
     title: ClassVar[str] = ""
-    """Name of its check in `kfm doctor`; by default its entry point's name."""
+    """Name of the source's check in `kfm doctor`; by default the name of the entry point."""
 
     def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
-        """Read its configuration, before a database exists. Raises ConfigurationError."""
+        """Read the source's configuration, before a database exists. Raises ConfigurationError."""
         self.settings = settings
         self.registry = registry
 
@@ -56,7 +56,7 @@ class FollowerSource(ABC):
         """Return the configured followers, without connecting to anything."""
 
     def ask(self) -> Iterator[str | KfmError]:
-        """Check its followers for `kfm doctor`; yield successes and errors. May raise KfmError."""
+        """Check the followers for `kfm doctor`; yield successes and errors. May raise KfmError."""
         yield from ()
 
 

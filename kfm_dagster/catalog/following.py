@@ -4,7 +4,7 @@ A collection has a single writer at a time, so its changes are committed in the 
 therefore skips no change. A follower in a collection is advanced by a single process at a time.
 
 Does not belong here: writing changes (`index.py`), types of changes and followers (`changes.py`), leases and retries
-(`outbox/`).
+(`outbox.py`).
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class FollowerRunner:
         return delivered
 
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
-        """Empty a follower's place of a collection, refill it, and return the number of changes.
+        """Remove a collection from a follower's output, refill it, and return the number of changes.
 
-        Raises FollowError, also while another process has the claim; later calls of `catch_up` then refill it.
+        Raises FollowError, also while another process has the claim; later calls of `catch_up` then refill the output.
         """
         owner = self._owners[contract.stac.collection]
         entry = self._outbox.take(follower.name, owner.stac.collection)
@@ -164,11 +164,11 @@ class FollowerRunner:
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
         """Return each Item's last change with content, without Items that have changed since.
 
-        The Items left out are delivered with their later change; an Item with a lost file, when it is written again.
+        An Item left out is delivered with its later change, or, if its file is lost, when the file is written again.
         """
         confirmed, unsure = self._read(contract, _last(changes))
         if unsure:
-            # A writer promotes its files a moment before it commits its index, so wait for its end.
+            # A writer promotes files a moment before it commits the index, so wait until it has ended.
             with self._database.transaction() as tx, CollectionIndex(tx, contract, page_size=1).only_writer():
                 reread, missing = self._read(contract, unsure)
             confirmed += reread

@@ -1,4 +1,4 @@
-"""The catalog's index: its rows in the database, per collection and inside one transaction.
+"""The catalog's index: rows in the database, used per collection and inside one transaction.
 
 Reads current Items, compares and swaps revisions, assigns pages, and answers the queries of the catalog documents. Does
 not belong here: decisions (`store.py`) and files (`publisher.py`).
@@ -59,10 +59,10 @@ class CatalogEntry:
     precedence: str
     sequencer: str
     event_time: datetime | None
-    """Time of the unit's event; None if the unit is not in the ledger."""
+    """Event time of the unit; None if the unit is not in the ledger."""
     revision: int
     promotion_id: int | None
-    """Entry of the undo log that made it current; None for Items older than the log."""
+    """Entry of the undo log that made this version current; None for Items older than the log."""
     summaries: Mapping[str, Sequence[Any]]
 
 
@@ -70,7 +70,7 @@ class CatalogEntry:
 class Write:
     """Intended write of a candidate that replaces `base`, or is new if base is None.
 
-    `promotion_id` is its entry in the undo log; a write that only restores a lost file adds no entry.
+    `promotion_id` is the write's entry in the undo log; a write that only restores a lost file adds no entry.
     """
 
     candidate: Candidate
@@ -103,9 +103,9 @@ class CollectionIndex:
 
     @contextmanager
     def only_writer(self) -> Iterator[bool]:
-        """Wait to be the collection's only writer; yield whether the root must list it again.
+        """Wait to be the collection's only writer; yield whether the root does not list it yet.
 
-        The collection is dropped if it has no Items when the block ends; the writer of its next Item lists it again.
+        If the collection has no Items when the block ends, it is dropped, and the next writer must list it again.
         """
         opened = self._tx.run(
             "catalog.open_collection",
@@ -127,7 +127,7 @@ class CollectionIndex:
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
-        """Compare and swap; return the applied writes by page, without writes on an outdated base."""
+        """Compare and swap; return the applied writes by page, without those on an outdated base."""
         new_pages = self._assign_pages(writes)
         page_of = {
             write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]
@@ -167,7 +167,7 @@ class CollectionIndex:
     def replace_rows(self, taken_back: Iterable[str], put_back: Iterable[int]) -> None:
         """Remove Items, restore rows that promotions replaced, update or drop pages and summaries.
 
-        A restored Item keeps its page. Rows are not revised: each equals the earlier row, column by column.
+        A restored Item keeps its page. A restored row gets no new revision: it equals the earlier row in every column.
         """
         change: Counter[tuple[str, str]] = Counter()
         pages: set[Page] = set()
@@ -250,7 +250,7 @@ class CollectionIndex:
         return values
 
     def _assign_pages(self, writes: Sequence[Write]) -> dict[str, int]:
-        """Fill each day's last page, then new pages; in order of Item ids, to be repeatable."""
+        """Assign pages in the order of Item ids: first each day's last page, then new pages."""
         by_day: dict[str, list[str]] = defaultdict(list)
         for write in writes:
             if write.base is None:
@@ -306,8 +306,8 @@ def _summary_keys(summaries: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str,
 def _enclosing(row: Any) -> Bbox | None:
     """Return the smallest box with a single interval of longitudes, or the whole circle.
 
-    Bounds counted from -180 to 180 are true unless an Item crosses the antimeridian; counted from 0 to 360 they are
-    true unless an Item crosses Greenwich.
+    Bounds of longitudes from -180 to 180 are correct unless an Item crosses the antimeridian; bounds of longitudes from
+    0 to 360 are correct unless an Item crosses the prime meridian.
     """
     if row.west is None:
         return None

@@ -29,7 +29,7 @@ ISSUE_TEXT_LIMIT = 300
 
 _EXTENSION_NAME = re.compile(r"/([a-z0-9-]+)/v[0-9][^/]*/schema\.json$")
 _PREFIXES = {"projection": "proj", "alternate-assets": "alternate", "xarray-assets": "xarray", "datacube": "cube"}
-"""Field prefixes of extensions that differ from the extension's name."""
+"""Field prefixes of extensions, where the prefix differs from the extension's name."""
 _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 
 
@@ -37,9 +37,9 @@ _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 class Candidate:
     """An Item to be registered in the catalog.
 
-    `content` is the canonical JSON to write and `item` its parsed form; `precedence`, `sequencer` and `event_time`
-    order re-issues; the first two may be empty text. `attempt` is the attempt of the unit's claim, for the fence;
-    `run_id` is the run for the undo log, None outside of any run.
+    `content` is the canonical JSON to write and `item` its parsed form. `precedence`, `sequencer` (both may be empty)
+    and `event_time` order re-issues. `attempt` is the attempt of the unit's claim, for the fence; `run_id` is the run
+    for the undo log, None outside of any run.
     """
 
     dataset: str
@@ -97,7 +97,7 @@ def build_item(
 ) -> dict[str, Any]:
     """Build the STAC Item of an envelope that has its `metadata` section.
 
-    run_state is {dataset_id, run_id} of the node that registers it; it leads from an Item to its run.
+    run_state is {dataset_id, run_id} of the registering node, by which readers find the run of an Item.
     """
     metadata = envelope.metadata
     if metadata is None:

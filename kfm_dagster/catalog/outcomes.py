@@ -1,4 +1,4 @@
-"""Outcomes: the choice among candidates for an Item, and the result of each registration.
+"""Outcomes: which candidate for an Item is newest, and the result of each registration.
 
 Pure. Does not belong here: current Items (`index.py`), registering (`store.py`).
 """
@@ -61,13 +61,13 @@ def written(write: Write) -> StacResult:
 def unchanged(write: Write, current: CatalogEntry) -> StacResult:
     """Return the result of a unit with an already current Item.
 
-    It repeats the replaced unit, because the first result may have been lost with its run.
+    The result names the replaced unit again, because an earlier result may have been lost with its run.
     """
     return _result(write, StacStatus.NO_OP, replaces=current.replaces)
 
 
 def superseded(write: Write, current: CatalogEntry) -> StacResult:
-    """Return the result of a unit that came after a newer unit."""
+    """Return the result of a unit that is registered after a newer unit."""
     return dataclasses.replace(
         _result(write, StacStatus.NO_OP),
         content_sha256=current.content_sha256,

@@ -1,9 +1,9 @@
 """Promotions: the catalog's undo log, which records the previous state of every Item that a run writes (PCS-03).
 
-An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
-file. A column of the index has the entry of an Item's current version; an entry that was never in it did not commit.
-Earlier bytes are kept in the database under their hash: a commit makes them durable together with the entries that
-name them, and rewritten Items are few and small (a kilobyte each, compressed).
+An entry is committed before its file is promoted, so that a crash can leave an entry without a file, but never a file
+without an entry. A column of the index has the entry of an Item's current version; a promotion whose entry was never
+in that column did not commit. Earlier bytes are kept in the database under their hash, because then one commit makes
+them and the entries durable; rewritten Items are few and small (a kilobyte each, compressed).
 
 Belongs here: writing the log and reading it. Does not belong here: undoing (`undo.py`).
 """
@@ -31,8 +31,8 @@ CODEC = "zstd"
 class Promotion:
     """An entry of the log: an Item's file that a run wrote, or died before writing.
 
-    before_revision is None if the Item is new, before_promotion_id also if its row is older than the log, before_sha256
-    also if the row's file was lost. `withdrawn`: the promotion was undone.
+    The `before_...` fields are None if the Item is new; before_promotion_id also if the Item's row is older than the
+    log, and before_sha256 also if the Item's file was lost. `withdrawn`: the promotion was undone.
     """
 
     promotion_id: int
@@ -47,7 +47,7 @@ class Promotion:
     withdrawn: bool
 
     def came_after(self, current: CatalogEntry | None) -> bool:
-        """Return whether the promotion was to replace the current version, or to create the first."""
+        """Return whether the promotion would replace the current version, or create the first."""
         before = (self.before_promotion_id, self.before_revision)
         return before == ((current.promotion_id, current.revision) if current else (None, None))
 
@@ -64,7 +64,7 @@ class PromotionLog:
         """Log intended writes; return them with entries. `files` are the current files by path.
 
         Takes two statements, and another per overwritten Item. A write that only restores a lost file does not
-        change the catalog's content, so it is not logged: the Item keeps its entry.
+        change the catalog's content, so it is not logged, and the Item keeps its entry.
         """
         logged = [write for write in writes if not outcomes.is_restoration(write)]
         if not logged:
@@ -113,7 +113,7 @@ class PromotionLog:
         return entries
 
     def withdraw(self, promotion_ids: Iterable[int]) -> None:
-        """Mark entries as undone, so that undoing a later entry never restores their Items."""
+        """Mark entries as undone, so that undoing a later entry does not restore their versions."""
         self._tx.run("catalog.withdraw", promotion_ids=promotion_ids, withdrawn_at=datetime.now(UTC))
 
     def kept(self, digests: Iterable[str]) -> dict[str, bytes]:
@@ -126,8 +126,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file may be left by an uncommitted promotion of the same row, and so never have been current. That promotion's
-        entry has the earlier file; its hash is returned then.
+        A file that an uncommitted promotion of the same row has left was never current. In this case, the hash of the
+        earlier file is returned, which that promotion's entry has.
         """
         overwritten = [write for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -153,7 +153,7 @@ class PromotionLog:
         self._tx.run_many(
             "catalog.keep_file",
             [
-                # Always in the same order, so that two writers cannot deadlock.
+                # In the order of hashes, so that two writers cannot deadlock.
                 {
                     "sha256": digest,
                     "content": pa.compress(contents[digest], codec=CODEC, asbytes=True),
@@ -166,5 +166,5 @@ class PromotionLog:
 
 
 def sha256(content: bytes) -> str:
-    """Hash all bytes of a file, as hex; an Item's content hash omits members that vary by run."""
+    """Return the SHA-256 of all bytes of a file, unlike an Item's content hash (`item.py`)."""
     return hashlib.sha256(content).hexdigest()

@@ -67,10 +67,10 @@ class Ranges(io.RawIOBase):
 
 STAGING = ".staging"
 FSYNC_LIMIT = 16
-"""Maximum files that are synced individually (0.3 ms each); syncfs takes at least 2.5 ms, 0.014 ms a file in bulk."""
+"""Maximum files that are synced individually (0.3 ms each); above it, syncfs costs 2.5 ms, or 0.014 ms a file."""
 CONCURRENT_REQUESTS = 128
 RANGE_BYTES = 64 * 1024
-"""Minimum size of a range request: the following bytes are often read next."""
+"""Minimum size of a range request, because the following bytes are often read next."""
 
 
 Level = Mapping[str, bytes | None]
@@ -89,9 +89,9 @@ class Staged(NamedTuple):
     """Files that no reader sees yet."""
 
     promote: Callable[[Sequence[str]], Mapping[str, PublishError]]
-    """Makes files visible, each atomically, in any order; returns the errors of the others."""
+    """Makes files visible, each atomically, in any order; returns the errors by path."""
     settle: Callable[[], None]
-    """Makes the names of the promoted files survive a power loss. Raises PublishError."""
+    """Makes the names of the promoted files durable against a power loss. Raises PublishError."""
 
 
 class Publisher(Protocol):
@@ -200,7 +200,7 @@ class FolderPublisher:
         return []
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Unlink files, then emptied folders, so that it survives a power loss."""
+        """Unlink files, then emptied folders, durably against a power loss."""
         folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
         with _in_folder():
@@ -255,7 +255,7 @@ class FolderPublisher:
             hit(Failpoint.CATALOG_SETTLE_AFTER)
 
     def _staging_folder(self) -> tuple[Path, int]:
-        """Create a locked folder; first remove unlocked folders, left by killed processes."""
+        """Create a locked folder; first remove the unlocked folders of killed processes."""
         parent = self._root / STAGING
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.iterdir():
@@ -268,7 +268,7 @@ class FolderPublisher:
                     os.close(lock)
         while True:
             folder = Path(tempfile.mkdtemp(dir=parent))
-            # Until it is locked, another process may remove the folder as a leftover.
+            # Until the folder is locked, another process may remove it as a leftover.
             with suppress(FileNotFoundError):
                 lock = os.open(folder, os.O_RDONLY)
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -296,7 +296,7 @@ class ObjectStorePublisher:
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
         """Keep files in memory until they are promoted."""
-        # A PUT that was answered is durable.
+        # An answered PUT is durable, so settling has no work.
         yield Staged(partial(self._promote, files), lambda: None)
 
     def names(self, folder: str) -> Sequence[str]:

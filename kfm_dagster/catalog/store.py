@@ -65,8 +65,8 @@ class Catalog:
         """Register a batch of a dataset; return results in the order of the candidates.
 
         A unit that cannot be registered, or that the fence refuses, gets FAILED with its issue and changes nothing.
-        Raises ValueError for a batch of several datasets, and the database's error when the database is unavailable:
-        then nothing was registered.
+        Raises ValueError for a batch of several datasets, and the database's error if the database is unavailable. In
+        both cases nothing is registered.
         """
         results: dict[int, StacResult] = {}
         for position, candidate in enumerate(candidates):
@@ -77,7 +77,7 @@ class Catalog:
             return list(results.values())
         contract = self._contract(list(valid.values()))
         with self._database.transaction() as tx:
-            # Checked here so that a unit that lost its claim does not win over another; `_commit` checks again.
+            # Checked here, so that a unit without its claim does not win over another unit; `_commit` checks again.
             refused = fence(tx, outcomes.attempts_of(valid.values()))
             current = self._index(tx, contract).current({candidate.item_id for candidate in valid.values()})
         latest = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
@@ -112,7 +112,7 @@ class Catalog:
             return
         with self._database.transaction() as tx:
             index = self._index(tx, self._registry[dataset])
-            # Another writer promotes its files a moment before it commits its index, so wait for its end.
+            # Another writer promotes files a moment before it commits the index, so wait until it has ended.
             with index.only_writer():
                 current = index.current(differing)
                 files = self._contents(differing.values())
@@ -140,7 +140,7 @@ class Catalog:
             return undo_run(self._index(tx, contract), log, self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
-        """Undo single promotions, keyed by Item id, byte for byte; else as `undo`.
+        """Undo single promotions, keyed by Item id, byte for byte; in other respects as `undo`.
 
         An Item is skipped if its current version is from another promotion.
         """
@@ -279,7 +279,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit without lineage: its run died before recording it."""
+    """A current Item of a quarantined unit whose run died before it recorded the lineage."""
 
     dataset: str
     run_id: str
@@ -293,7 +293,7 @@ def _promote(
 ) -> tuple[dict[Page, list[Write]], Mapping[str, PublishError]]:
     """Swap the index and promote the winners; return these by page, and errors by path.
 
-    The index drops writes that could not be promoted. A write that is in neither result lost to another writer.
+    Writes that could not be promoted are removed from the index. A write in neither result lost to another writer.
     """
     with tx.connection.begin_nested() as savepoint:
         applied = index.apply(writes)

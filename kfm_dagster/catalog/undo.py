@@ -1,8 +1,8 @@
 """Undoing a run's promotions, or single promotions: each Item regains its earlier state, byte for byte (PCS-03).
 
-A transaction under the collection's lock: rows first, then the documents from the root down, so that no link ever
-leads to a missing file, then Items, then unlinked files. A crash before its commit leaves the index unchanged, and
-undoing can be repeated. Visible files of a promotion that died before its commit are undone as well.
+A transaction under the collection's lock changes first rows, then the documents from the root down, then Items, and at
+last files without a link, so that no link ever leads to a missing file. A crash before the commit leaves the index
+unchanged, and undoing can be repeated. Visible files of a promotion that died before its commit are undone, too.
 Does not belong here: the log itself (`promotions.py`).
 """
 
@@ -24,9 +24,9 @@ _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
 class UndoReport:
     """Sorted ids of the Items whose promotions were undone, by result.
 
-    `restored` have their earlier content again, `removed` did not exist before. `superseded` were replaced by a later
-    promotion: they stay, and undoing that promotion restores the state before both. Items with nothing left to undo are
-    not listed.
+    `restored` Items have their earlier content again, `removed` Items did not exist before. `superseded` Items stay,
+    because a later promotion replaced them; undoing that promotion restores the state before both. Items without a
+    promotion to undo are not listed.
     """
 
     restored: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item to before `oldest`; `in_index` is False if only the file differs."""
+    """Planned undo of an Item to its state before `oldest`; not `in_index` if only the file differs."""
 
     oldest: Promotion
     path: str
@@ -48,7 +48,7 @@ def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, da
     if not log.items_of(run_id):
         return UndoReport()
     with index.only_writer():
-        # Read again: a promotion logged during the wait for the lock is either committed or will be refused.
+        # Read again under the lock, because promotions may have been logged during the wait.
         entries = log.of_items(log.items_of(run_id))
         return _undo(index, log, publisher, entries, lambda entry: entry.run_id == run_id and entry.dataset == dataset)
 
@@ -106,7 +106,7 @@ def _undo(
     items = {step.path: None if (sha := step.oldest.before_sha256) is None else earlier[sha] for step in steps}
     levels: list[Level] = [*documents.tree(index, days), items, _stray_pages(index, publisher, days)]
     published = publisher.read([path for level in levels for path in level])
-    # Keep absent files in the list: a promotion may have died after creating only its folder.
+    # Absent files stay in the list, because a promotion may have died after creating only the folder.
     publish(
         publisher,
         [
@@ -131,7 +131,7 @@ def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iter
 
 
 def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
-    """Return the oldest entry to undo, going back through entries to undo or undone before."""
+    """Go back from the newest entry over entries to undo and withdrawn entries; return the oldest."""
     oldest = None
     for entry in ancestors:
         if not (is_own(entry) or (oldest is not None and entry.withdrawn)):
@@ -146,7 +146,7 @@ def _left_in_sight(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Return steps for files without their row, left by a promotion or undoing that died."""
+    """Return steps for files without a row, which a promotion or an undo left by dying."""
     paths = {item_id: _path(index, row, own[item_id][0]) for item_id, row in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []

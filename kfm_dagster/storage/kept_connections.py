@@ -1,7 +1,7 @@
 """An SQLAlchemy plugin that keeps connections of a URL open: `...?plugin=kfm_keep`.
 
-Dagster opens a connection for each query to PostgreSQL, and each is a new process of the server. A plugin is
-SQLAlchemy's public way into `create_engine`: `KFM_DAGSTER_DSN` decides, and no class of Dagster is replaced.
+Dagster opens a connection for each query to PostgreSQL, and for each connection the server starts a process. A plugin
+is SQLAlchemy's public way to change `create_engine`: `KFM_DAGSTER_DSN` names it, and no class of Dagster is replaced.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 SINGLE_PART_BYTES = 8 * 1024 * 1024
-"""Up to this size an upload has a single part (AWS CLI `multipart_threshold`), so its ETag is the MD5 of its bytes."""
+"""Largest upload with a single part (AWS CLI `multipart_threshold`), whose ETag is the MD5 of the bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class ObjectHandle(Protocol):
 
 
 class RemoteObject:
-    """An object in an object store: a fixed version of it, once its ETag is known."""
+    """An object in an object store; once the ETag is known, all reads are of that version."""
 
     def __init__(
         self, store: Store, *, uri: str, key: str, size: int | None, etag: str | None, first: bytes = b""
@@ -158,7 +158,7 @@ class RemoteObject:
         return head, self._first
 
     def read(self, start: int, length: int) -> bytes:
-        """Read by a ranged GET of the bytes after the known first bytes, or without a request."""
+        """Read by a ranged GET, except for known first bytes, which need no request."""
         stop = min(start + length, self.size)
         if start >= stop:
             return b""
@@ -170,7 +170,7 @@ class RemoteObject:
                 options: GetOptions = {"range": (start + len(known), stop), "if_match": self._etag}
                 return known + bytes(self._store.get(self._key, options=options).bytes())
         except _EmptyRangeError:
-            # Transient, because the next attempt begins with integrity-check, which will see the new size.
+            # Transient, because the next attempt begins with integrity-check, which gets the new size.
             why = "the object became shorter while it was read"
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, why) from None
 
@@ -199,8 +199,9 @@ class _EmptyRangeError(Exception):
 def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
     """Make a request between its failpoints; raise ObjectReadError for errors and odd answers.
 
-    The text of a client's error is dropped: it contains URLs, which may be signed. Any other exception of the client is
-    an odd answer and becomes an ObjectReadError, too: the batch's other objects must not fail with it (SEC-09).
+    The text of a client's error is dropped, because it contains URLs, which may be signed. Any other exception of the
+    client, caused by an odd answer, becomes an ObjectReadError, too, so that the batch's other objects do not fail with
+    it (SEC-09).
     """
     try:
         hit(before)
@@ -216,7 +217,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
     except (PermissionError, PermissionDeniedError, UnauthenticatedError):
         raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, uri, "the store refuses access") from None
     except PreconditionError:
-        # Transient, because the next attempt begins with integrity-check, which will see the new version.
+        # Transient, because the next attempt begins with integrity-check, which gets the new version.
         raise ObjectReadError(
             IntegrityIssue.STORAGE_UNAVAILABLE, uri, "the object was written again while it was read"
         ) from None
@@ -251,9 +252,9 @@ def _span(failpoint: Failpoint) -> Iterator[None]:
 
 
 class FolderObject:
-    """A file ROOT/bucket/key as an object. Only small files are read whole, for their ETag.
+    """A file ROOT/bucket/key as an object. Files up to 8 MiB are read whole, for their ETag.
 
-    The file is opened at the first request and stays open: all answers are of the same file.
+    The file is opened at the first request and stays open, so that all answers are of the same file.
     """
 
     def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:

@@ -62,7 +62,7 @@ class ObjectStores:
     def __init__(
         self, *, object_root: Path | None = None, anonymous: bool = False, request_seconds: float = REQUEST_SECONDS
     ) -> None:
-        # Resolved once: each object's path would be resolved from the root's first folder on.
+        # Resolved once, so that resolving an object's path has fewer links to follow.
         self._root = None if object_root is None else Path(os.path.realpath(object_root))
         self._anonymous = anonymous
         self._request_seconds = request_seconds
@@ -86,9 +86,9 @@ class ObjectStores:
     ) -> ObjectHandle:
         """Open a data object or sidecar of the contract, without a request.
 
-        A known `size` saves a later request, and so do the `first` bytes of that version; a folder's files are read all
-        the same. With `etag`, without quotes, a bucket's object is read in that version only; else in the version of
-        the first answer. A folder's files are read as they are.
+        A known `size` and the `first` bytes of that version save later requests. With `etag`, without quotes, a
+        bucket's object is read in that version only, else in the version of the first answer. All three are ignored
+        for a folder, whose files are read in place.
 
         Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an impossible endpoint.
         """
@@ -119,8 +119,8 @@ class ObjectStores:
         `left_out` is called with each key that gives no unit on any day, and its kind: ignored, foreign, or a data key
         of an impossible time.
 
-        Raises ObjectReadError where a store does not answer, and StoreAccessError, after listing the other buckets,
-        where a bucket is missing or refuses.
+        Raises ObjectReadError if a store does not answer, and StoreAccessError, after listing the other buckets, if a
+        bucket is missing or refuses the listing.
         """
         refused: list[str] = []
         for bucket in contract.storage.buckets:
@@ -168,7 +168,7 @@ class ObjectStores:
     def ask(self, contract: DatasetContract, bucket: str) -> None:
         """Check that a bucket can be listed, by a single key. Raises the store's errors or OSError.
 
-        A missing object is not an error: there may be none today.
+        An empty listing is not an error, because a day may have no objects yet.
         """
         if self._root is not None:
             if not (self._root / bucket).is_dir():
@@ -247,7 +247,7 @@ class ObjectStores:
                 for meta in page:
                     key = meta["path"]
                     if not key.startswith(prefix):
-                        if partial:  # keys are in order: no later key starts with the prefix
+                        if partial:  # keys are in order, so no later key starts with the prefix
                             return
                         continue
                     etag = meta["e_tag"]

@@ -1,7 +1,7 @@
 """Folders and files for this user alone: a data root holds messages, keys and whole ledgers.
 
-Only created folders and files get these modes. Existing folders and files keep their permissions, because their owner
-may have granted a group access on purpose: no mode is ever changed.
+Only created folders and files get these modes. Existing folders and files keep their modes, because their owner may
+have granted a group access on purpose.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import IO
 
 LIMIT_BYTES = 1024**3
-"""Limit of a batch; later objects are requested again. 5,000 NEXRAD volumes, the largest heads, have 640 MiB."""
+"""Limit of a batch; heads beyond it are requested again. The largest, of 5,000 NEXRAD volumes, take 640 MiB."""
 
 _Span = tuple[int, int]
 
@@ -30,7 +30,7 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def keep(self, uri: str, etag: str | None, content: bytes) -> None:
-        """Store an object's first bytes, if it has an ETag: else a change would be undetected."""
+        """Store an object's first bytes, if it has an ETag, by which a change is detected."""
         if etag is None or not content:
             return
         with self._lock, suppress(OSError):  # a full disk

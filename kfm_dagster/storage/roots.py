@@ -1,8 +1,8 @@
-"""Roots: the places that a deployment writes, each marked with the deployment's id.
+"""Roots: the folders and buckets that a deployment writes, each marked with the deployment's id.
 
-Two ledgers over the same catalog lose each other's Items silently, and retention under another ledger removes batches
-of units that still wait. So each root has a file with the id of its deployment's database, created only if missing.
-Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root takes files
+Two ledgers over the same catalog lose each other's Items silently, and retention by another ledger deletes batches of
+pending units. So each root has a file with the id of its deployment's database, created only if missing.
+Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root is writable
 (`answering.py`), or when it is checked (`ingest/preflight.py`, `retention/pruning.py`).
 """
 
@@ -27,13 +27,13 @@ from kfm_dagster.storage.objects import open_store
 MARKER = ".kfm-deployment.json"
 """File of a root that names its deployment; no document of catalog or lineage links to it."""
 _NO_CONTENT = re.compile(rf"(.*/)?({re.escape(MARKER)}|{re.escape(PROBE)}|\.staging/.*)")
-"""Files of an empty root: marks and probes, also of roots inside it, and staged files of a killed process."""
+"""Files that an empty root may have: marks and probes, also of roots inside it, and staged files of dead processes."""
 _UNREADABLE = "an unreadable id"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """A place that a deployment writes: a folder or s3://bucket/prefix, and its setting."""
+    """A folder or s3://bucket/prefix that a deployment writes, and the setting that names it."""
 
     name: str
     setting: str
@@ -56,7 +56,7 @@ class Root:
             return _UNREADABLE
 
     def is_empty(self) -> bool:
-        """Return whether the root has no files but marks, probes and staged files."""
+        """Return whether the root has only marks, probes and staged files."""
         if not self._exists():
             return True
         with self._answering():
@@ -98,7 +98,7 @@ def storage_root(settings: Settings) -> Root:
 
 
 def roots(settings: Settings) -> list[Root]:
-    """Return every root of a deployment; GeoParquet is in the catalog's."""
+    """Return every root of a deployment; GeoParquet is in the root of the catalog."""
     places = [
         storage_root(settings),
         Root(name="catalog", setting="KFM_CATALOG_URL", location=settings.catalog, served=True),
@@ -118,11 +118,11 @@ def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> Non
     """Mark unmarked roots as a deployment's; with `adopt` also unmarked roots with files.
 
     Raises ForeignRootError, before any root is marked, for another deployment's root and for an unmarked root with
-    files; StoreAccessError and DependencyUnavailableError where a store refuses or does not answer.
+    files; StoreAccessError and DependencyUnavailableError if a store refuses or does not answer.
     """
     for root in refuse_foreign(chosen, deployment, adopt=adopt):
         root.mark(deployment)
-        # Another deployment may have been first.
+        # Another deployment may have marked the root first.
         root.refuse_other(root.holder(), deployment)
 
 
@@ -134,7 +134,7 @@ def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = Fal
         root.refuse_other(holder, deployment)
     free = [root for root, holder in zip(chosen, holders, strict=True) if holder is None]
     for root in free:
-        # A process of the same deployment may have marked it, and written, since the first check.
+        # A process of the same deployment may have marked the root and written files since the first check.
         if not adopt and not root.is_empty() and root.holder() != deployment:
             raise ForeignRootError(
                 f"{root.name} {root.location} has files, and no {MARKER} says whose they are",

@@ -1,7 +1,7 @@
 """A bucket of S3, or of a compatible server, by requests that follow no redirects.
 
-obstore's client follows redirects, has no switch against it, and sends the session token (`x-amz-security-token`) to
-whatever host a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
+obstore's client cannot be kept from following redirects, and sends the session token (`x-amz-security-token`) to any
+host that a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
 Belongs here: the few requests that the package makes, with the names, answers and errors of obstore's stores, so that
 both kinds of stores are interchangeable. Does not belong here: signing (`signature.py`), and which objects may be read
 (`objects.py`).
@@ -42,13 +42,13 @@ from kfm_dagster.storage.signature import signed_headers
 MAX_RETRIES = 2
 """Retries of a request without an answer, or with a status of `_LATER`; afterwards the ledger retries."""
 REFUSAL_BYTES = 64 * 1024
-"""Limit of an answer to a ranged request, however short the range: an error's text is longer than a few bytes."""
+"""Least limit of an answer to a ranged request, because the text of an error may be longer than the range."""
 LISTING_BYTES = 16 * 1024 * 1024
 """Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and their tags."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
 """Placeholder for the time of an object whose store gives none."""
 HEADER_CHARS = 1024
-"""Limit of a header; S3's own are shorter than 100."""
+"""Limit of a header; the headers of S3 are shorter than 100."""
 LARGEST_SIZE = 2**63 - 1
 """Bytes that a column of the ledger can hold. S3's largest object has 50 TB."""
 PAGE = 1000
@@ -303,7 +303,7 @@ class S3Bucket:
         if method == "PUT":
             request = request.body_bytes(body)
         if "Range" in headers:
-            # A whole object may take long, by its size; a few bytes may not.
+            # A whole object may take longer, by its size.
             request = request.timeout(timedelta(seconds=self._seconds))
         if "Range" in headers:
             limit: float = max(_range_bytes(headers["Range"]), REFUSAL_BYTES)
@@ -316,8 +316,8 @@ class S3Bucket:
         """Return an answer's bytes. Raises OddAnswerError for more than `most`."""
         parts: list[bytes] = []
         for chunk in iter(answer.body_reader.read_chunk, None):
-            # Each chunk is copied: it references its connection's read buffer of up to 400 KB, so that 128 KiB in a
-            # dozen chunks took 3 MB of each reading thread.
+            # Copied, because a chunk references the connection's read buffer of up to 400 KB: without a copy, 128 KiB
+            # in a dozen chunks took 3 MB of each reading thread.
             parts.append(bytes(chunk))
             most -= len(chunk)
             if most < 0:

@@ -5,9 +5,9 @@ same text is for both databases (`macros.py`); where two forms remain, each has 
 `sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` the statements for the database of a STAC API,
 and `sql/schema` the migrations. Nothing here accesses a database.
 
-Result columns are decoded by name: a column keeps its name if it is a `@time` or `@json` of a table or view that the
-statement names, and any other time is named `..._at`. `value_of` builds a dataclass from a row whose columns have the
-names of its fields.
+Result columns are decoded by name: the names of `@time` and `@json` columns of the tables and views that the statement
+names, and every name that ends in `_at`. So a query must not rename such columns. `value_of` builds a dataclass from a
+row whose columns have the names of the fields.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def typed(asked: TextClause) -> Executable:
 
 
 def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:
-    """Return by name the types of a statement's decoded columns; other names may be among them."""
+    """Return the types of a statement's decoded columns by name; there may be other names, too."""
     words = sorted(set(re.findall(r"\w+", statement_text)))
     times = {word: _TYPES["time"] for word in words if word == "at" or word.endswith("_at")}
     tables = _decoded()

@@ -20,7 +20,7 @@ from kfm_dagster.contracts.identity import rfc3339
 
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""NUL as JSON writes it; after an odd number of backslashes these are six plain characters."""
+"""NUL in JSON; after an odd number of backslashes, the same characters are plain text."""
 _LONG_NUMBER = re.compile(r"\d{19}")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
