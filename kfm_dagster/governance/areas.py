@@ -60,7 +60,7 @@ class _Collection(_GeoJSON):
     def _names_are_different(self) -> _Collection:
         names = [feature.properties.name for feature in self.features]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"a name for each area; {', '.join(repeated)} stands for several")
+            raise ValueError(f"a name of its own for each area; repeated: {', '.join(repeated)}")
         return self
 
 
@@ -126,7 +126,7 @@ def refuse_unmaskable(settings: Settings, registry: ContractRegistry) -> None:
             f"{displaced[0]} is masked by method donut, and KFM_MASKING_SALT is missing or too short",
             observed=f"{len(salt_of(settings))} bytes",
             expected=f"at least {SHORTEST_SALT}, random and secret",
-            next_step="set it once, and keep it: another one would show every place elsewhere",
+            next_step="set it once, and keep it: another salt would show every place elsewhere",
         )
 
 
@@ -146,7 +146,6 @@ def _load(path: Path) -> SensitiveAreas:
         raise _wrong(path, error.what, error.observed, error.expected) from None
     areas = []
     for number, feature in enumerate(collection.features):
-        masking = Masking.model_validate(feature.properties.model_dump(exclude={"name"}))
         try:
             # Cut rings that cross the antimeridian or go round a pole.
             outline = shape(antimeridian.fix_shape(feature.geometry.model_dump(), fix_winding=True))
@@ -155,7 +154,7 @@ def _load(path: Path) -> SensitiveAreas:
         if not (outline.is_valid and outline.area > 0 and box(-180, -90, 180, 90).covers(outline)):
             observed = f"an outline that crosses itself, has no area, or leaves the globe ({feature.properties.name})"
             raise _wrong(path, f"features.{number}.geometry is wrong", observed, "a valid polygon in degrees (WGS 84)")
-        areas.append(SensitiveArea(name=feature.properties.name, masking=masking, shape=outline))
+        areas.append(SensitiveArea(name=feature.properties.name, masking=feature.properties, shape=outline))
     return SensitiveAreas(areas=tuple(areas), content=content)
 
 

@@ -20,7 +20,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum, unique
 from typing import Any, ClassVar
 
 import h3
@@ -45,16 +44,6 @@ ROUNDING_M = 1.0
 """More than rounding to DECIMALS can move a point (0.79 m)."""
 CELL_RADIUS = 1.2
 """Maximum distance of a corner from a cell's centre, in average edges (H3 4: 1.11 over all resolutions)."""
-
-
-@unique
-class MaskingMethod(StrEnum):
-    """Method of generalising a location."""
-
-    H3 = "h3"
-    """It becomes the H3 cell that contains it, as does every other site in that cell."""
-    DONUT = "donut"
-    """It is displaced by a secret, constant step between a minimum and a maximum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +76,7 @@ class MaskedLocation:
 class H3Mask:
     """Coarsening to a site's H3 cell. Raises ConfigurationError for a wrong resolution."""
 
-    method: ClassVar[MaskingMethod] = MaskingMethod.H3
+    method: ClassVar[str] = "h3"
     resolution: int
 
     def __post_init__(self) -> None:
@@ -120,7 +109,7 @@ class DonutMask:
     and publishing a site under two salts narrows down its location. Raises ConfigurationError.
     """
 
-    method: ClassVar[MaskingMethod] = MaskingMethod.DONUT
+    method: ClassVar[str] = "donut"
     minimum_m: float
     maximum_m: float
     salt: bytes = field(repr=False, compare=False)
@@ -297,7 +286,7 @@ class MaskingDecision:
     """The decision to mask a dataset's sensitive sites: method, requester, reason and change."""
 
     dataset: str
-    method: MaskingMethod
+    method: str
     parameters: Mapping[str, float]
     decision: Decision
 
@@ -311,7 +300,7 @@ class MaskingDecision:
         """Return the decision behind the masking of a contract or an area."""
         return cls(
             dataset=dataset,
-            method=MaskingMethod(masking.method),
+            method=masking.method,
             parameters=masking.parameters,
             decision=Decision(actor=masking.requested_by, reason=masking.reason, change_ref=masking.change_ref),
         )
@@ -319,14 +308,14 @@ class MaskingDecision:
     def as_json(self) -> dict[str, Any]:
         """Return the decision as JSON values."""
         decision = {name: getattr(self.decision, name) for name in _DECIDED}
-        return {"dataset": self.dataset, "method": self.method.value, "parameters": dict(self.parameters), **decision}
+        return {"dataset": self.dataset, "method": self.method, "parameters": dict(self.parameters), **decision}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
         """Read a document of `as_json`."""
         return cls(
             dataset=document["dataset"],
-            method=MaskingMethod(document["method"]),
+            method=document["method"],
             parameters=dict(document["parameters"]),
             decision=Decision(**{name: value for name, value in document.items() if name in _DECIDED}),
         )
@@ -344,7 +333,7 @@ class MaskingDecision:
             "type": ["Activity", "kfm:Masking"],
             "wasAssociatedWith": [agent],
             "kfm:dataset": self.dataset,
-            "kfm:method": self.method.value,
+            "kfm:method": self.method,
             **{f"kfm:{name}": value for name, value in sorted(self.parameters.items())},
             "kfm:reason": self.decision.reason,
         }
@@ -359,5 +348,5 @@ class MaskingDecision:
 
     def record(self, log: GovernanceLog, *, tx: Transaction, details: Mapping[str, Any] | None = None) -> None:
         """Write the governance log, in the transaction that makes the masked output durable."""
-        content = {"method": self.method.value, "parameters": dict(self.parameters), **(details or {})}
+        content = {"method": self.method, "parameters": dict(self.parameters), **(details or {})}
         log.record(GovernanceAction.MASK, self.decision, dataset=self.dataset, details=content, tx=tx)

@@ -12,30 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum, unique
+from typing import NamedTuple
 
 from kfm_dagster.contracts.envelope import Envelope, Metadata
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Embargo, Governance
-from kfm_dagster.governance.areas import SensitiveArea, SensitiveAreas
+from kfm_dagster.governance.areas import SensitiveAreas
 from kfm_dagster.governance.masking import MASKING, MASKING_DECISION, MaskingDecision, generalised
 
 
 @unique
-class Action(StrEnum):
-    """Governance's decision on a unit."""
-
-    ALLOW = "allow"
-    MASK = "mask"
-    """It continues with its location generalised."""
-    HARD_FAIL = "hard_fail"
-    """It leaves the chain, for quarantine."""
-
-
-@unique
 class RuleId(StrEnum):
-    """Rule that decided; the members are in the order of evaluation."""
+    """Rule of governance; the members are in the order of evaluation."""
 
     ACCESS = "access"
     """Nothing of a closed dataset is catalogued."""
@@ -45,15 +35,11 @@ class RuleId(StrEnum):
     """A unit stays out until its embargo is over."""
     SENSITIVITY = "sensitivity"
     """A sensitive location is shown generalised, or not at all."""
-    NONE = "none"
-    """No rule objects to the unit."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ruling:
-    """The decision on a unit, with its grounds; the texts contain no location."""
+class Objection(NamedTuple):
+    """A rule's reason to take a unit out of the chain, for quarantine; the texts contain no location."""
 
-    action: Action
     rule: RuleId
     observed: str
     expected: str
@@ -84,17 +70,9 @@ class Rules:
             or any(part is not None for part in (governance.consent, governance.embargo, governance.masking))
         )
 
-    def ruling(self, unit: Envelope) -> Ruling:
-        """Return the first objection to a unit, else the ruling to mask or to allow it."""
-        for rule in _RULES:
-            objection = rule(self, unit)
-            if objection is not None:
-                return objection
-        if self.governance.masking is not None or self._area_of(unit) is not None:
-            return Ruling(
-                action=Action.MASK, rule=RuleId.SENSITIVITY, observed="a location", expected="it is generalised"
-            )
-        return Ruling(action=Action.ALLOW, rule=RuleId.NONE, observed="no objection", expected="none")
+    def objection(self, unit: Envelope) -> Objection | None:
+        """Return the first objection to a unit; None if the unit may continue, masked where declared."""
+        return next(filter(None, (rule(self, unit) for rule in _RULES)), None)
 
     def applied(self, unit: Envelope) -> Envelope:
         """Return a unit as it may be stored: with its location masked, and its hard fail added.
@@ -102,27 +80,24 @@ class Rules:
         A unit that left the chain before is masked as well, because its envelope is also stored; it keeps its own
         reason.
         """
-        failed, ruling = unit.failure is not None, self.ruling(unit)
+        failed, objection = unit.failure is not None, self.objection(unit)
         if unit.metadata is not None:
-            unit = unit.evolve(metadata=self._masked(unit, unit.metadata))
-        if failed or ruling.action is not Action.HARD_FAIL:
+            unit = unit.evolve(metadata=self._masked(unit.metadata))
+        if failed or objection is None:
             return unit
-        issue = Issue(code=GovernanceIssue.HARD_FAIL.value, severity=Severity.FAILED, message=str(ruling))
+        issue = Issue(code=GovernanceIssue.HARD_FAIL.value, severity=Severity.FAILED, message=str(objection))
         return unit.evolve(gate_issues=(*unit.gate_issues, issue))
 
-    def _masked(self, unit: Envelope, metadata: Metadata) -> Metadata:
+    def _masked(self, metadata: Metadata) -> Metadata:
         if self.governance.masking is not None:
             return generalised(metadata, self.governance.masking, salt=self.salt)
-        if (area := self._area_of(unit)) is None:
+        if (area := self.areas.met_by(metadata.geometry)) is None:
             return metadata
         masked = generalised(metadata, area.masking, salt=self.salt)
         # The Item names the masking itself, as its contract does not.
         decision = MaskingDecision.declared(area.masking, dataset=self.dataset).as_json()
         properties = {MASKING: str(area.masking), MASKING_DECISION: decision}
         return replace(masked, stac_properties={**masked.stac_properties, **properties})
-
-    def _area_of(self, unit: Envelope) -> SensitiveArea | None:
-        return self.areas.met_by(unit.metadata.geometry) if unit.metadata else None
 
 
 def hard_fails(unit: Envelope) -> bool:
@@ -148,49 +123,45 @@ def _header_ends(metadata: Metadata) -> Iterator[datetime]:
             yield datetime.fromisoformat(metadata.stac_properties.get(name, "")).astimezone(UTC)
 
 
-def _access(rules: Rules, _: Envelope) -> Ruling | None:
+def _access(rules: Rules, _: Envelope) -> Objection | None:
     if rules.governance.access != "closed":
         return None
-    return _hard_fail(RuleId.ACCESS, "access is closed", "open or restricted")
+    return Objection(RuleId.ACCESS, "access is closed", "open or restricted")
 
 
-def _consent(rules: Rules, _: Envelope) -> Ruling | None:
+def _consent(rules: Rules, _: Envelope) -> Objection | None:
     consent = rules.governance.consent
     if consent is None:
         if not rules.governance.indigenous_data_flag:
             return None
-        return _hard_fail(RuleId.CONSENT, "no consent is on record", "one, for data of Indigenous peoples")
+        return Objection(RuleId.CONSENT, "no consent is on record", "a consent, for data of Indigenous peoples")
     if consent.valid_until is None or rules.at < consent.valid_until:
         return None
-    return _hard_fail(
+    return Objection(
         RuleId.CONSENT,
         f"{consent.reference} was valid until {rfc3339(consent.valid_until)}",
         f"a consent that is valid at {rfc3339(rules.at)}",
     )
 
 
-def _embargo(rules: Rules, unit: Envelope) -> Ruling | None:
+def _embargo(rules: Rules, unit: Envelope) -> Objection | None:
     embargo = rules.governance.embargo
     if embargo is None or (end := embargo_end(embargo, unit)) <= rules.at:
         return None
-    return _hard_fail(
+    return Objection(
         RuleId.EMBARGO, f"embargoed until {rfc3339(end)}", f"an embargo that is over at {rfc3339(rules.at)}"
     )
 
 
-def _sensitivity(rules: Rules, unit: Envelope) -> Ruling | None:
+def _sensitivity(rules: Rules, unit: Envelope) -> Objection | None:
     masking = rules.governance.masking
     if masking is None:
         if rules.governance.sensitivity != "sensitive":
             return None
-        return _hard_fail(RuleId.SENSITIVITY, "no masking is declared", "one, for sensitive locations")
+        return Objection(RuleId.SENSITIVITY, "no masking is declared", "a masking, for sensitive locations")
     if unit.metadata is None or unit.metadata.bbox is None:
-        return _hard_fail(RuleId.SENSITIVITY, "no location that could be generalised", "a footprint")
+        return Objection(RuleId.SENSITIVITY, "no location that could be generalised", "a footprint")
     return None
 
 
-def _hard_fail(rule: RuleId, observed: str, expected: str) -> Ruling:
-    return Ruling(action=Action.HARD_FAIL, rule=rule, observed=observed, expected=expected)
-
-
-_RULES: tuple[Callable[[Rules, Envelope], Ruling | None], ...] = (_access, _consent, _embargo, _sensitivity)
+_RULES: tuple[Callable[[Rules, Envelope], Objection | None], ...] = (_access, _consent, _embargo, _sensitivity)

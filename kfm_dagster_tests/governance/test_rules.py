@@ -16,7 +16,7 @@ from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.contracts.stewardship import Governance, Masking
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.masking import TIMES, WITHHELD, generalised, outline
-from kfm_dagster.governance.rules import Action, RuleId, Rules
+from kfm_dagster.governance.rules import RuleId, Rules
 from kfm_dagster.ledger.policy import NEVER_REPLAYED
 from kfm_dagster.operators.metadata_extract import footprint
 from kfm_dagster_tests.contracts.test_contracts import HRRR, changed
@@ -56,43 +56,42 @@ ENDLESS = read(envelope(), end_datetime="9999-12-31T23:59:59Z")
 UNTIL_NOON, A_DAY = {"embargo": {"until": NOON}}, {"embargo": {"days_after_observation": 1}}
 CONSENTED = {"indigenous_data_flag": True, "consent": CONSENT}
 CONSENTED_UNTIL_NOON = {"indigenous_data_flag": True, "consent": CONSENT | {"valid_until": NOON}}
-ALLOW, HARD_FAIL = Action.ALLOW, Action.HARD_FAIL
 
-RULINGS: dict[str, tuple[dict[str, Any], Envelope, datetime, Action, RuleId]] = {
-    "nothing declared": ({}, UNIT, NOON, ALLOW, RuleId.NONE),
-    "restricted, and shown": ({"sensitivity": "restricted", "access": "restricted"}, UNIT, NOON, ALLOW, RuleId.NONE),
-    "closed": ({"access": "closed"}, UNIT, NOON, HARD_FAIL, RuleId.ACCESS),
-    "closed and sensitive": ({"access": "closed", "sensitivity": "sensitive"}, UNIT, NOON, HARD_FAIL, RuleId.ACCESS),
-    "consented": (CONSENTED, UNIT, NOON, ALLOW, RuleId.NONE),
-    "consent still valid": (CONSENTED_UNTIL_NOON, UNIT, NOON - SECOND, ALLOW, RuleId.NONE),
-    "consent over": (CONSENTED_UNTIL_NOON, UNIT, NOON, HARD_FAIL, RuleId.CONSENT),
-    "embargo": (UNTIL_NOON, UNIT, NOON - SECOND, HARD_FAIL, RuleId.EMBARGO),
-    "embargo over": (UNTIL_NOON, UNIT, NOON, ALLOW, RuleId.NONE),
-    "embargo of a day": (A_DAY, UNIT, START + timedelta(days=1) - SECOND, HARD_FAIL, RuleId.EMBARGO),
-    "embargo of a day, over": (A_DAY, UNIT, START + timedelta(days=1), ALLOW, RuleId.NONE),
-    "the header tells a later end": (A_DAY, LATER, START + timedelta(days=3) - SECOND, HARD_FAIL, RuleId.EMBARGO),
-    "no time in the header": (A_DAY, NOWHERE, START, HARD_FAIL, RuleId.EMBARGO),
-    "an end beyond all time": (A_DAY, ENDLESS, NOON, HARD_FAIL, RuleId.EMBARGO),
-    "masked": (SHIELDED, UNIT, NOON, Action.MASK, RuleId.SENSITIVITY),
-    "no place to mask": (SHIELDED, NOWHERE, NOON, HARD_FAIL, RuleId.SENSITIVITY),
-    "embargoed, and no place to mask": (SHIELDED | UNTIL_NOON, NOWHERE, START, HARD_FAIL, RuleId.EMBARGO),
-    "masked and embargoed": (SHIELDED | UNTIL_NOON, UNIT, START, HARD_FAIL, RuleId.EMBARGO),
+RULINGS: dict[str, tuple[dict[str, Any], Envelope, datetime, RuleId | None]] = {
+    "nothing declared": ({}, UNIT, NOON, None),
+    "restricted, and shown": ({"sensitivity": "restricted", "access": "restricted"}, UNIT, NOON, None),
+    "closed": ({"access": "closed"}, UNIT, NOON, RuleId.ACCESS),
+    "closed and sensitive": ({"access": "closed", "sensitivity": "sensitive"}, UNIT, NOON, RuleId.ACCESS),
+    "consented": (CONSENTED, UNIT, NOON, None),
+    "consent still valid": (CONSENTED_UNTIL_NOON, UNIT, NOON - SECOND, None),
+    "consent over": (CONSENTED_UNTIL_NOON, UNIT, NOON, RuleId.CONSENT),
+    "embargo": (UNTIL_NOON, UNIT, NOON - SECOND, RuleId.EMBARGO),
+    "embargo over": (UNTIL_NOON, UNIT, NOON, None),
+    "embargo of a day": (A_DAY, UNIT, START + timedelta(days=1) - SECOND, RuleId.EMBARGO),
+    "embargo of a day, over": (A_DAY, UNIT, START + timedelta(days=1), None),
+    "the header tells a later end": (A_DAY, LATER, START + timedelta(days=3) - SECOND, RuleId.EMBARGO),
+    "no time in the header": (A_DAY, NOWHERE, START, RuleId.EMBARGO),
+    "an end beyond all time": (A_DAY, ENDLESS, NOON, RuleId.EMBARGO),
+    "masked": (SHIELDED, UNIT, NOON, None),
+    "no place to mask": (SHIELDED, NOWHERE, NOON, RuleId.SENSITIVITY),
+    "embargoed, and no place to mask": (SHIELDED | UNTIL_NOON, NOWHERE, START, RuleId.EMBARGO),
+    "masked and embargoed": (SHIELDED | UNTIL_NOON, UNIT, START, RuleId.EMBARGO),
 }
 
 
 @pytest.mark.clause("SEC-03")
-@pytest.mark.parametrize(("declared", "unit", "at", "action", "rule"), RULINGS.values(), ids=RULINGS)
+@pytest.mark.parametrize(("declared", "unit", "at", "rule"), RULINGS.values(), ids=RULINGS)
 def test_what_the_rules_say_of_a_unit(
-    declared: dict[str, Any], unit: Envelope, at: datetime, action: Action, rule: RuleId
+    declared: dict[str, Any], unit: Envelope, at: datetime, rule: RuleId | None
 ) -> None:
     rules = Rules(governance=governance(**declared), at=at)
-    ruling = rules.ruling(unit)
-    assert (ruling.action, ruling.rule) == (action, rule)
+    objection = rules.objection(unit)
+    assert (objection and objection.rule) == rule
     after = rules.applied(unit)
-    if action is Action.HARD_FAIL:
+    if objection is not None:
         assert after.failure is not None
         assert (after.failure.code, after.failure.severity) == (GovernanceIssue.HARD_FAIL, Severity.FAILED)
-        assert after.failure.message == f"{rule}: {ruling.observed}, expected {ruling.expected}"
+        assert after.failure.message == f"{rule}: {objection.observed}, expected {objection.expected}"
         assert after.failure.code in NEVER_REPLAYED
     else:
         assert after.failure is None
@@ -124,7 +123,7 @@ def test_of_a_dataset_without_a_rule_no_unit_is_looked_at(
 @pytest.mark.parametrize("declared", [{"indigenous_data_flag": True}, {"sensitivity": "sensitive"}])
 def test_a_contract_that_nobody_checked_is_refused_all_the_same(declared: dict[str, Any]) -> None:
     unchecked = governance().model_copy(update=declared)
-    assert Rules(governance=unchecked, at=NOON).ruling(UNIT).action is Action.HARD_FAIL
+    assert Rules(governance=unchecked, at=NOON).objection(UNIT) is not None
 
 
 @pytest.mark.clause("SEC-03")

@@ -22,7 +22,6 @@ from kfm_dagster.governance.masking import (
     Mask,
     MaskedLocation,
     MaskingDecision,
-    MaskingMethod,
 )
 
 DATASET = "atmo"
@@ -82,9 +81,9 @@ def _masked(stations: Path, policy: Mapping[str, Any], *, salt: bytes) -> Sites:
 
 
 def _mask(name: str, policy: Mapping[str, Any], *, salt: bytes) -> Mask:
-    if name == MaskingMethod.H3:
+    if name == H3Mask.method:
         return H3Mask(**policy["h3"])
-    if name == MaskingMethod.DONUT:
+    if name == DonutMask.method:
         return DonutMask(**policy["donut"], salt=salt)
     raise ConfigurationError("stations.csv shows a station in an unknown way", expected=f"{EXACT}, h3 or donut")
 
