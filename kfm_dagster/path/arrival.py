@@ -102,7 +102,7 @@ class Arrival:
 def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_hz: float) -> TimeAligned:
     """Align the time. Raises PathError for naive times, an offset beyond tau, an invalid f_s."""
     if not (math.isfinite(f_s_hz) and f_s_hz > 0):
-        raise PathError("f_s is no sampling rate", observed=f_s_hz, expected="hertz above zero")
+        raise PathError("f_s is not a sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:
         raise PathError("a path is aligned to an aware time", observed=f"{ts_start} and {reference}")
     aligned = TimeAligned(offset_s=(ts_start - reference).total_seconds(), f_s_hz=f_s_hz)
@@ -137,7 +137,7 @@ def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m
     """
     path = _after(aligned, PathAligned).path
     if not (math.isfinite(lambda_ref_m) and lambda_ref_m > 0):
-        raise PathError("lambda_ref is no wavelength", observed=lambda_ref_m, expected="metres above zero")
+        raise PathError("lambda_ref is not a wavelength", observed=lambda_ref_m, expected="metres above zero")
     edges = np.concatenate(([0.0], np.cumsum(path.d_ell)))
     first, last = (int(np.argmin(np.abs(edges - range_m))) for range_m in reference_window_m)
     splits = max(abs(edges[first] - reference_window_m[0]), abs(edges[last] - reference_window_m[1]))
@@ -165,9 +165,12 @@ def arrive(
 ) -> Arrival:
     """Return T_arr and Phi of a path. Raises PathError for steps out of order, an invalid c_ref."""
     phase = _after(aligned, PhaseAligned)
+    if not (math.isfinite(c_ref_m_s) and c_ref_m_s > 0):
+        raise PathError("c_ref is not a speed", observed=c_ref_m_s, expected="metres per second above zero")
     path = phase.aligned.path
     optical = path.n_eff * path.d_ell
     total, wave_number = float(optical.sum()), 2 * math.pi / phase.lambda_ref_m
+    general = float(np.sum((path.n_eff / c_ref_m_s) * path.d_ell))
     first, last = phase.elements_before, phase.elements_before + phase.elements_within
     begin, end = phase.reference_window_m
     # Share of each element that the mean leaves: none before the window, all beyond, within it the part before it.
@@ -184,25 +187,10 @@ def arrive(
         time_offset_s=phase.aligned.time.offset_s,
         f_s_hz=phase.aligned.time.f_s_hz,
         optical_path_m=total,
-        t_arr_s=arrival_time(phase.aligned, c_ref_m_s=c_ref_m_s, delta_form=delta_form),
+        t_arr_s=general if delta_form is DeltaForm.GENERAL else (1 / c_ref_m_s) * total,
         phi_rad=wave_number * total,
         phi_aligned_rad=(wave_number * remaining) % (2 * math.pi),
     )
-
-
-def arrival_time(
-    aligned: PathAligned,
-    *,
-    c_ref_m_s: float = SPEED_OF_LIGHT_M_S,
-    delta_form: DeltaForm = DeltaForm.GENERAL,
-) -> float:
-    """Return T_arr in seconds, in the form `delta_form`. Raises PathError."""
-    path = _after(aligned, PathAligned).path
-    if not (math.isfinite(c_ref_m_s) and c_ref_m_s > 0):
-        raise PathError("c_ref is no speed", observed=c_ref_m_s, expected="metres per second above zero")
-    if delta_form is DeltaForm.GENERAL:
-        return float(np.sum((path.n_eff / c_ref_m_s) * path.d_ell))
-    return float((1 / c_ref_m_s) * np.sum(path.n_eff * path.d_ell))
 
 
 def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
@@ -225,16 +213,16 @@ def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float
     if faults := _values_at_fault(path):
         return faults
     longest, most = float(np.max(path.d_ell)), sample_m / float(np.max(path.n_eff))
-    too_long = [f"a d_ell of {longest:g} m; f_s asks for {most:g} m at most"] if longest > most else []
+    too_long = [f"a d_ell of {longest:g} m; f_s allows {most:g} m at most"] if longest > most else []
     return [*_order_at_fault(path), *too_long]
 
 
 def _values_at_fault(path: BeamPath) -> list[str]:
     d_ell, n_eff = path.d_ell, path.n_eff
     bad = {
-        "points with a d_ell that is no length": ~(np.isfinite(d_ell) & (d_ell > 0)),
-        "points with an n_eff that no air has": ~(np.isfinite(n_eff) & (n_eff >= MIN_INDEX)),
-        "points with a gamma_ell or ell that is no position": ~np.isfinite(path.height_m + path.distance_m + path.ell),
+        "points whose d_ell is not a length": ~(np.isfinite(d_ell) & (d_ell > 0)),
+        "points whose n_eff is not an index of air": ~(np.isfinite(n_eff) & (n_eff >= MIN_INDEX)),
+        "points whose gamma_ell or ell is not a position": ~np.isfinite(path.height_m + path.distance_m + path.ell),
     }
     return [f"{int(points.sum())} {fault}" for fault, points in bad.items() if points.any()]
 

@@ -161,7 +161,7 @@ def facts_of(properties: Mapping[str, Any]) -> VolumeFacts:
     elevations = elevations_of(properties)
     if not elevations or height is None:
         raise PathError(
-            "a volume tells no beam",
+            "the volume's properties define no beam",
             observed=f"site {site}, height {height}, pattern {properties.get('nexrad:vcp')}",
             expected="the antenna's height, and elevations or a pattern that is known",
         )

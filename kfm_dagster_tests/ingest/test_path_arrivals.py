@@ -172,7 +172,7 @@ def test_a_volume_without_a_sound_path_has_no_row_and_is_named(
 
     def refusing(properties: dict[str, object]) -> VolumeFacts:
         if next(numbers) == 1:
-            raise PathError("a volume tells no beam")
+            raise PathError("the volume's properties define no beam")
         return facts_of(properties)
 
     monkeypatch.setattr(path_arrivals, "facts_of", refusing)

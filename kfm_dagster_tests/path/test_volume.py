@@ -62,9 +62,9 @@ def test_a_volume_without_its_frequency_has_the_band_s_middle_and_its_width() ->
     unstated = facts_of({"nexrad:site": "KTLX", "nexrad:height-m": 389.4, "nexrad:vcp": 21})
     assert 0.100 < unstated.lambda_ref_m < 0.111
     assert unstated.lambda_sigma == pytest.approx(0.030, abs=0.001)
-    # A volume that tells no beam is refused.
+    # A volume that defines no beam is refused.
     for properties in ({"nexrad:height-m": 400}, {"nexrad:vcp": 12}, {}):
-        with pytest.raises(PathError, match="tells no beam"):
+        with pytest.raises(PathError, match="define no beam"):
             facts_of(properties)
 
 

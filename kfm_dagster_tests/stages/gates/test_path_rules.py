@@ -55,7 +55,7 @@ def test_g3_asks_for_elements_within_a_sample_of_each_unit() -> None:
     beams = volume().beams
     failed = path_conventions({GOOD: beams, BAD: beams}, sample_m={GOOD: volume().sample_m, BAD: 1.0})
     assert failed.units == {BAD}
-    assert "f_s asks for" in failed.findings[0].what
+    assert "f_s allows" in failed.findings[0].what
 
 
 def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance() -> None:
