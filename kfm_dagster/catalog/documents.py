@@ -171,7 +171,7 @@ def _year(contract: DatasetContract, year: str, days: Sequence[str]) -> dict[str
     return _branch(contract, "../../", year, year, f"Days of {year} (UTC).", [parent, *children])
 
 
-def _day(contract: DatasetContract, day: str, pages: Sequence[int]) -> dict[str, Any]:
+def _day(contract: DatasetContract, day: str, pages: Iterable[int]) -> dict[str, Any]:
     parent = link("parent", "../catalog.json", title=day[:4])
     children = [link("child", f"./{layout.page_name(page)}", title=f"Page {page}") for page in pages]
     return _branch(contract, "../../../", day, day, f"Items of {day} (UTC), by pages.", [parent, *children])

@@ -213,11 +213,8 @@ class CollectionIndex:
         rows = self._tx.run("catalog.page_items", collection_id=self._collection, partition_key=partition, page=page)
         return list(rows.scalars())
 
-    def pages(self, partition: str) -> list[int]:
-        """Return the pages of a day."""
-        return list(self._day_pages(partition))
-
-    def _day_pages(self, partition: str) -> dict[int, int]:
+    def pages(self, partition: str) -> dict[int, int]:
+        """Return the number of Items by page of a day."""
         rows = self._tx.run("catalog.day_pages", collection_id=self._collection, partition_key=partition)
         return {row.page: row.items for row in rows}
 
@@ -257,7 +254,7 @@ class CollectionIndex:
                 by_day[write.partition].append(write.candidate.item_id)
         assigned: dict[str, int] = {}
         for partition, item_ids in by_day.items():
-            pages = self._day_pages(partition)
+            pages = self.pages(partition)
             used = (max(pages) - 1) * self._page_size + pages[max(pages)] if pages else 0
             for offset, item_id in enumerate(sorted(item_ids)):
                 assigned[item_id] = (used + offset) // self._page_size + 1

@@ -127,8 +127,10 @@ LEASE = timedelta(seconds=120)
 CODEC = "zstd"
 """Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
 
-BATCH_ID_DIGITS = 32
-"""Hexadecimal digits of a batch's id: 128 bits of a SHA-256."""
+
+def batch_id_of(content: bytes) -> str:
+    """Return a batch's id, from its content or other bytes: 128 bits of a SHA-256, as hex."""
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

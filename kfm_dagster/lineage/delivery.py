@@ -91,7 +91,7 @@ class ClientBackend:
                 raise _unavailable(client, f"unsent events after {FLUSH_SECONDS:.0f} s")
             before, self._lost[index] = self._lost[index], _lost_events(client.transport)
             if self._lost[index] > before:
-                raise _unavailable(client, f"{self._lost[index] - before} events were not taken")
+                raise _unavailable(client, f"{self._lost[index] - before} events were not accepted")
 
 
 def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError:
@@ -254,7 +254,7 @@ class BackendDelivery:
     def _events(self, href: str, sha256: str) -> list[Event]:
         content = self._files.read(href)
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise OSError(f"{href} does not hold what was recorded")
+            raise OSError(f"{href} does not have the recorded content")
         return [json.loads(line) for line in content.splitlines()]
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:

@@ -9,7 +9,6 @@ a step (`steps.py`) or of registered units (`openlineage.py`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -18,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from kfm_dagster.contracts.identity import rfc3339, uuid8
-from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, LineageBatches
+from kfm_dagster.lineage.batches import LineageBatches, batch_id_of
 from kfm_dagster.lineage.openlineage import (
     Event,
     data_object,
@@ -74,12 +73,12 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
         LineagePath.OPENLINEAGE: (event_lines(event for step in steps for event in step_events(step)), "ndjson"),
         LineagePath.PROV: (jsonld(map(joined, nodes)), "jsonld"),
     }
-    stem = _digest(contents[LineagePath.OPENLINEAGE][0])
+    stem = batch_id_of(contents[LineagePath.OPENLINEAGE][0])
     for path, (content, suffix) in contents.items():
         batches.record(
             tx,
             content,
-            batch_id=_digest(content),
+            batch_id=batch_id_of(content),
             path=path,
             dataset=NAMESPACE,
             run_id=steps[0].run_id,
@@ -94,7 +93,7 @@ def _record_steps(batches: LineageBatches, public: PublicName, tx: Transaction, 
 def _record_failures(batches: LineageBatches, public: PublicName, tx: Transaction, rows: Sequence[Any]) -> None:
     dataset = public(rows[0].dataset)
     content = event_lines(event for row in rows for event in failure_events(row, dataset=dataset))
-    batch_id = _digest(content)
+    batch_id = batch_id_of(content)
     batches.record(
         tx,
         content,
@@ -130,7 +129,3 @@ def failure_events(row: Any, *, dataset: str) -> tuple[Event, Event]:
         run_event("START", started, run_id, {"kfmWal": wal}, job=job, inputs=inputs),
         run_event("FAIL", rfc3339(row.at), run_id, facets, job=job, inputs=inputs),
     )
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:BATCH_ID_DIGITS]

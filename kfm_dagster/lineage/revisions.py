@@ -12,7 +12,6 @@ that the ingest generated. Files and rows stay.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +22,7 @@ import orjson
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.lineage.batches import BATCH_ID_DIGITS, LineageBatches
+from kfm_dagster.lineage.batches import LineageBatches, batch_id_of
 from kfm_dagster.lineage.openlineage import Event, event_lines, ingest_job, kfm_facet, run_event
 from kfm_dagster.lineage.prov import SERVICE, Node, joined, jsonld, software_agent
 from kfm_dagster.lineage.unit import (
@@ -57,7 +56,7 @@ History = Mapping[WalId, Sequence[Revision]]
 def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageUnit:
     """Return the unit with its revision, related to the Items before and after it."""
     revision = _revision(unit.envelope, unit.stac, history.get(unit.wal_id, ()), run_id)
-    revises, yields_to = _revised(unit, revision, history), _standing(unit.stac, history)
+    revises, yields_to = _revised(unit, revision, history), _newer_item(unit.stac, history)
     if (revision, revises, yields_to) == (unit.revision, unit.revises, unit.yields_to):
         return unit
     return LineageUnit.of(unit.envelope, revision=revision, revises=revises, yields_to=yields_to)
@@ -89,7 +88,7 @@ def _revised(unit: LineageUnit, revision: str, history: History) -> str | None:
     return item_entity(earlier, before[-1]) if before else None
 
 
-def _standing(stac: StacResult, history: History) -> str | None:
+def _newer_item(stac: StacResult, history: History) -> str | None:
     if stac.superseded_by is None:
         return None
     published = _valid(history.get(stac.superseded_by, ()))
@@ -117,7 +116,7 @@ def invalidate(
     """Withdraw a run's current lineage of a dataset, once per batch; return the number of units."""
     withdrawn: set[WalId] = set()
     for batch in tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all():
-        batch_id = hashlib.sha256(orjson.dumps(["invalidation", batch.batch_id])).hexdigest()[:BATCH_ID_DIGITS]
+        batch_id = batch_id_of(orjson.dumps(["invalidation", batch.batch_id]))
         mark = {"batch_id": batch.batch_id, "invalidated_by": batch_id, "reason": reason, "invalidated_at": at}
         if tx.run("lineage.invalidate", mark).first() is None:
             continue  # another process has withdrawn it

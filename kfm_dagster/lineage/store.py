@@ -12,7 +12,6 @@ of a recorded batch (`batches.py`, `delivery.py`).
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +27,13 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, ProvenanceIssue, Sev
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.batches import (
     BACKEND,
-    BATCH_ID_DIGITS,
     FILES,
     Failing,
     LineageBatches,
     LineageFiles,
     Undelivered,
     backlog,
+    batch_id_of,
     open_files,
 )
 from kfm_dagster.lineage.delivery import BackendDelivery, BackendUnavailableError, ClientBackend
@@ -253,7 +252,7 @@ class Lineage:
     ) -> None:
         rows = [[unit.wal_id, unit.revision, unit.lineage_id(path), unit.registered_sha256] for unit in units]
         packed = orjson.dumps(rows)
-        batch_id = hashlib.sha256(orjson.dumps([path, run.run_id]) + packed).hexdigest()[:BATCH_ID_DIGITS]
+        batch_id = batch_id_of(orjson.dumps([path, run.run_id]) + packed)
         inserted = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
         ours = set(inserted)  # another worker may have recorded the others
         if not ours:

@@ -7,6 +7,7 @@ here: receiving (`notifications/sqs.py`), checking the sender (`notifications/au
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -129,7 +130,7 @@ class ParsedMessage:
             self,
             envelopes=tuple(unit for unit, _ in accepted),
             positions=tuple(index for _, index in accepted),
-            rejections=rejections.found(),
+            rejections=rejections.records(),
         )
 
 
@@ -149,27 +150,25 @@ class _Rejections:
     """
 
     def __init__(self, earlier: Iterable[RejectedRecord] = ()) -> None:
-        self._found: dict[tuple[ParseIssue, str | None], RejectedRecord] = {
+        self._first: dict[tuple[ParseIssue, str | None], RejectedRecord] = {
             (rejection.code, rejection.message): rejection for rejection in earlier
         }
-        self._counts = {key: rejection.records for key, rejection in self._found.items()}
+        self._counts = Counter({key: rejection.records for key, rejection in self._first.items()})
 
     def add(self, error: MessageError, index: int) -> None:
         """Reject the record at `index`."""
         key: tuple[ParseIssue, str | None] = (error.code, str(error))
-        if key not in self._found and len(self._found) >= MAX_REJECTIONS:
+        if key not in self._first and len(self._first) >= MAX_REJECTIONS:
             key = (error.code, None)
-        if key in self._found:
-            self._counts[key] += 1
-            return
-        self._found[key] = RejectedRecord(
-            code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
-        )
-        self._counts[key] = 1
+        self._counts[key] += 1
+        if key not in self._first:
+            self._first[key] = RejectedRecord(
+                code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
+            )
 
-    def found(self) -> tuple[RejectedRecord, ...]:
+    def records(self) -> tuple[RejectedRecord, ...]:
         """Return the rejections in the order of their first records."""
-        return tuple(replace(rejection, records=self._counts[key]) for key, rejection in self._found.items())
+        return tuple(replace(rejection, records=self._counts[key]) for key, rejection in self._first.items())
 
 
 def parse_message(
@@ -218,7 +217,7 @@ def parse_message(
         envelopes=tuple(envelopes),
         positions=tuple(positions),
         ignored=tuple(ignored),
-        rejections=rejections.found(),
+        rejections=rejections.records(),
     )
 
 
@@ -272,7 +271,7 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
         dataset = _only(registry.topics.get(topic, ())) if isinstance(topic, str) else None
         return Ignored(IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
     if kind != "Notification":
-        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is not one we know")
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is unknown")
     topic = require_text(outer, "TopicArn")
     if topic not in registry.topics:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"no contract names topic {shown(topic)}")
@@ -299,7 +298,7 @@ def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignor
 
 
 def _only(contracts: Sequence[DatasetContract]) -> str | None:
-    """Return the dataset when there is exactly one."""
+    """Return the dataset of a single contract; None for none or several."""
     return contracts[0].id if len(contracts) == 1 else None
 
 
@@ -380,7 +379,7 @@ def _decoded(encoded: str) -> str:
     try:
         return unquote_plus(encoded, errors="strict")
     except UnicodeDecodeError:
-        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(encoded)} is no UTF-8") from None
+        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(encoded)} is not UTF-8") from None
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
@@ -396,7 +395,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
     if route.kind is KeyKind.FOREIGN or route.contract is None:
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
     if route.contract.id not in announced:
-        raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is none of {route.contract.id}")
+        raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is not a topic of {route.contract.id}")
     if opened.shape not in route.contract.notifications.shapes:
         text = f"{route.contract.id} is announced by no message of the shape {opened.shape}"
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, text)
@@ -405,10 +404,10 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
     return route.contract
 
 
-def _sidecar_version(found: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
+def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
     """Return the ETag of a created sidecar. A defect in its event affects no data object."""
     name = record.get("eventName")
-    if found.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
+    if ignored.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
         return None
     if not name.removeprefix("s3:").startswith("ObjectCreated"):
         return None
@@ -424,7 +423,7 @@ def _is_accepted_removal(record: Mapping[str, Any], contract: DatasetContract) -
     if kind == "ObjectCreated":
         return False
     if kind not in {"ObjectRemoved", "LifecycleExpiration"}:
-        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"event {shown(name)} is not one we know")
+        raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"event {shown(name)} is unknown")
     if contract.notifications.object_removed == "reject":
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"{contract.id} rejects {shown(name)} events")
     return True
@@ -441,7 +440,8 @@ def _understood(key: str, grammar: KeyGrammarReader) -> KeyMatch:
     except InvalidKeyTimeError as error:
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, str(error)) from None
     if match is None:  # the route matched DATA by the same pattern
-        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is no data key of {grammar.contract.id}")
+        text = f"key {shown(key)} is not a data key of {grammar.contract.id}"
+        raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, text)
     return match
 
 

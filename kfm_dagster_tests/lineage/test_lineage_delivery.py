@@ -250,7 +250,7 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
     assert lineage.deliver() == 2
     assert receiver.counts() == both(1, 2)
     [failing] = lineage.undelivered().failing
-    assert "does not hold what was recorded" in failing.last_error
+    assert "does not have the recorded content" in failing.last_error
     file.write_bytes(content)
     clock.advance(600)
     assert lineage.deliver() == 2

@@ -82,7 +82,7 @@ def test_what_a_transport_gives_up_in_the_background_is_not_swallowed(
     opened = opened_backend()
     server.answer = lambda _event: 500
     assert opened.send(EVENT) is None
-    with pytest.raises(BackendUnavailableError, match="1 events were not taken"):
+    with pytest.raises(BackendUnavailableError, match="1 events were not accepted"):
         opened.flush()
     server.answer = lambda _event: 201
     opened.send(EVENT)
