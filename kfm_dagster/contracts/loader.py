@@ -23,16 +23,14 @@ from kfm_dagster.contracts.model import TOPIC_ARN, DatasetContract, MessageShape
 from kfm_dagster.errors import ContractError
 
 
+@lru_cache(maxsize=64)
 def parse_contract(text: str, *, source: str) -> DatasetContract:
-    """Build a contract from YAML. Raises ContractError naming source, line and first wrong key."""
+    """Build a contract from YAML. Raises ContractError naming source, line and first wrong key.
+
+    Cached, as contracts are frozen: parsing the built-in contracts takes two thirds of the time to open a pipeline.
+    """
     schema = "docs/spec/dataset-contract.schema.json"
     return parse(text, DatasetContract, source=source, error=ContractError, schema=schema)
-
-
-@lru_cache(maxsize=64)
-def _parsed_once(text: str, source: str) -> DatasetContract:
-    # Contracts are frozen. Parsing the built-in contracts takes two thirds of the time to open a pipeline.
-    return parse_contract(text, source=source)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +66,7 @@ class ContractRegistry:
                     next_step="rename it",
                 )
             texts += [(path.name, read_text(path, error=ContractError)) for path in sorted(extra_dir.glob("*.yaml"))]
-        return cls.of(_parsed_once(text, source) for source, text in texts)
+        return cls.of(parse_contract(text, source=source) for source, text in texts)
 
     @classmethod
     def of(cls, contracts: Iterable[DatasetContract]) -> ContractRegistry:
@@ -132,11 +130,6 @@ class ContractRegistry:
     def shapes(self) -> Mapping[str, MessageShape]:
         """Message shape of each topic, by ARN."""
         return {topic.arn: topic.message_shape for contract in self for topic in contract.notifications.topics}
-
-    @cached_property
-    def chunk_feeds(self) -> frozenset[str]:
-        """Ids of the datasets whose objects are pieces of a volume."""
-        return frozenset(contract.id for contract in self if contract.notifications.tells_chunks)
 
     @cached_property
     def buckets(self) -> Mapping[str, tuple[DatasetContract, ...]]:

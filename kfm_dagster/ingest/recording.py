@@ -192,7 +192,7 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     the age of its chunk, whose number with CLOSED is its precedence: it replaces the chunk's Item, and a later chunk
     replaces both.
     """
-    feeds = ledger.registry.chunk_feeds
+    feeds = {contract.id for contract in ledger.registry if contract.notifications.tells_chunks}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]
     if not chunks:
         return 0

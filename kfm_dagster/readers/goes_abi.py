@@ -94,7 +94,7 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
     if len(axis.shape) != 1 or not 2 <= axis.shape[0] <= _LONGEST_AXIS:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} has shape {axis.shape}, no axis")
     length = axis.shape[0]
-    ends = [end for end in (axis.element(0), axis.element(length - 1)) if end is not None]
+    ends = [end for end in map(axis.storage.element, (0, length - 1)) if end is not None]
     if len(ends) != 2:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} holds nothing")
     scale, offset = axis.number("scale_factor"), axis.number("add_offset")

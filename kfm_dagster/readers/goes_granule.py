@@ -52,8 +52,7 @@ def elements(root: Hdf5Group, name: str, count: int) -> list[float]:
     variable = root.dataset(name)
     if variable is None:
         return []
-    values = [variable.element(index) for index in range(count)]
-    return [value for value in values if value is not None]
+    return [value for value in map(variable.storage.element, range(count)) if value is not None]
 
 
 def variables(root: Hdf5Group, counts: Mapping[str, int]) -> dict[str, Any]:

@@ -54,16 +54,12 @@ class IndexEntry(NamedTuple):
 
 
 def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
-    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) unless it is a plausible index."""
+    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) with its size, or its first wrong line."""
     if source.size > MAX_INDEX_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH, f"the index has {source.size} bytes, more than {MAX_INDEX_BYTES}"
         )
-    return parse_index(source.read(0, source.size))
-
-
-def parse_index(content: bytes) -> tuple[IndexEntry, ...]:
-    """Parse an index. Raises ReadError(SIDECAR_MISMATCH) naming the first wrong line."""
+    content = source.read(0, source.size)
     lines = content.count(b"\n") + (not content.endswith(b"\n"))
     if lines > MAX_INDEX_LINES:
         raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has {lines} lines, more than {MAX_INDEX_LINES}")

@@ -330,10 +330,6 @@ class Hdf5Dataset(Hdf5Object):
         """Extents, () for a scalar."""
         return messages.shape(self._one(messages.DATASPACE))
 
-    def element(self, index: int) -> float | None:
-        """Return a number of a variable with at most one dimension, None if never written."""
-        return self.storage.element(index)
-
     @property
     def storage(self) -> StoredValues:
         """Storage of all values, for references or a few reads. Raises ReadError unless numeric."""

@@ -238,10 +238,8 @@ def lookup3(data: bytes) -> int:
     return int((c ^ b) - (b << 24 & mask | b >> 8) & mask)
 
 
-@lru_cache(maxsize=1024)
-def name_hash(name: bytes) -> int:
-    """Return the hash of a name in an index."""
-    return lookup3(name)
+name_hash = lru_cache(maxsize=1024)(lookup3)
+"""Hash of a name in an index."""
 
 
 def fletcher32(data: bytes) -> int:

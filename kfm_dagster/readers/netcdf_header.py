@@ -150,7 +150,7 @@ def _samples(axis: Hdf5Dataset) -> dict[int, float]:
     """Return the written values by their place."""
     (length,) = axis.shape
     places = sorted({place for place in (0, 1, length // 2, length - 2, length - 1) if 0 <= place < length})
-    return {place: value for place in places if (value := axis.element(place)) is not None}
+    return {place: value for place in places if (value := axis.storage.element(place)) is not None}
 
 
 def shown(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:

@@ -168,11 +168,13 @@ def decode_message(data: bytes) -> Message:
     return decode(data[:length], code, time_of(day, 1000 * seconds) if day else None, radar_id, surplus)
 
 
-def accumulation(description: Description, kind: ProductKind) -> tuple[datetime | None, datetime | None]:
-    """Return begin and end of a product's accumulation; None if not stated.
+def accumulation(description: Description) -> tuple[datetime | None, datetime | None]:
+    """Return begin and end of a product's accumulation; None if not stated, or for an unknown product.
 
     With an end alone the begin follows from the product's fixed length, or its stated length (173).
     """
+    if (kind := product_kinds().get(description.product_code)) is None:
+        return None, None
     begin, end = (_date_and_minute(description, places) for places in (kind.begin, kind.end))
     minutes = description.parameters[kind.length - 1] if kind.length else kind.minutes or 0
     if begin is None and end is not None and minutes > 0:

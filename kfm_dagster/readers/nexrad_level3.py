@@ -158,7 +158,7 @@ def _message(message: Message, nominal: datetime) -> _Content:
     # Unidata names an object by its volume's start; any time from there to the product's generation is valid.
     start = description.volume_time
     _check_time(nominal, start, min(max(start, description.generation_time), start + LONGEST_GENERATION))
-    begin, end = _accumulation(description)
+    begin, end = accumulation(description)
     if begin is None or end is None or begin > end:
         begin = end = start
     return _Content(
@@ -248,14 +248,9 @@ def _of_radar(message: Message) -> dict[str, Any]:
     return {"nexrad:radar-id": message.radar_id, "nexrad:vcp": message.vcp} | _there(mode)
 
 
-def _accumulation(description: Description) -> tuple[datetime | None, datetime | None]:
-    kind = product_kinds().get(description.product_code)
-    return accumulation(description, kind) if kind else (None, None)
-
-
 def _of_description(message: Message, description: Description) -> dict[str, Any]:
     names = ("nexrad:accumulation-start", "nexrad:accumulation-end")
-    period = dict(zip(names, _accumulation(description), strict=True))
+    period = dict(zip(names, accumulation(description), strict=True))
     return {
         "processing:datetime": rfc3339(description.generation_time),
         "nexrad:volume-number": description.volume_number,

@@ -48,22 +48,13 @@ class BlockCache:
         tail_blocks: int = 0,
     ) -> None:
         self._source = source
-        self._size = source.size
+        self.size = source.size
+        """Size in bytes."""
         self._block_bytes = block_bytes
         self._max_blocks = max_blocks
         self._blocks: dict[int, bytes] = {}
-        end = -(-self._size // block_bytes)
+        end = -(-self.size // block_bytes)
         self._tail = range(max(end - tail_blocks, 1), end)
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._size
-
-    @property
-    def blocks_read(self) -> int:
-        """Number of distinct blocks that were fetched."""
-        return len(self._blocks)
 
     def read(self, start: int, length: int) -> bytes:
         """Return bytes [start, start + length), cut at the end of the object."""
@@ -77,7 +68,7 @@ class BlockCache:
         return b"".join(self._blocks[index] for index in indices)[offset : offset + length]
 
     def _indices(self, start: int, length: int) -> range:
-        stop = min(start + length, self._size)
+        stop = min(start + length, self.size)
         if not 0 <= start < stop:
             return range(0)
         indices = range(start // self._block_bytes, (stop - 1) // self._block_bytes + 1)
@@ -101,9 +92,10 @@ class BlockCache:
     def _fetch_run(self, run: list[int]) -> None:
         start, length = run[0] * self._block_bytes, len(run) * self._block_bytes
         data = self._source.read(start, length)
-        if len(data) < min(length, self._size - start):
+        if len(data) < min(length, self.size - start):
             raise ReadError(
-                MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes at offset {start} of {self._size}, {length} asked"
+                MetadataIssue.TRUNCATED_OBJECT,
+                f"{len(data)} bytes at offset {start} of {self.size}, {length} requested",
             )
         for number, index in enumerate(run):
             self._blocks[index] = data[number * self._block_bytes : (number + 1) * self._block_bytes]

@@ -82,19 +82,14 @@ def horizontal(*, transform: Sequence[float], shape: Sequence[int], wkt2: str) -
     """
     width, _, west, _, height, north = transform
     rows, columns = shape
+    axes = {COLUMNS: (west, width, columns), ROWS: (north, height, rows)}
     return {
-        COLUMNS: dimension(COLUMNS, first=west + width / 2, step=width, count=columns, wkt2=wkt2),
-        ROWS: dimension(ROWS, first=north + height / 2, step=height, count=rows, wkt2=wkt2),
-    }
-
-
-def dimension(axis: str, *, first: float, step: float, count: int, wkt2: str) -> dict[str, Any]:
-    """Return a dimension of evenly spaced centres; its step is positive in either direction."""
-    last = first + step * (count - 1)
-    return {
-        "type": "spatial",
-        "axis": axis,
-        "extent": sorted((round(first, _DECIMALS), round(last, _DECIMALS))),
-        "step": abs(step),
-        "reference_system": wkt2,
+        axis: {
+            "type": "spatial",
+            "axis": axis,
+            "extent": sorted(round(edge + step * cells, _DECIMALS) for cells in (0.5, count - 0.5)),
+            "step": abs(step),
+            "reference_system": wkt2,
+        }
+        for axis, (edge, step, count) in axes.items()
     }

@@ -104,12 +104,12 @@ class Unpacked:
             self._grow(max(end - max(stop, start), self._step))
         return bytes(self._data[start - self._start : max(end - self._start, 0)])
 
-    def _grow(self, wanted: int) -> None:
+    def _grow(self, most: int) -> None:
         if self._start + len(self._data) >= self._limit:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {self._limit} unpacked bytes would be read")
         piece = next(self._pieces, b"") if self._decompressor.needs_input else b""
         try:
-            data = self._decompressor.decompress(piece, wanted)
+            data = self._decompressor.decompress(piece, most)
         except (OSError, zlib.error) as error:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the compressed data are corrupt: {error}") from error
         self._data += data
@@ -117,7 +117,7 @@ class Unpacked:
 
 
 class Gunzipped:
-    """The content of a gzipped object of one stream, as a ByteSource; memory keeps its ends.
+    """The content of a gzipped object, a single stream, as a ByteSource; memory keeps its ends.
 
     Opening it unpacks it to its end, which proves that it is whole, with valid checksum and length (RFC 1952, 2.3.1).
     Reads within STEP_BYTES of an end are free; any other read continues from the last read, or begins again.
@@ -131,7 +131,7 @@ class Gunzipped:
         """
         self._packed = packed
         self._limit = limit
-        self._head, self._tail, self._size = self._survey()
+        self._head, self._tail, self.size = self._survey()
         self._stream = self._unpacked(Gunzip(), _in_steps(packed))
 
     @classmethod
@@ -142,19 +142,14 @@ class Gunzipped:
             raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(packed)} bytes of {source.size} came")
         return cls(packed, limit=limit)
 
-    @property
-    def size(self) -> int:
-        """Size of the content in bytes."""
-        return self._size
-
     def read(self, start: int, length: int) -> bytes:
         """Return bytes [start, start + length), cut at the end."""
-        stop = min(start + length, self._size)
+        stop = min(start + length, self.size)
         if start >= stop:
             return b""
         if stop <= len(self._head):
             return self._head[start:stop]
-        tail = self._size - len(self._tail)
+        tail = self.size - len(self._tail)
         if start >= tail:
             return self._tail[start - tail : stop - tail]
         if start < self._stream.start:
@@ -166,7 +161,7 @@ class Gunzipped:
         return Unpacked(pieces, decompressor, step=STEP_BYTES, limit=self._limit + 1)
 
     def _survey(self) -> tuple[bytes, bytes, int]:
-        """Unpack the whole stream; return both ends and the size."""
+        """Unpack the whole stream; return both ends, and the size of the content in bytes."""
         pieces, decompressor = _in_steps(self._packed), Gunzip()
         stream = self._unpacked(decompressor, pieces)
         head = tail = stream.read(0, STEP_BYTES)

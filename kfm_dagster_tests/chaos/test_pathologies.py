@@ -87,7 +87,7 @@ def _announced(version: Version, pipeline: Pipeline) -> str | None:
     """What the ledger has as a version: the ETag, and none of a chunk."""
     contract = pipeline.registry.route(bucket=version.bucket, key=version.key).contract
     assert contract is not None
-    return None if contract.id in pipeline.registry.chunk_feeds else version.etag
+    return None if contract.notifications.tells_chunks else version.etag
 
 
 def _is_closed(item: dict[str, Any]) -> bool:

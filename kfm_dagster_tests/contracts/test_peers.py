@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
-from kfm_dagster.readers.grib_index import parse_index
+from kfm_dagster.readers.grib_index import read_index
+from kfm_dagster.readers.ranges import BytesSource
 
 SIZES = st.lists(st.integers(1, 2**40), min_size=1, max_size=PEERS_KEPT)
 
@@ -101,5 +102,5 @@ def _of_indexed_objects(shared_data: Path) -> Sizes:
         dataset = {"hrrr": "hrrr", "gfs": "gfs"}.get(name.partition(".")[0])
         if dataset is not None:
             product = ".".join(name.split(".")[2:])
-            found[dataset, product].append(parse_index(path.read_bytes())[-1].offset)
+            found[dataset, product].append(read_index(BytesSource(path.read_bytes()))[-1].offset)
     return found

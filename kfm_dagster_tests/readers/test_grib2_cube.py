@@ -18,7 +18,8 @@ from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_TIMES, cube
 from kfm_dagster.readers.grib2_grids import Grid
 from kfm_dagster.readers.grib2_properties import MRMS, named, parameters
-from kfm_dagster.readers.grib_index import layers, parse_index
+from kfm_dagster.readers.grib_index import layers, read_index
+from kfm_dagster.readers.ranges import BytesSource
 
 RUN = datetime(2025, 8, 1, tzinfo=UTC)
 GRID = Grid(
@@ -46,7 +47,7 @@ def real_indexes(shared_data: Path) -> Iterator[tuple[str, list[list[str]], tupl
     for path in sorted(shared_data.rglob("*.idx")):
         content = path.read_bytes()
         lines = [line.split(":") for line in content.decode().splitlines()]
-        yield path.name, lines, layers(parse_index(content), end=1 << 40)
+        yield path.name, lines, layers(read_index(BytesSource(content)), end=1 << 40)
 
 
 @pytest.mark.clause("OPR-16")

@@ -14,7 +14,8 @@ from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import contradictions
 from kfm_dagster.demo.samples import gefs, gfs, nbm
-from kfm_dagster.readers.grib_index import parse_index
+from kfm_dagster.readers.grib_index import read_index
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.reading import match_of
 from kfm_dagster_tests.readers.test_grib2 import read
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
@@ -64,7 +65,9 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
     declared = {"layers.qualifier": contracts["gefs"].metadata_extract.key_values["layers.qualifier"]}
     named: dict[str, set[object]] = {}
     for path in (shared_data / "files/idx").glob("ge*.idx"):
-        named.setdefault(path.name[2:5], set()).update(entry.qualifier for entry in parse_index(path.read_bytes()))
+        named.setdefault(path.name[2:5], set()).update(
+            entry.qualifier for entry in read_index(BytesSource(path.read_bytes()))
+        )
     assert set(named) == {"avg", "c00", "p01"}
     for member, of in product(named, named):
         said = contradictions(declared, {"member": member}, {"layers.qualifier": named[of]}.__getitem__)

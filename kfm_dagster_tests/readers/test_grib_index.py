@@ -17,11 +17,11 @@ from kfm_dagster.readers.grib_index import (
     latest_step,
     layers,
     order_fault,
-    parse_index,
     read_index,
     reference_fault,
     step_end,
 )
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.reading import Claiming, code_of
 
 
@@ -30,7 +30,7 @@ def test_every_real_index_is_read_as_a_plain_split_reads_it(shared_data: Path, r
     assert len(paths) >= 20
     for path in paths:
         answers = reference[path]["reference"]
-        entries = parse_index((shared_data / path).read_bytes())
+        entries = read_index(BytesSource((shared_data / path).read_bytes()))
         assert len(entries) == answers["n_lines"], path
         assert len({entry.message for entry in entries}) == answers["n_messages"]
         assert len({entry.variable for entry in entries}) == answers["params"]
@@ -64,7 +64,7 @@ def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> Ind
     ids=["plain", "no last colon", "submessage", "minutes and seconds", "ensemble member", "probability"],
 )  # fmt: skip
 def test_line_forms_of_wgrib2_are_read(line: bytes, expected: IndexEntry) -> None:
-    assert parse_index(line + b"\n") == parse_index(line) == (expected,)
+    assert read_index(BytesSource(line + b"\n")) == read_index(BytesSource(line)) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_line_forms_of_wgrib2_are_read(line: bytes, expected: IndexEntry) -> Non
 @pytest.mark.clause("OPR-07")
 def test_an_index_that_is_none_or_too_large_is_refused(content: bytes) -> None:
     with pytest.raises(ReadError) as refused:
-        parse_index(content)
+        read_index(BytesSource(content))
     assert (refused.value.code, len(str(refused.value)) < 400) == (MetadataIssue.SIDECAR_MISMATCH, True)
     # Too large an index is refused before it is read: the object has no bytes.
     with pytest.raises(ReadError, match="more than"):
@@ -186,7 +186,7 @@ def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
         f":{e.variable}:{e.level}:{e.step}:{e.qualifier}\n"
         for e in entries
     ]
-    assert parse_index("".join(lines).encode()) == tuple(entries)
+    assert read_index(BytesSource("".join(lines).encode())) == tuple(entries)
 
 
 @pytest.mark.clause("OPR-07")
@@ -196,6 +196,6 @@ def test_a_text_that_is_not_printable_is_no_line(sign: bytes, place: int) -> Non
     """It would become a name in an Item, which no database keeps with a NUL in it."""
     texts = [b"TMP", b"surface", b"anl", b"ENS=1"]
     line = b"1:0:d=2025120306:" + b":".join(texts)
-    assert len(parse_index(line)) == 1
+    assert len(read_index(BytesSource(line))) == 1
     texts[place] += sign
-    assert code_of(parse_index, b"1:0:d=2025120306:" + b":".join(texts)) is MetadataIssue.SIDECAR_MISMATCH
+    assert code_of(read_index, BytesSource(b"1:0:d=2025120306:" + b":".join(texts))) is MetadataIssue.SIDECAR_MISMATCH

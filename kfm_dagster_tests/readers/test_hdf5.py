@@ -75,7 +75,7 @@ def test_every_attribute_and_scalar_of_real_files_equals_libhdf5_s(shared_data: 
                 and expected.id.get_offset() is not None
                 and expected.dtype.kind != "S"
             ):
-                values = [found.element(index) for index in range(expected.size)]
+                values = [found.storage.element(index) for index in range(expected.size)]
                 np.testing.assert_equal(values, np.ravel(expected[()]).astype(float).tolist())
             compared += compare_attributes(found, expected.attrs)
         assert root.dataset("no such variable") is None
@@ -106,7 +106,7 @@ def test_any_number_of_names_is_found(version: str, count: int) -> None:
 
     def found(root: Hdf5Group) -> list[tuple[float | None, float | None]]:
         names = [(f"attribute {number}", f"variable {number}") for number in range(count)]
-        return [(root.number(attribute), dataset(root, variable).element(0)) for attribute, variable in names]
+        return [(root.number(attribute), dataset(root, variable).storage.element(0)) for attribute, variable in names]
 
     assert read_hdf5(BytesSource(buffer.getvalue()), found) == [(number, -number) for number in range(count)]
 
@@ -121,7 +121,7 @@ def test_every_kind_of_number_is_read_exactly(dtype: str) -> None:
 
     def numbers(root: Hdf5Group) -> list[float | None]:
         variable = dataset(root, "values")
-        return [*map(variable.element, range(3)), variable.number("one")]
+        return [*map(variable.storage.element, range(3)), variable.number("one")]
 
     assert read_hdf5(BytesSource(buffer.getvalue()), numbers) == [*map(float, values), float(values[2])]
 
@@ -315,4 +315,4 @@ def test_filters_with_values_that_are_not_theirs_are_refused(change: tuple[bytes
 
 def _third_and_all(root: Hdf5Group) -> tuple[float | None, bytes]:
     variable = root.datasets()["v"]
-    return variable.element(3), variable.storage.values()
+    return variable.storage.element(3), variable.storage.values()
