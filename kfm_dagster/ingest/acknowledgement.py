@@ -1,7 +1,7 @@
 """Acknowledgement: delete terminal units' messages, hide retrying units', count the rest.
 
-Belongs here: work on both the ledger and the queues, and their remaining work until a queue is drained. Does not belong
-here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
+Belongs here: work that needs both ledger and queues, and the count of the remaining work until a queue is drained. Does
+not belong here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Due = TypeVar("Due", bound=DueMessage)
 class Acknowledger:
     """Deletes and hides messages on the queue of their last receive, primary or dead-letter.
 
-    A drain receives from the dead-letter queue. A queue is connected when a message is due: a backfill needs none.
+    A drain receives from the dead-letter queue. A queue is connected only when a message is due, because a backfill
+    needs no queue.
     """
 
     deliveries: Deliveries
@@ -36,7 +37,7 @@ class Acknowledger:
         """Delete messages whose units are all terminal; hide messages of `retrying` units.
 
         Returns the number of deleted messages. Safe to repeat: messages that SQS did not delete stay due, and messages
-        of retrying units come back when these are due.
+        of retrying units become visible again when these units are due.
         """
         if retrying:
             self.postpone(self.deliveries.due_for_backoff(retrying))
@@ -81,7 +82,7 @@ class Progress:
 
     @property
     def drained(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether no work is left."""
         return self.queued == 0 and self.in_flight == 0 and self.waiting == 0
 
 

@@ -20,12 +20,12 @@ from kfm_dagster.telemetry.clock.reading import ClockDecision, ClockLog, ClockRu
 from kfm_dagster.telemetry.clock.sources import measure
 
 FRESH = timedelta(minutes=5)
-"""A decisive reading is valid for this time: meanwhile a clock drifts by far less than a second."""
+"""A decisive reading is valid for this time, in which a clock drifts by far less than a second."""
 
 
 @dataclass(kw_only=True)
 class Calibration:
-    """Measures and judges the clock by the card's rule."""
+    """Measures the clock, and decides by the card's rule."""
 
     rule: ClockRule
     database: Database

@@ -1,13 +1,14 @@
 """A dataset's chain without Dagster, and the rollback of a run after a final failure (PCS-03).
 
-A rollback also undoes the run's other stages: the stages before the failed stage, and the later stages of an earlier
-process of the run, because a re-execution may fail sooner. A transaction, in reverse topological order: first it
-releases the claims, so that no effect is undone that another run may rely on; then it withdraws lineage, restores Items
-byte for byte, and revokes each stage's output in run-state, after the commit if run-state is outside the database.
+A rollback also undoes the run's other stages: the stages before the failed stage, and later stages that an earlier
+process of the run has executed, because a re-execution may fail at an earlier stage. One transaction first releases the
+claims, so that only effects are undone that no other run may rely on. Then, in reverse topological order, it withdraws
+lineage, restores Items byte for byte, and revokes each stage's output in run-state (after the commit if run-state is
+outside the database). A run whose process died is not rolled back, because the next attempt of its units completes its
+effects.
 
-Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`),
-the run contract around each (`stages/run_contract.py`), the failed stage's own compensation (`stages/lifecycle.py`), or
-runs whose process died: they are not rolled back, because the next attempt of their units converges.
+Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`), the run contract
+around each (`stages/run_contract.py`), or the failed stage's own compensation (`stages/lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _LOG = logging.getLogger(__name__)
 def run_chain(first: MessageParse, *, pause: Callable[[float], None] | None = None) -> list[StageBatch]:
     """Run the chain over the units of its first node; return each node's output.
 
-    With `pause`, which waits for a number of seconds, a failed stage is retried by the pipeline card's rules, else its
-    run is rolled back, as Dagster's runs are. Without `pause` the first failure ends the chain, and nothing is rolled
-    back. Raises the stage's error: StageFailedError, or the error of its commit.
+    `pause` waits for a number of seconds. With it, a failed stage is retried by the pipeline card's rules, and after
+    the last try the run is rolled back, as a run of Dagster is. Without it, the first failure ends the chain, and
+    nothing is rolled back. Raises the stage's error: StageFailedError, or the error of the commit.
     """
     shared: dict[str, Any] = {
         "pipeline": first.pipeline,
@@ -62,7 +63,7 @@ def run_chain(first: MessageParse, *, pause: Callable[[float], None] | None = No
 def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[float], None] | None) -> StageBatch:
     stages = node.pipeline.stages
     for tries in count(1):
-        # A new copy for each try, because a node has state.
+        # A copy for each try, because a node has state.
         copy = replace(node)
         try:
             return stages.commit(stages.run(copy, run_id=node.run_id, upstream=upstream))
@@ -79,7 +80,7 @@ def _run_stage(node: ChainNode, upstream: StageBatch | None, pause: Callable[[fl
 
 
 def read_configuration(settings: Settings) -> Configuration:
-    """Read all files that settings name, and refuse unknown stages; creates nothing.
+    """Read all files that settings name, and refuse unknown stages; create nothing.
 
     Commands that start servers, daemons or workers call it first, so that a wrong file is reported once
     and not by every process. Raises ContractError, CardError or ConfigurationError.
@@ -104,7 +105,7 @@ class _TakenOverError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """The undone effects of a run in a dataset by stage, last first, and the released claims."""
+    """A run's undone effects in a dataset, by stage from the last to the first, and released claims."""
 
     compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: RecoverReport = field(default_factory=RecoverReport)
@@ -130,12 +131,12 @@ def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | No
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     """Undo a run's effects in a dataset after stage `node` failed for good; None: nothing to do.
 
-    `because` becomes the last error of every unit of the run, which names stage and gate for units in quarantine.
+    `because` becomes the last error of every unit of the run, so that units in quarantine name stage and gate.
 
     Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
     earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
-    and the units' next attempt finds and completes the effects. If only the work after the commit fails, revokes the
-    outputs in a run-state outside the database once more.
+    and the units' next attempt completes the effects. If only the work after the commit fails, the outputs in a
+    run-state outside the database are revoked once more.
     """
     states = list(_standing(node))
     with node.pipeline.database.snapshot() as tx:
@@ -164,7 +165,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
 
 def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Roll back; after an error, log and audit it: the units' next attempt finds the effects."""
+    """Roll back; log and audit an error, as the units' next attempt completes the effects."""
     try:
         return roll_back(node, because)
     except Exception as error:
@@ -197,7 +198,7 @@ def _tell_run_state_again(node: ChainNode) -> None:
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
     """Lock the stage, return its failed attempt. Raises _TakenOverError if it was restarted.
 
-    Called after the claims are locked, which is the order of locks of a committing stage.
+    Call it with the claims locked, because a committing stage locks in this order, too.
     """
     lock_node(node.name, tx=tx)
     failed = _failed(node, tx)
@@ -207,7 +208,7 @@ def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
 
 
 def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
-    """Return the attempt that failed for good: it is rolled back, or may not start."""
+    """Return the attempt that failed for good, which is rolled back or may not start; else None."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
     newest = store.newest(node.run_id, node.kind, tx=tx)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:

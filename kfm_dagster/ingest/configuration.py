@@ -1,7 +1,7 @@
 """Configuration: a deployment's files, read and checked before any process starts.
 
-Belongs here: the list of files. Does not belong here: their forms (`contracts/`, `stages/card.py`),
-the names of stages (`chain.py`), the environment (`settings.py`).
+Belongs here: the list of files. Does not belong here: the models of the files (`contracts/`, `stages/card.py`), the
+names of stages (`chain.py`), the environment (`settings.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Configuration:
 
 
 def _refuse_days_before_all(settings: Settings, registry: ContractRegistry) -> None:
-    """Refuse partitions that no dataset can fill; Dagster handles up to 100,000 of them well."""
+    """Refuse a first day before all datasets'; Dagster handles up to 100,000 partitions well."""
     if settings.first_day is not None and settings.first_day < registry.first_day:
         raise ConfigurationError(
             "environment variable KFM_FIRST_DAY is wrong",

@@ -63,7 +63,7 @@ _WHY_LEFT_OUT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayListing:
-    """A backfill's account of a day's listing."""
+    """The progress of a day's listing, as the backfill that requested it records it."""
 
     clock: Callable[[], datetime]
     backfill_id: str
@@ -71,7 +71,7 @@ class DayListing:
     day: str
 
     def opened(self, tx: Transaction) -> bool:
-        """Begin to count the objects; False when the day is listed already or the backfill is over."""
+        """Begin to count the objects; False if the day is listed already or the backfill has ended."""
         return tx.run("backfill.open_listing", self._day).one_or_none() is not None
 
     def counted(self, tx: Transaction, *, listed: int, created: int, requeued: int) -> bool:
@@ -80,7 +80,7 @@ class DayListing:
         return row.one_or_none() is not None
 
     def closed(self, tx: Transaction, left_out: LeftOut) -> None:
-        """Record that the ledger has the day's every object, and the keys that gave no unit."""
+        """Record that the ledger has every object of the day, and the keys that gave no unit."""
         tx.run("backfill.close_listing", self._day, at=self.clock(), left_out=left_out)
 
     @property
@@ -110,7 +110,7 @@ class MessageParse(ChainNode):
     account: DayListing | None = None
     """The account of the backfill that requested this listing, if any."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
-    """The day's objects in the bucket, once `inputs` has listed them. A backfill counts while it lists."""
+    """The day's objects in the bucket, once `inputs` has listed them. A backfill does not keep them."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
     _left_out: dict[str, dict[str, int | str]] = field(default_factory=dict, init=False, repr=False)
     _whole: bool = field(default=False, init=False, repr=False)
@@ -121,9 +121,9 @@ class MessageParse(ChainNode):
     def references(self) -> Sequence[InputReference]:
         """Return the requests to ledger or bucket, each with its query and the day as its window.
 
-        Requests of a listing have the digest of its objects with ETag and Last-Modified: the earlier digest if the run
-        has listed before, because a run lists once, even if the bucket has changed. A backfill's requests have none,
-        because it records objects while it lists.
+        The requests of a listing have the digest of its objects with ETag and Last-Modified. If the run has listed
+        before, this is the earlier digest, because a run lists once, even if the bucket has changed. A backfill's
+        requests have no digest, because a backfill records objects while it lists.
         """
         day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
         requests: dict[str, dict[str, str]] = {
@@ -145,7 +145,7 @@ class MessageParse(ChainNode):
     def inputs(self) -> Sequence[ManifestEntry]:
         if self.source is not Source.LISTING:
             return [ManifestEntry(uri=_in_ledger(self))]
-        # A listing of a switched-off dataset fails visibly; from the ledger nothing would be claimed.
+        # For a switched-off dataset a listing fails visibly, while a run over the ledger would claim nothing.
         refuse_switched_off(self.pipeline.ledger.switches, self.dataset)
         if self.account is not None:
             return [ManifestEntry(uri=uri) for uri in self._prefixes()]
@@ -155,9 +155,9 @@ class MessageParse(ChainNode):
 
     @cached_property
     def _kept(self) -> ManifestEntry | Exception:
-        """The file of the listed objects, or the error, raised where a stage records failures.
+        """The file of the listed objects, or the error, which is raised where a stage records failures.
 
-        Stored, so that the listing can be read again; a busy day's objects are too many for an intent.
+        A file, because a busy day's objects are too many for an intent, and a replay reads them again.
         """
         try:
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)
@@ -191,14 +191,14 @@ class MessageParse(ChainNode):
 
     @override
     def context(self) -> Mapping[str, Any]:
-        # Called after `inputs`: a replay must know that a listing is incomplete.
+        # Called after `inputs`, because a replay must know that a listing is incomplete.
         refused = {"refused": str(self._refused)} if self._refused is not None else {}
         return {**super().context(), **refused}
 
     @override
     def can_reuse_output(self, tx: Transaction) -> bool:
-        """Return whether no unit of the day waits or is in work."""
-        # A listing requeues failed units, and a backfill counts its listed objects.
+        """Return whether no unit of the day waits or is in progress."""
+        # A listing requeues failed units, and a backfill must count the listed objects.
         waiting = (Status.PENDING, Status.IN_PROGRESS, *((Status.FAILED,) if self.source is Source.LISTING else ()))
         return self.account is None and not self.pipeline.ledger.holds(
             dataset=self.dataset, partition=self.partition, statuses=waiting, tx=tx
@@ -215,7 +215,7 @@ class MessageParse(ChainNode):
 
     @override
     def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # `transform` returns no units
-        # Claimed in the transaction that names the output: a run that dies earlier holds no claims.
+        # Claimed in the transaction that records the output, so that a run that dies earlier holds no claims.
         if self.account is not None:
             self.account.closed(tx, self._left_out)
         # Before a dataset's first day no data can be missing.

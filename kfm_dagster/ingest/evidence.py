@@ -1,11 +1,11 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
-The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014): the
-unit's next attempt would complete such an Item; if none succeeds, nothing else withdraws it. A case without evidence is
-pending. The collector stores a bundle under its hash before the case names it: a crash in between leaves an unused
-file, and the next collection takes the case. Belongs here: collecting and reading evidence. Does not belong here: the
-content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs (`chain.py`), which withdraw
-their Items themselves.
+The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014). The next
+attempt of such a unit would complete its Item, but without a successful attempt the Item would stay. A case without
+evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
+leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here:
+the content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs, which withdraw their own
+Items (`chain.py`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
 EDGE_BYTES = 512
-"""Bytes stored from each end of an object: in all our formats they show the format, and whether the object is cut."""
+"""Bytes stored from each end of an object. In all our formats they show the format, and whether the object is cut."""
 LIMIT = 500
 """Limit of cases per call; the next call takes the rest."""
 BUDGET_SECONDS = 15.0
-"""A call begins no further part after this time: a store that does not answer must not delay a tick of 60 s."""
+"""A call begins no further part after this time, because a store that does not answer must not delay a tick (60 s)."""
 _PART = 50
 
 _OVERWRITTEN = frozenset({LedgerCode.STALE_EVENT.value, LedgerCode.SUPERSEDED.value})
@@ -62,9 +62,9 @@ class EvidenceCollector:
     def collect(self, *, limit: int = LIMIT) -> int:
         """Collect missing evidence of quarantined units, oldest first; return the number.
 
-        Does not raise for a store's failure. The next call takes the cases if the landing zone or artifact store does
-        not answer, and a case whose Item cannot be withdrawn. The evidence notes an unreadable object. An error in a
-        case's message or object leaves out both, with a note (SEC-12).
+        Does not raise for a store's failure. If the landing zone or artifact store does not answer, or a case's Item
+        cannot be withdrawn, the cases stay due for the next call. The evidence notes an unreadable object. After an
+        error in a case's message or object, the evidence has neither, and a note (SEC-12).
         """
         due = self._cases.due(limit=limit)
         end = time.monotonic() + BUDGET_SECONDS
@@ -80,7 +80,7 @@ class EvidenceCollector:
         return collected
 
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
-        """Withdraw the units' Items without lineage; return the cases without such an Item left."""
+        """Withdraw the units' Items without lineage; return the cases where no such Item is left."""
         try:
             take_back_orphans(self._pipeline, {case.wal_id for case in part})
         except CatalogUndoError as error:
@@ -138,7 +138,7 @@ class EvidenceCollector:
             contract = self._pipeline.registry[record.dataset]
         except ContractError:
             return found_object(ObjectState.UNREADABLE, why="the dataset has no contract any more")
-        # Evidence has no content that governance or a sensitive area hides from people.
+        # Evidence must not show content that governance or a sensitive area hides.
         shown = not (
             contract.governed
             or record.last_error_code == LedgerCode.GOVERNANCE_HARD_FAIL
@@ -173,8 +173,8 @@ _STAGE = "stac_register"
 def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
     """Withdraw Items without lineage of quarantined units in `wal_ids`; return the number.
 
-    A transaction per dataset and run keeps the units in quarantine: none is requeued meanwhile. Safe to
-    repeat, also after a crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
+    A transaction per dataset and run locks the units, so that none is requeued meanwhile. Safe to repeat, also after a
+    crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
     """
     taken, known = 0, {contract.id for contract in pipeline.registry}
     for (dataset, run_id), units in groupby(

@@ -28,8 +28,8 @@ from kfm_dagster.storage.object_handle import ObjectHead
 
 KIND = "kfm.nodd.evidence/v1"
 MAX_BODY_CHARACTERS = 16_384
-"""A message with 1 record has about 2,000. The landing zone, which the bundle names, has the whole message with the
-records of other units."""
+"""Limit for a message; a message with one record has about 2,000 characters. The bundle names the landed batch, which
+has the whole message with the records of other units."""
 _DEPTH = 20
 """Limit of nesting, against forged messages: an S3 event in a text in a notification is 8 levels deep."""
 
@@ -49,9 +49,9 @@ class ObjectState(StrEnum):
     UNREADABLE = "unreadable"
     """The store refused, did not answer, or the contract does not name the object."""
     OVERWRITTEN = "overwritten"
-    """Not examined: a newer version has replaced it."""
+    """Not examined, because a newer version has replaced it."""
     WITHHELD = "withheld"
-    """The object exists; governance keeps its content out of the evidence."""
+    """The object exists, but governance excludes the content from evidence."""
 
 
 Announced = tuple[AnnouncingMessage, SqsMessage | str]
@@ -121,8 +121,8 @@ def bundle_of(
 def redacted(value: Any, *, spared: Collection[str] = ()) -> Any:
     """Return a JSON value without credentials, e-mail addresses and signed URLs.
 
-    JSON inside of texts is redacted, too. `spared` texts stay unchanged: an object's key may look like a token. After
-    MAX_BODY_CHARACTERS an ellipsis replaces the rest.
+    JSON inside of texts is redacted, too. `spared` texts stay unchanged, because an object's key may look like a token.
+    After MAX_BODY_CHARACTERS an ellipsis replaces the rest.
     """
     return _Redaction(spared=spared).of(value, _DEPTH)
 
@@ -182,7 +182,7 @@ def _json_inside(text: str) -> Any:
 
 
 def _own_body(body: str, record: NoddWalRecord) -> Any:
-    """Return a message's JSON with only the unit's own record, which comes first."""
+    """Return a message's JSON with only the unit's own record, placed first."""
     outer, payload, announced = _announced(body)
     if not announced:
         return outer

@@ -1,9 +1,9 @@
 """Feed watch: times and records of the deployment's checks for missing data (BEY-05).
 
-A settling run records its day without a query, because its gate G6 has counted the day. Every hour, a schedule checks
-the days with newly settled hours, because missing data start no run. And each tick of a sensor or worker checks the
-newest announcements for silences and drops. Belongs here: when to check, and against which contracts. Does not belong
-here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
+There are three checks. A run that settles records its day without a query, because its gate G6 has counted the day.
+Every hour, a schedule checks the days with newly settled hours, because missing data start no run. Each tick of a
+sensor or worker checks the newest announcements for silences and drops. Belongs here: when to check, and by which
+contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FeedWatch:
     def follow(self, contract: DatasetContract, units: Iterable[Envelope], tx: Transaction) -> None:
         """Record since when the products of announced units are followed.
 
-        This is the start of the first unit; but a late announcement, for example from a dead-letter queue, proves
-        nothing about the time since: hours that had settled before the first announcement are not expected.
+        They are followed since the start of the first unit. If this was announced late, for example from a dead-letter
+        queue, hours that had settled before the announcement are not expected.
         """
         coverage = contract.coverage
         if coverage is None:

@@ -4,8 +4,8 @@ A tick lands the raw messages before it parses them, records rejections with the
 ledger record for every unit in the same transaction as its delivery. So each received message has a record, even after
 a crash, and back-pressure can count it. Does not belong here: planning runs (`ingest/plan.py`).
 
-While all datasets of the queue are switched off, the tick receives nothing. If only some are off, their units are
-recorded and wait; their messages are hidden for as long as SQS allows.
+While all datasets of the queue are switched off, the tick receives nothing. If only some are off, the units of these
+are recorded and wait, and their messages are hidden for as long as SQS allows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.telemetry.traces import is_tracing, record_receive
 
 CERTIFICATE_WAIT_SECONDS = 60.0
-"""First wait of a message for its certificate (KFM_RETRY_BACKOFF_SECONDS overrides it)."""
+"""First wait of a message for its sender's certificate; KFM_RETRY_BACKOFF_SECONDS overrides it."""
 WAIT_FACTOR = 4
-"""Ratio of each wait to the wait before: five receives, the usual limit of a queue, take almost six hours."""
+"""Ratio of each wait to the wait before, by which five receives, the usual limit, take almost six hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ class IntakeReport:
     """The result of a tick.
 
     `completions` counts units that read an object again with a late sidecar, `closings` units that read a volume's
-    newest chunk again as its last. `work` has dataset and partition of units that wait for a run. `full`: nothing was
-    received, because too many live units are in flight; `off`: the switches that forbid receiving. `policy`
-    has all switches that the tick saw. `unverified` messages wait on the queue, unrecorded, until their certificate can
-    be fetched.
+    newest chunk again as the last chunk. `work` has dataset and partition of units that wait for a run. `full`: nothing
+    was received, because too many live units are in flight; `off`: the switches that forbid receiving; `policy`: all
+    switches that were on. `unverified` messages wait on the queue, unrecorded, until their sender's certificate can be
+    fetched.
     """
 
     received: int = 0
@@ -81,13 +81,13 @@ def take_in(
 ) -> IntakeReport:
     """Receive and record messages for at most one run, unless too many live units are in flight.
 
-    Receiving also stops at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK, after the current requests. Bulk units do
-    not count: a backfill must not stop live data. `wait_seconds` is the wait at an empty queue; `budget_seconds`
-    replaces KFM_TICK_BUDGET_SECONDS, and `most` limits messages and units further.
+    Receiving also stops at KFM_MAX_UNITS_PER_TICK and KFM_MAX_BYTES_PER_TICK, after the current requests. Bulk units in
+    flight do not count, because a backfill must not stop live data. `wait_seconds` is the wait at an empty queue;
+    `budget_seconds` replaces KFM_TICK_BUDGET_SECONDS, and `most` limits messages and units further.
 
-    A tick has a single batch: its run starts while the next tick receives. Raises QueueUnavailableError and
-    DatabaseUnavailableError; unrecorded messages come back after their visibility timeout. Raises StoreAccessError if
-    the landing zone refuses a batch; then all its messages are visible again at once.
+    Raises QueueUnavailableError and DatabaseUnavailableError; unrecorded messages are visible again after their
+    visibility timeout. Raises StoreAccessError if the landing zone refuses a batch, whose messages are then visible
+    again at once.
     """
     settings = pipeline.settings
     deleted = pipeline.acknowledger.acknowledge()
@@ -113,7 +113,7 @@ def take_in(
     try:
         report = record(pipeline, messages, off)
     except StoreAccessError:
-        # The messages wait on the queue, and the next tick receives only after a successful preflight.
+        # The messages stay on the queue, and the next tick receives only after a successful preflight.
         state.ready = False
         pipeline.queue.change_visibility([(message.receipt_handle or "", 0) for message in messages])
         raise
@@ -124,7 +124,7 @@ def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPo
     """Land, parse and record messages in parts of bounded weight.
 
     Each part is landed, and its deliveries, units and rejections are recorded in one transaction, before the next part
-    is parsed. Its senders are verified first: messages that wait for a certificate are neither landed nor recorded.
+    is parsed. Senders are verified before that; messages that wait for a certificate are neither landed nor recorded.
     """
     report = IntakeReport(policy=off)
     for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
@@ -198,8 +198,8 @@ def _visibility(
 ) -> list[tuple[str, int]]:
     """Return receipts of messages that need another visibility timeout, and its seconds.
 
-    A message with rejections only reappears at once, so that the redrive policy moves it to the DLQ. A message of a
-    dataset that is switched off stays hidden, so that its receives do not lead it to the DLQ meanwhile.
+    A message that only has rejections is visible again at once, so that the redrive policy soon moves it to the DLQ. A
+    message of a switched-off dataset stays hidden, so that repeated receives do not move it to the DLQ.
     """
     changes = []
     for message, result in zip(messages, parsed, strict=True):
@@ -227,7 +227,7 @@ def _of_known_senders(
     for message, verdict in judged:
         if verdict.authenticity is Authenticity.UNKNOWN:
             first = CERTIFICATE_WAIT_SECONDS if first_wait is None else first_wait
-            # The queue limits it to SQS's maximum.
+            # `change_visibility` limits the wait to SQS's maximum.
             wait = int(first * WAIT_FACTOR ** min(max(message.receive_count - 1, 0), 8))
             waits.append((message.receipt_handle or "", wait))
         else:

@@ -1,8 +1,8 @@
 """Kill switches: receiving and planning while a switch is on, and its report (WAL-10).
 
-Belongs here: the switches of a queue or a dataset, the time its messages are hidden, the units in flight, and the
-sentences. Does not belong here: the switches themselves (`governance/switches.py`), and claims (`ledger/store.py`),
-which check the switches themselves.
+Belongs here: the switches of a queue or a dataset, the time for which messages are hidden, the units in flight, and the
+sentences about switches. Does not belong here: turning switches on and off (`governance/switches.py`), and the check of
+the switches in each claim (`ledger/store.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KillSwitchPolicy:
             return cls(engaged=switches.engaged(tx=tx))
 
     def of(self, dataset: str) -> KillSwitch | None:
-        """Return the switch of a dataset or None; the switch of all datasets comes before its own."""
+        """Return the switch that stops a dataset, or None; a switch of all datasets comes first."""
         return self.engaged.get(EVERY_DATASET) or self.engaged.get(dataset)
 
     def of_queue(self, registry: ContractRegistry, queue: str) -> list[KillSwitch]:
@@ -51,8 +51,8 @@ class KillSwitchPolicy:
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
         """Return the seconds that a message should be hidden; None if the dataset is on.
 
-        Until the switch expires, up to SQS's limit: a message that comes back earlier only uses up receives, after
-        which the redrive policy moves it to the DLQ.
+        The time is until the switch expires, up to SQS's limit, because each earlier receive would count, and the
+        redrive policy moves a message to the DLQ by this count.
         """
         switch = self.of(dataset)
         if switch is None:
@@ -83,7 +83,7 @@ def sentence(switch: KillSwitch) -> str:
 def units_in_flight(ledger: Ledger, lane: Lane, off: KillSwitchPolicy, *, today: date) -> int:
     """Count the units in flight of a lane.
 
-    Units that wait for a switch or for their day do not count: they would block the others.
+    Units that wait for a switch or for their day do not count, because they would block the others.
     """
     units = ledger.in_flight(lane, today=today)
     if not off.engaged:

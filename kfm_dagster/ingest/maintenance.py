@@ -81,8 +81,8 @@ def give_back(
 ) -> None:
     """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
 
-    `dead` filters root run ids for dead runs. Their pending intents fail, and are given up once a later run has done
-    the same node's work.
+    `dead` filters root run ids for dead runs. The pending intents of dead runs become FAILED, and SKIPPED once a later
+    run has done the node's work.
     """
     ledger, intents, lifecycle = pipeline.ledger, pipeline.nodes.intents, pipeline.stages.lifecycle
     claim_runs: Collection[str] = ()

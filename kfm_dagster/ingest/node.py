@@ -1,8 +1,8 @@
 """Base classes of the chain's nodes: dataset, partition, run, gates, and heartbeat.
 
-Belongs here: a step's declarations, the defaults of the run contract's protocol, and the renewal of a run's claims
-while a node works (BEY-02). Does not belong here: the work of a node (`discovery.py`, `nodes.py`), permission to write
-(fences, `ledger/leases.py`), which a renewal does not replace.
+Belongs here: a step's declarations, the defaults of the run contract's protocol, and the renewal of a run's leases
+while a node works (BEY-02). Does not belong here: the work of a node (`discovery.py`, `nodes.py`), or the permission to
+write, which a lease does not give (fences, `ledger/leases.py`).
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class ChainNode(StageNode):
     """
 
     operator: ClassVar[str]
-    """Names run-state and Dagster's op."""
+    """Name in run-state, and of Dagster's op."""
     asset: ClassVar[str]
-    """Names the op's asset."""
+    """Name of the op's asset."""
     description: ClassVar[str]
     """The asset's description in the UI."""
     did: ClassVar[tuple[str, str]] = ("worked on", "unit")
-    """Its action in the past tense and the noun that it counts, to explain a run."""
+    """The step's action in the past tense and the noun that it counts, for explaining a run."""
     follows: ClassVar[type[ChainNode] | None] = None
-    """The node whose output it receives; None for the first node, and for a node beside the chain."""
+    """The node whose output this node receives; None for the first node, and for a node outside the chain."""
     section: ClassVar[str | None] = None
-    """The section of the envelope that every unit has after it unless it failed."""
+    """The section of the envelope that this step adds to every unit that does not fail."""
     required_gates: ClassVar[tuple[Gate, ...]] = ()
-    """The gates that check its output; the other gates do not apply to it."""
+    """The gates that check the step's output; the other gates do not apply."""
     replayable: ClassVar[bool] = False
-    """Whether `results` depends on its input only, so that a run can be compared with itself."""
+    """Whether `results` depends on the input only, so that a replay can compare its results."""
 
     pipeline: Pipeline
     dataset: str
@@ -113,9 +113,9 @@ class ChainNode(StageNode):
 
     @override
     def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        """Evaluate a batch by its maker's gates; other gates have nothing to check."""
+        """Evaluate a batch by the gates of the node that made it."""
         maker = type(self) if of == self.kind or self.follows is None else self.follows
-        # The first node's claims are known at its commit, so that the next node evaluates them.
+        # The first node's claims are known only at its commit, so the next node evaluates them by G1.
         required = maker.required_gates or (() if of == self.kind else (Gate.G1,))
         verdicts = evaluate(self._subject(batch, maker, required), gates=required) if required else ()
         return of_every_gate(verdicts, maker=maker.operator)
@@ -143,19 +143,19 @@ class ChainNode(StageNode):
 
     @property
     def reference_time(self) -> datetime:
-        """The time of the run's claims; every attempt of a run judges by the same time."""
+        """The time of the run's claims, so that every attempt of a run decides by the same time."""
         return self.claimed_at or self.pipeline.clock()
 
     @property
     def claimed_at(self) -> datetime | None:
-        """The time of the commit of the chain's first node in this run; None before it."""
+        """The time at which the chain's first node was committed in this run; None before that."""
         first = self.chain()[0]
         state = self.pipeline.stages.run_states.get(f"{self.dataset}.{first.operator}", self.run_id)
         return state.recorded_at if state else None
 
     @property
     def public(self) -> str:
-        """The dataset's name where others may read it."""
+        """The dataset's public name, which hides a governed dataset."""
         return self.pipeline.registry.public_id(self.dataset)
 
     @override
@@ -181,7 +181,7 @@ class ChainNode(StageNode):
     def params(self) -> Mapping[str, Any]:
         # Any change of the contract may change the result.
         contract = hashlib.sha256(self.contract.model_dump_json().encode()).hexdigest()
-        # Only for a sample feed, so that the content of earlier releases has the same hash.
+        # Added only for a sample feed, so that content of earlier releases keeps its hash.
         sampled = {"feed": FeedKind.SAMPLE.value} if self.sampled and Gate.G6 in self.required_gates else {}
         return {"partition": self.partition, "contract_sha256": contract, **sampled}
 
@@ -203,7 +203,7 @@ class ChainNode(StageNode):
     def rerun(self) -> Results:
         """Return the results of a repetition without effects. Raises StoreSilentError.
 
-        Nodes whose `transform` leaves effects override it.
+        Nodes whose `transform` leaves effects override this method.
         """
         units = self.transform()
         for unit in units:
@@ -236,7 +236,7 @@ class EffectNode(ChainNode):
 def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope]) -> UnitStep:
     """Return a step whose error fails only its unit (SEC-09).
 
-    A KfmError that is not about the object, for example about a wrong contract, concerns every unit and is raised.
+    A KfmError that does not concern the object, for example about a wrong contract, concerns every unit and is raised.
     """
 
     def alone(unit: Envelope) -> Envelope:
@@ -260,7 +260,7 @@ def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
 
 
 PART = 3
-"""A lease is renewed three times in its life, so that a renewal may fail."""
+"""Renewals in the duration of a lease; with three, single renewals may fail."""
 
 BATCH = 1_000
 """Messages read and hidden at a time."""
@@ -269,9 +269,9 @@ BATCH = 1_000
 class Heartbeat:
     """Renews a run's leases at every tick, and hides its messages at half of their timeout.
 
-    A run loses its claims when its lease expires, and messages come again after their visibility timeout; both are
-    shorter than the longest work. So a thread beside the work renews them, and ends with it.
-    `attempts` has the units of the work with the attempt of their claims; units without an attempt have no lease.
+    A run loses its claims when its lease expires, and messages are received again after their visibility timeout; both
+    times are shorter than the longest work. So a thread renews lease and timeouts until the work ends. `attempts` maps
+    the units of the work to the attempt of their claims; units without an attempt have no lease.
     """
 
     def __init__(self, pipeline: Pipeline, *, run_id: str, attempts: Mapping[WalId, int]) -> None:
@@ -282,7 +282,7 @@ class Heartbeat:
 
     @property
     def interval_seconds(self) -> float:
-        """Seconds between two ticks; after a failed tick, the next precedes the message's return."""
+        """Seconds between two ticks, so that after a failed tick the next comes early enough."""
         return min(self._pipeline.settings.lease_seconds, *self._timeouts.values()) / PART
 
     @contextmanager
@@ -294,7 +294,7 @@ class Heartbeat:
             yield
 
     def tick(self) -> None:
-        """Renew once. Failures are only logged: they must not end work whose claims are still held."""
+        """Renew once. Failures are only logged, because the work still holds its claims."""
         leases = partial(self._pipeline.ledger.leases.renew, self._run_id, self._attempts)
         for name, renew in (("leases", leases), ("messages", self._prolong_messages)):
             try:

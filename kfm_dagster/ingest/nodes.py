@@ -216,7 +216,7 @@ class StacRegister(EffectNode):
         return {
             unit.wal_id: f"{unit.stac.item_id} {unit.stac.content_sha256}".encode()
             for unit in batch
-            # An Item that a newer unit kept out of the catalog is not a result of this run.
+            # A superseded unit's Item did not reach the catalog, so it is not a result of this run.
             if unit.stac and unit.stac.write_status is not StacStatus.FAILED and not unit.stac.superseded
         }
 
@@ -285,7 +285,7 @@ class ProvenanceEmit(EffectNode):
 
 @dataclass(kw_only=True)
 class Settle(ChainNode):
-    """Set each claimed record's final status; then delete messages with terminal units only."""
+    """Set each claimed record's final status; then delete messages whose units are all terminal."""
 
     operator = "settle"
     asset = "ledger"
@@ -349,7 +349,7 @@ def operators() -> tuple[str, ...]:
 
 
 def _summary(failures: Sequence[bool]) -> ValidationSummary:
-    """Count the units of the node; `failures` has for each whether it failed here."""
+    """Count the units of the node; `failures` has for each unit whether it failed in this node."""
     return ValidationSummary(checks=len(failures), passed=len(failures) - sum(failures), failed=sum(failures))
 
 
@@ -378,7 +378,7 @@ def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) 
     """Write the decisions behind a batch's maskings into the governance log, once per run."""
     log = node.pipeline.ledger.log
     maskings = list(_maskings(node, made))
-    # A re-execution of the run may compute the batch again: the decision is the same.
+    # A re-execution of the run may compute the batch again, and the decision is then on record.
     if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
         for masking, counts in maskings:
             details = {"run_id": node.run_id, "partition": node.partition, **counts}

@@ -1,9 +1,9 @@
 """The node `path_arrival`: arrival times of a day's radar beams, as two Parquet tables per day.
 
-It reads the stored outputs of all runs' metadata nodes, and is beside the chain: no unit waits for it or fails by it.
-It is a stage like the chain's: the pipeline card decides the effects of G3, G4 and G7. Its output batch has the units
-with their failures; the computed arrivals are in the table. Volumes of a site and pattern have the same paths, so the
-second table has each path once, under the digest of its arrays.
+The node reads the stored outputs of the metadata nodes of all runs. It is not part of the chain, so no unit waits for
+it or fails by it; but it is a stage, for which the pipeline card decides the effects of G3, G4 and G7. The output batch
+has the units with their failures, and the first table the computed arrivals. Volumes of a site and pattern have the
+same paths, so the second table has each path once, under the digest of its arrays.
 Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams
 (`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
 """
@@ -80,7 +80,7 @@ ARRIVALS = pa.schema(
         pa.field("c_ref_m_s", _NUMBER, nullable=False),
         pa.field("lambda_ref_m", _NUMBER, nullable=False),
         pa.field("frequency_stated", pa.bool_(), nullable=False),
-        # Begin and end, from the antenna, of the window whose mean Phi is zero.
+        # The window in which the mean of Phi is zero: its begin and end, from the antenna.
         pa.field("reference_window_m", pa.list_(_NUMBER, 2), nullable=False),
         pa.field("optical_path_m", _NUMBER, nullable=False),
         pa.field("t_arr_s", _NUMBER, nullable=False),
@@ -109,7 +109,7 @@ PATHS = pa.schema(
 def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, bytes]:
     """Encode both tables; equal arrivals give equal bytes under the same pyarrow release."""
     paths: dict[str, BeamPath] = {}
-    # Volumes of a site and pattern share their beams, so that each digest is computed once.
+    # Volumes of a site and pattern share their beams, and each digest is computed only once.
     ids: dict[BeamPath, str] = {}
     for beam in (beam for _, arrival in found for beam in arrival.beams):
         if beam not in ids:
@@ -176,7 +176,7 @@ NODE = "path_arrival"
 READER = "nexrad-level2"
 """The reader of datasets with beams."""
 LOOKS_BACK = timedelta(days=2)
-"""Age limit of new metadata: older days were requested before, or a person requests them."""
+"""Age limit of new metadata, because older days were requested before, or a person requests them."""
 PAUSE = timedelta(minutes=10)
 """Least time between two tables of a day, because its volumes may arrive singly."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
@@ -213,12 +213,12 @@ class PathArrivals(ChainNode):
 
     @override
     def holds_units(self, tx: Transaction) -> bool:
-        # The node claims no units; a rerun reads the metadata extracted until then.
+        # The node claims no units, and a rerun has work: it reads the metadata extracted until then.
         return True
 
     @cached_property
     def batches(self) -> tuple[ArtifactReference, ...]:
-        """The day's batches of metadata, oldest first; a retry takes the previous attempt's only."""
+        """The day's batches of metadata, oldest first; a retry uses those of the previous attempt."""
         outputs = self.pipeline.nodes.outputs_of(f"{self.dataset}.{MetadataExtract.operator}@{self.partition}")
         batches = [
             ArtifactReference(uri=output.record["artifact_uri"], sha256=output.record["artifact_sha256"])
@@ -236,7 +236,7 @@ class PathArrivals(ChainNode):
     @override
     def params(self) -> Mapping[str, Any]:
         options: dict[str, Any] = orjson.loads(orjson.dumps(self.options))
-        # The contract has shaped the metadata already; nothing in it changes a beam.
+        # Without the contract, which determines the metadata but not the beams.
         return {"partition": self.partition, "tau_s": TIME_TOLERANCE.total_seconds(), **options}
 
     @override
@@ -350,7 +350,7 @@ def radars(registry: ContractRegistry) -> list[DatasetContract]:
 
 
 def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
-    """Return days with new metadata, without units in work and without a table within PAUSE."""
+    """Return days with new metadata, without units in progress and without a table within PAUSE."""
 
     def has_ended(dataset: str, day: str) -> bool:
         counts = ledger.day(dataset=dataset, partition=day).counts

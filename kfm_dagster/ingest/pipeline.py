@@ -1,8 +1,8 @@
 """The pipeline's parts, built from settings: shared by nodes, sensors and commands.
 
 Belongs here: construction only, no work with the parts. Opening a pipeline connects to the database; the queue is
-connected on first use, because a backfill needs none. Slow parts are imported where they are built: a command that
-reads the database needs neither the stages nor their libraries.
+connected on first use, because a backfill needs no queue. Slow parts are imported where they are built, because a
+command that reads the database needs neither the stages nor their libraries.
 """
 
 from __future__ import annotations

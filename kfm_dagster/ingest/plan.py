@@ -1,9 +1,9 @@
 """Planning: the number of runs for each partition and lane, from the ledger's pending units.
 
-Starting a run costs seconds and a unit a millisecond, so a partition gets a run only if it has more pending units than
-its coming runs will claim; units that arrive later wait in the ledger for the next run.
+Starting a run takes seconds and a unit a millisecond, so a partition gets a run only if it has more pending units than
+its coming runs will claim. Units that arrive later wait in the ledger for the next run.
 
-A run takes units of a single lane: bulk work never lengthens a live run. The number of bulk runs at a time is
+A run claims units of a single lane, so that bulk work never lengthens a live run. The number of bulk runs at a time is
 limited, however many bulk units wait.
 """
 
@@ -21,11 +21,11 @@ from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
 WORTH_A_RUN = 100
-"""Number of units that get a second run instead of waiting for the active run's end: their CPU time is a third of
-a run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at little more than its least cost."""
+"""Number of units that get a second run instead of waiting for the active run's end. They take a third of the CPU time
+of a run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at little extra cost."""
 
 LaneKey = tuple[str, Lane]
-"""A partition and a lane: runs are counted by this key."""
+"""A partition and a lane, by which runs are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ def of_known_days(
 
 
 def why_unknown(unknown: Mapping[str, int], *, today: str) -> str:
-    """Return the units that wait until Dagster knows their day, and the remedy; empty if none."""
+    """Return a sentence on the units whose day Dagster does not know; empty if there are none."""
     past = sorted(day for day in unknown if day <= today)
     future = sorted(day for day in unknown if day > today)
     reasons = []
@@ -112,9 +112,9 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the runs that the pending units need beyond the active runs, live runs first.
 
-    An idle partition gets runs for all pending units of a lane; a partition with active runs only for batches that are
-    worth a run: otherwise a live feed would start a run for each few units that arrive during another.
-    Each lane gets runs up to its limit, the earliest partitions first.
+    An idle partition gets runs for all pending units of a lane. A partition with active runs gets further runs only for
+    batches that are worth a run, because a live feed would otherwise start a run for each few units that arrive during
+    another run. Each lane gets runs up to its limit, the earliest partitions first.
 
     Dagster remembers a run_key for ever, so `salt(partition)` must change after each run of the partition.
     """
@@ -123,7 +123,7 @@ def plan_runs(
         units[entry.partition, entry.lane][entry.dataset] = entry.units
     planned: list[PlannedRun] = []
     for lane in (Lane.LIVE, Lane.BULK):
-        # A generator, read up to the limit: a day's backlog may need a thousand runs.
+        # A generator, read only up to the limit, because a day's backlog may need a thousand runs.
         needed = (
             run
             for (partition, of_lane), by_dataset in sorted(units.items())
@@ -149,7 +149,7 @@ def _runs_of(
     partition, lane = key
     # A run takes up to max_units_per_run of each dataset, so the fullest dataset sets the number of runs.
     full_runs, rest = divmod(max(by_dataset.values()), max_units_per_run)
-    # Bulk work is less urgent: it waits for a larger batch.
+    # Bulk work is less urgent, so it waits for a larger batch.
     least = max_units_per_run / 2 if lane is Lane.BULK else min(WORTH_A_RUN, max_units_per_run / 2)
     worth_a_run = rest > 0 and (not runs.active[key] or rest >= least)
     for index in range(runs.coming[key], full_runs + worth_a_run):

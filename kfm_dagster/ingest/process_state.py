@@ -1,6 +1,6 @@
 """Process state: the memory of a process between two ticks or stages.
 
-If it is lost, or if several processes have their own, a check is only repeated.
+If this memory is lost, or if several processes each have one, only some checks are repeated.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.read_ahead import ReadAhead
 
 FORGOTTEN_AFTER = timedelta(minutes=10)
-"""Lifetime of a tick's requests: a stopped sensor has no next tick, and units must not wait for it for ever."""
+"""Lifetime of a tick's requests, because a stopped sensor has no next tick, and units must not wait for ever."""
 
 
 @dataclass(frozen=True)
 class RequestedRuns:
     """Runs requested by the last tick of each sensor, by partition and lane.
 
-    Dagster launches the requested runs one by one after the tick, which takes seconds a run. Meanwhile a second sensor
-    sees the same units pending without a run, and would request runs that find no units. Each sensor's requests stay
-    here until its next tick: Dagster evaluates a sensor again only after launching all requests of its last tick. Hold
-    `lock` from reading until `record`. Does not belong here: planning (`plan.py`).
+    After a tick, Dagster launches the requested runs one by one, which takes seconds a run. Meanwhile, another sensor
+    would request runs for the same pending units, and these runs would have no units. So each sensor's requests are
+    kept until its next tick, which Dagster starts only after launching them all. Hold `lock` from reading until
+    `record`. Does not belong here: planning (`plan.py`).
     """
 
     lock: Lock = field(default_factory=Lock)
@@ -53,7 +53,7 @@ class ProcessState:
     intents: set[int] = field(default_factory=set)
     """Failed intents that were revisited."""
     unleased: dict[str, datetime] = field(default_factory=dict)
-    """Times since which runs without a lease, unknown to Dagster, have been seen."""
+    """Run > time since which it has been seen without a lease and unknown to Dagster."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict)
     """First bytes of each dataset's objects from integrity-check, until metadata-extract takes them."""
     feeds_due: datetime | None = None
@@ -66,7 +66,7 @@ class ProcessState:
     def ensure_ready(self, settings: Settings, database: Database) -> None:
         """Check the stores until a preflight succeeds. Raises PreflightError and ForeignRootError.
 
-        Without the queue: receiving from a queue that is missing or refuses reports the error and receives nothing.
+        The queue is not checked, because receiving from a queue that is missing or refuses gives an error anyway.
         """
         if not self.ready:
             preflight(settings)

@@ -1,12 +1,13 @@
 """Recording: write a batch of parsed messages or of listed objects to the ledger.
 
-Belongs here: units, deliveries and rejections in the caller's transaction, so that every received message is recorded,
-from either queue; rows that the database refuses, which are rejected with its error text and do not affect others; and
-units that read an object again. Does not belong here: receiving (`intake.py`), the dead-letter queue (`recovery/`),
-listing (`storage/objects.py`), the Item of a closed volume (`readers/nexrad_chunk.py`).
+Belongs here: writing units, deliveries and rejections in the caller's transaction, so that every message received from
+either queue is recorded; rejecting rows that the database refuses, with its error text and without effect on other
+rows; and units that read an object again. Does not belong here: receiving (`intake.py`), the dead-letter queue
+(`recovery/`), listing (`storage/objects.py`), the Item of a closed volume (`readers/nexrad_chunk.py`).
 
 Completion (ADR 019): after the late announcement of a sidecar, a unit reads the data object once more. Closing (ADR
-028): a later volume of the radar closes a volume without an end chunk; a unit reads its newest chunk again.
+028): a later volume of the radar closes a volume without an end chunk, and a unit reads the closed volume's newest
+chunk again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def record_messages(
     ]
     _, refused = write_all_but_refused(tx, entries, write)
     if refused:
-        # Without text from the sender; the landing zone has the message.
+        # Without text from the sender, which is in the landing zone.
         write([_refused(delivery, reason) for (delivery, _), reason in refused])
     _count(parsed, database_refused=len(refused)).write(tx)
     rejected = [delivery for delivery, rejections in entries if rejections]
@@ -153,9 +154,9 @@ def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
     """Create a pending unit for each Item without a sidecar of the messages; return the number.
 
-    An object that is still to be read, or read again, needs no such unit: its run finds the sidecar, which was written
-    before its announcement. An object in work may have been read too early. The unit waits in the bulk lane; the
-    message need not wait, because the record has the work.
+    An object whose unit is pending or will be retried needs no such unit, because its next run finds the sidecar, which
+    was written before its announcement. If the object's unit is in progress, the object may have been read too early.
+    The new unit waits in the bulk lane. The message need not wait, because the unit's record has the work.
     """
     announced: dict[str, tuple[str, str, str]] = {}
     for message in parsed:
@@ -164,7 +165,7 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
                 continue
             suffixes = [sidecar.suffix for sidecar in ledger.registry[ignored.dataset].storage.sidecars]
             suffix = next(suffix for suffix in suffixes if ignored.key.endswith(suffix))
-            # The last announcement of an object counts: reading it again finds every sidecar.
+            # One announcement per object is enough, because reading the object again finds every sidecar.
             uri = f"s3://{ignored.bucket}/{ignored.key.removesuffix(suffix)}"
             announced[uri] = (suffix, ignored.sidecar_version, message.message_id)
     if not announced:
@@ -175,9 +176,9 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 
 
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
-    """Return the unit that reads an object with a late sidecar, a unit per pair of versions.
+    """Return the unit that reads an object with a late sidecar; each pair of versions has its unit.
 
-    `version` is the sidecar's ETag, or empty. The unit has the age of the object's own unit, so that a newer unit
+    `version` is the sidecar's ETag, or empty. The unit is as old as the object's own unit, so that a newer unit
     supersedes both.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
@@ -187,10 +188,10 @@ def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) ->
 def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Create a pending unit for each endless volume that new units close; return the number.
 
-    Runs in the transaction that admits the units, in both directions: a chunk closes the volume before its own, and its
-    own volume if a later volume is known. So the volume that is admitted second finds the other. The closing unit has
-    the age of its chunk, whose number with CLOSED is its precedence: it replaces the chunk's Item, and a later chunk
-    replaces both.
+    Runs in the transaction that admits the units. A chunk closes the volume before its own volume, and its own volume
+    if a later volume is known, so that the order of admission does not matter. The closing unit is as old as its chunk,
+    and has the chunk's number with CLOSED as precedence, so that its Item replaces the chunk's Item, and a later
+    chunk's Item replaces both.
     """
     feeds = {contract.id for contract in ledger.registry if contract.notifications.tells_chunks}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]

@@ -1,7 +1,7 @@
 """Rehearsal: run an object through a contract's whole chain, in a temporary deployment.
 
-Readers, gates and the Item's validation are an ingest's, so the findings are the same. Does not belong here: errors in
-a contract by itself (`contracts/loader.py`).
+Readers, gates and the Item's validation are those of an ingest, so the findings are the same. Does not belong here:
+errors that the contract has without any object (`contracts/loader.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
         root = Path(folder)
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             _place(Path(f"{sample}{suffix}"), root / "objects" / bucket / f"{key}{suffix}")
-        # Only the pipeline card is the deployment's: the rehearsal must not write to its stores.
+        # Only the pipeline card is that of the deployment, because the rehearsal must not write to its stores.
         settings = Settings.load(
             home=root / "home",
             object_root=root / "objects",
@@ -171,7 +171,7 @@ def _wanted(pattern: str, key: str) -> str:
 
 
 def _place(file: Path, target: Path) -> None:
-    """Link a file to the place where it is read; copy it if the place is on another disk."""
+    """Link a file to the path where it is read; copy it if the path is on another disk."""
     if not file.is_file():
         return
     target.parent.mkdir(parents=True, exist_ok=True)

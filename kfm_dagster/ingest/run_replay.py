@@ -1,10 +1,10 @@
 """Replay of a run by `replay_plan.yaml` (pipeline card, chapter 7, section VII; PCS-08).
 
-The first node of the replaying run repeats the original's stages, each from its saved input, and compares the results;
-that reads objects and checkpoints only. After a divergence it fails before any change, so the original's output stays
-current. If the results are equal, a transaction requeues the units by a governed override and claims them; then the
-original's effects are compensated, and the chain runs as usual, through every gate. Does not belong here: replays of
-selected units (`recovery/replay/engine.py`).
+The first node of the replaying run repeats the stages of the original run, each from its saved input, and compares the
+results; this only reads objects and checkpoints. If results differ, the node fails before any change, and the
+original's output stays current. If they are equal, a transaction requeues the units by a governed override and claims
+them; then the original's effects are compensated, and the chain runs as usual, through every gate. Does not belong
+here: replays of selected units (`recovery/replay/engine.py`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
     """
     plan = pipeline.card.replay_plan.replay
     outputs = {node: _output(pipeline.stages, plan, f"{dataset}.{node.operator}", run_id) for node in chain()}
-    # A failed unit has no comparable result: another attempt may have another outcome.
+    # A failed unit has no comparable result, because another attempt may have another outcome.
     succeeded = {unit.wal_id for unit in outputs[Settle].envelopes if unit.failure is None}
     original = {
         node: [unit for unit in output.envelopes if unit.wal_id in succeeded] for node, output in outputs.items()
@@ -182,7 +182,7 @@ class ReplayedParse(ChainNode):
 
     @override
     def params(self) -> Mapping[str, Any]:
-        # Each replay is its own content: it must not reuse the output of an earlier replay.
+        # Each replay has a separate content hash, because it must not reuse the output of an earlier replay.
         return {**super().params(), "replay_of": self.original, "replayed_by": self.run_id}
 
     @override
@@ -204,9 +204,9 @@ class ReplayedParse(ChainNode):
         return units
 
     def _require_approval(self, units: Sequence[Envelope]) -> None:
-        """Propose an override that lacks a required approval. Raises RunReplayRefusedError then.
+        """If the override needs an approval, propose it and raise RunReplayRefusedError.
 
-        Here and not in `apply`, so that the proposal survives a rollback of the node's transaction.
+        Not called by `apply`, so that the proposal survives a rollback of the node's transaction.
         """
         ledger = self.pipeline.ledger
         with self.pipeline.database.transaction() as tx:
@@ -277,8 +277,8 @@ class ReplayedParse(ChainNode):
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Withdraw the original's Items.
 
-        Only after the commit of the claims: files are not transactional, and without a claim no run would write them
-        again. From here on the units' next run writes them, so that a failure here does not fail the replay.
+        Only after the commit of the claims, because files are not transactional, and without a claim no run would write
+        the Items again. The units' next run writes them in any case, so a failure here does not fail the replay.
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return
@@ -319,7 +319,7 @@ class ReplayedParse(ChainNode):
         return bool(registered - {unit.wal_id for unit in claimed})
 
     def _compensate(self, tx: Transaction) -> Mapping[str, Any]:
-        """Withdraw the original's Items. Its lineage stays, because the replay's has equal hashes."""
+        """Withdraw the original's Items. Its lineage stays, because the replay's hashes are equal."""
         parts = {"pipeline": self.pipeline, "dataset": self.dataset, "partition": self.partition}
         node = StacRegister(**parts, run_id=self.original)  # type: ignore[arg-type]
         state = self.pipeline.stages.run_states.get(node.kind, self.original)

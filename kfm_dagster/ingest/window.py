@@ -1,8 +1,8 @@
 """The partition window: the deployment's first day, stored in its database (ADR 017).
 
-Set at the first use of a database: DEFAULT_DAYS back, or KFM_FIRST_DAY. Lowered if earlier days are needed, and never
-raised, so that every unit of the ledger is of a day with a partition. Does not belong here: Dagster's definition of the
-days (`defs/chain.py`).
+The first day is set at the first use of a database, to KFM_FIRST_DAY or DEFAULT_DAYS back. It is lowered if earlier
+days are needed, and never raised, so that the day of every unit of the ledger has a partition. Does not belong here:
+Dagster's definition of the days (`defs/chain.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def default_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> d
 def stored_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
     """Return a deployment's first day, even if its database is missing; change nothing.
 
-    A code location must load without its database: the default then replaces the stored day until the next load.
+    A code location must load without its database; then it uses the default until the next load.
     """
     try:
         database = Database.open(settings.database_url, read_only=True)
