@@ -1,7 +1,7 @@
 """Assets: each (dataset, operator) as an op in a software-defined asset, by the contracts.
 
-Belongs here: a running stage in Dagster's form, too: its gates as results, its output for the IO manager, its
-failure as Dagster's. Does not belong here: recording a stage (`io_manager.py`).
+Belongs here, too: a running stage in Dagster's form, with check results for its gates, an output for the IO manager,
+and Dagster's Failure or RetryRequested for its errors. Does not belong here: recording a stage (`io_manager.py`).
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
@@ -44,7 +44,7 @@ class ReplayOf(dg.Config):
 
 
 class MessageParseConfig(dg.Config):
-    """The source of a run's units. Empty is right for a run started by hand."""
+    """The source of a run's units. Leave it empty for a manual run."""
 
     source: Source = Field(
         default=Source.LISTING,
@@ -74,7 +74,7 @@ def dataset_assets(
 ) -> list[dg.AssetsDefinition]:
     """Return all chains: envelopes > integrity > metadata > stac_items > provenance > ledger.
 
-    A dataset of radar volumes has `path_arrival` beside it, downstream of its metadata.
+    A dataset of radar volumes also has `path_arrival`, downstream of its metadata.
     """
     nodes = [(contract, node) for contract in registry for node in chain()]
     nodes += [(contract, PathArrivals) for contract in radars(registry)]
@@ -98,7 +98,7 @@ def _asset(
         check_specs=gate_specs(key, kind.required_gates, days=days),
         partitions_def=days,
         group_name=slug(contract.id),
-        # A single pool for all steps: its limit bounds the runs that work on the dataset (dagster.yaml).
+        # A single pool for all steps, whose limit bounds the runs that work on the dataset (dagster.yaml).
         pool=contract.id,
     )(run)
     return asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings))
@@ -121,7 +121,7 @@ def _described(
 def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:
     """Return the policy for late datasets: a warning after two intervals, a failure after four.
 
-    None without an interval of new Items: for a sample of a feed, or a contract with neither freshness nor schedule.
+    None if no interval is known: for a sample of a feed, or a contract with neither freshness nor schedule.
     """
     if settings.feed is FeedKind.SAMPLE:
         return None
@@ -221,6 +221,6 @@ def _run_stage(
         yield from not_evaluated(key, node.required_gates, stage, day=day())
     else:
         yield from gate_results(key, node.required_gates, stage.decision, day=day(), console=console)
-    # The same inputs, parameters and code are the same data, so a reused output keeps its version.
+    # The same inputs, parameters and code give the same data, so a reused output keeps its version.
     version = stage_io.content_hash(stage)
     yield dg.Output(stage, output_name="result", data_version=dg.DataVersion(version) if version else None)

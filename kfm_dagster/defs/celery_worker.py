@@ -2,7 +2,7 @@
 
     python -m kfm_dagster.defs.celery_worker --concurrency 2
 
-takes Celery's own options of `celery worker`, and the environment of the code location. Dagster's own command reads a
+takes the options of `celery worker`, and the environment of the code location. Dagster's own command reads a
 configuration file instead, which would have to repeat the settings.
 Does not belong here: the configuration that executor and workers share (`executors.py`).
 """
@@ -42,7 +42,7 @@ def worker_app(settings: Settings) -> Any:
 @click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def main(*, options: tuple[str, ...]) -> None:
-    """Do steps until SIGTERM, with options of `celery worker`."""
+    """Execute steps until SIGTERM, with options of `celery worker`."""
     try:
         app = worker_app(Settings.load())
     except KfmError as error:
@@ -50,7 +50,7 @@ def main(*, options: tuple[str, ...]) -> None:
         sys.exit(error.exit_code)
     from dagster_celery.tasks import create_task  # noqa: PLC0415 - the extra, which is there
 
-    # Imported now, so that no step waits for it and all steps run the code that the worker started with.
+    # Imported now, so that no step waits for the import, and all steps run the code that the worker started with.
     importlib.import_module("kfm_dagster.definitions")
     importlib.import_module(CODE_VERSION)
     collect_rarely()

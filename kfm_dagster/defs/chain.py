@@ -1,8 +1,8 @@
 """Names in Dagster: assets and ops of each dataset's chain, partitions, and run tags.
 
 Tags are the search keys of the run list, whose filter matches a tag's whole value. So no value is a list: each dataset
-has a tag of its own, `kfm/quarantined.hrrr: 3`, which no other step of the run writes, and `kfm/quarantined: yes` finds
-runs of any dataset. Does not belong here: the tags of requested runs (`sensors.py`), or which day is the first
+has its own tag, as `kfm/quarantined.hrrr: 3`, which only steps of that dataset write, and `kfm/quarantined: yes` finds
+runs of any dataset. Does not belong here: the tags of requested runs (`sensors.py`), or the first day
 (`ingest/window.py`).
 """
 
@@ -27,7 +27,7 @@ def asset_key(dataset: str, noun: str) -> dg.AssetKey:
 
 
 def dataset_of(key: dg.AssetKey) -> str:
-    """Return the dataset id of an asset of a chain or beside it."""
+    """Return the dataset id of an asset."""
     # No id has an underscore (contracts/model.py).
     return key.path[0].replace("_", "-")
 
@@ -38,7 +38,7 @@ def asset_keys(dataset: str) -> list[dg.AssetKey]:
 
 
 def node_of(noun: str) -> type[ChainNode] | None:
-    """Return the node of the asset with this noun; None for an asset beside the chain."""
+    """Return the node of the asset with this noun; None for an asset outside the chain."""
     return next((node for node in chain() if node.asset == noun), None)
 
 
@@ -53,10 +53,10 @@ def slug(dataset: str) -> str:
 
 
 def daily_partitions(first_day: date) -> dg.DailyPartitionsDefinition:
-    """Return the days (UTC) from `first_day` to today, whose objects arrive today.
+    """Return the partitions: the days (UTC) from `first_day` up to and including today.
 
-    A single definition, so that a run can cover several datasets. A unit belongs to the day of its key's time, so that
-    a day's objects can be listed by prefix.
+    All datasets have the same partitions, so that a run can cover several datasets. A unit belongs to the day of its
+    key's time, so that a day's objects can be listed by prefix.
     """
     return dg.DailyPartitionsDefinition(start_date=first_day.isoformat(), timezone="UTC", end_offset=1)
 
@@ -66,11 +66,11 @@ LANE_TAG = "kfm/lane"
 SOURCE_TAG = "kfm/source"
 """The source of a run's units."""
 BACKFILL_TAG = "kfm/backfill"
-"""The backfill (kfm backfill) that a run lists a day for."""
+"""The backfill (kfm backfill) for which a run lists a day."""
 FORCE_TAG = "kfm/force"
-"""A reason under this tag makes a run compute content that earlier runs applied; terminal units do not change."""
+"""Tag whose value is a reason: the run computes content again that earlier runs applied; terminal units stay."""
 DATASET_TAG = "kfm/dataset"
-"""A dataset whose chain the run was requested for."""
+"""A dataset for whose chain the run was requested."""
 QUARANTINED_TAG = "kfm/quarantined"
 """Units that a run quarantined."""
 SKIPPED_TAG = "kfm/skipped"
@@ -103,7 +103,7 @@ def tag_run(
     """Tag a run that skipped stages of a dataset, quarantined units, or had an empty day.
 
     A run without any of these gets no tag. A re-execution begins with the tags of the run before it, and Dagster cannot
-    remove tags: a value that no longer holds becomes 0 or no.
+    remove tags, so a value that no longer holds becomes 0 or no.
     """
     values = {SKIPPED_TAG: str(skipped)}
     if settled is not None:

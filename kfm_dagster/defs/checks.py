@@ -1,7 +1,7 @@
-"""Asset checks beside the gates: failing units and gaps of a feed never show as success.
+"""Asset checks besides those of the gates, which show failing units and gaps of a feed.
 
-`feeds_are_whole` is of the queue: its schedule evaluates it without a run, which would cost seconds every hour. It
-reports the check where a result has changed, and once a day.
+`feeds_are_whole` is a check of the queue. Its schedule evaluates it without a run, which would cost seconds every hour,
+and reports the result when it has changed, and once a day.
 """
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
@@ -28,12 +28,12 @@ from kfm_dagster.plural import counted
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
-"""Newest differences that a check reads; a run settles no more units than that."""
+"""Newest differences that a check reads, which are more than a run has units."""
 FEED_CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
 HOURLY = "7 * * * *"
 """Some minutes after the hour, when objects due by the hour have settled."""
 DAYS = 3
-"""Days of the picture."""
+"""Days that the picture shows."""
 
 
 def unit_checks(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.AssetChecksDefinition]:
@@ -72,7 +72,7 @@ def _result(
     ledger: StageBatch, day: DayReport, table: Mapping[str, Any], mismatched: Sequence[str]
 ) -> dg.AssetCheckResult:
     """Return the check's result: the day by the ledger, and the run's share of it."""
-    # A unit that another run has claimed fails here for that reason alone, and may have succeeded there.
+    # A unit that another run has claimed counts as failed in this run, although it may have succeeded in the other.
     units_of_run = () if ledger.reused_whole else ledger.envelopes
     units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
     failing = sum(1 for unit in units_of_run if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
@@ -132,7 +132,7 @@ def feed_check() -> dg.AssetChecksDefinition:
 
 
 def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
-    """Return the schedule, switched on. It uses the resource itself, as the sensors do."""
+    """Return the schedule, switched on. It holds its resource, as the sensors do."""
 
     @dg.schedule(
         name="nodd_gaps",

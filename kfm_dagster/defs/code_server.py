@@ -1,8 +1,8 @@
-"""The code server of a machine: Dagster's own, with runs that skip loading definitions.
+"""The code server of a machine: Dagster's, with runs that need not load the definitions.
 
-`dagster api grpc` starts each run as a new Python process, which first spends seconds of a processor on importing
-Dagster and the definitions. Here a single process imports them, and forks for each run. A run is still a process of
-its own: it may be killed, and it outlives the code server. Run as
+`dagster api grpc` starts each run as a new Python process, which first spends seconds of CPU on importing Dagster and
+the definitions. Here a single process imports them, and forks for each run. A run is still a separate process, which
+may be killed, and which outlives the code server. Run as
 
     python -m kfm_dagster.defs.code_server -m kfm_dagster.definitions -h 127.0.0.1 -p 4000
 
@@ -24,23 +24,23 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""By name only: importing it has an effect, meant for the process that forks runs."""
+"""A name, because importing this module has an effect, which only the process that forks runs needs."""
 
 LATE = ("duckdb", "pandas", "pystac")
-"""Modules that a run imports and the definitions do not: pyarrow imports pandas, if installed, at its first array."""
+"""Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""
 
 FORK_TEMPLATE = "kfm_dagster.defs.fork_template"
-"""By name only, too, and imported last."""
+"""Also a name, for the same reason; imported last."""
 
 UNKNOWN_EXIT = 255
-"""multiprocessing's exit code for a child whose forking process, which would have reported the code, is gone."""
+"""multiprocessing's exit code for a child if the process that forked it, which reports the code, has ended."""
 
 
 class RunProcess(ForkServerProcess):
-    """A forked process; it counts as alive until it ends, even after its parent has ended."""
+    """A forked process, which counts as alive until it ends, also after its parent's end."""
 
     def is_alive(self) -> bool:
-        """Return whether it runs. Dagster reports a run without a running process as failed."""
+        """Return whether the process runs. Dagster reports a run without one as failed."""
         if super().is_alive():
             return True
         return self.exitcode == UNKNOWN_EXIT and self.pid is not None and run_processes.is_running(self.pid)
@@ -67,12 +67,12 @@ class ForkingApiServer(DagsterApiServer):
 @click.option("-p", "port", required=True, type=int, help="Port to serve at.")
 def main(*, module: str, host: str, port: int) -> None:
     """Serve the definitions of a module, as `dagster api grpc` does."""
-    # multiprocessing passes on the main module by executing its lines again in each run's process, so that the modules
-    # that they import are preloaded, too.
+    # In each run's process, multiprocessing executes this main module again, so the modules that it imports are
+    # preloaded, too.
     ours = [run_processes.__name__, CODE_VERSION, module]
     forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, FORK_TEMPLATE])
     collect_rarely()
-    # Started now, so that it imports while this process does.
+    # Started now, so that both processes import at the same time.
     forkserver.ensure_running()
     server.DagsterApiServer = ForkingApiServer  # type: ignore[misc]
     api.api_cli.main(["grpc", "-m", module, "-h", host, "-p", str(port)], prog_name="dagster api")

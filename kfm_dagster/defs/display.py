@@ -1,14 +1,13 @@
 """A materialisation's metadata: outcome, failing units, links, footprints, counts, evidence.
 
-A day's page shows its latest materialisation, and a later run may have had no part in an earlier run's failures.
-So the stage's outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of it
-(`run_...`).
+A day's page shows only the latest materialisation, which does not have the failures of earlier runs. So the stage's
+outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of the day (`run_...`).
 
-An unknown day is materialised, too, as empty: without a materialisation, Dagster (since 1.13.22,
-dagster-io/dagster#34219) counts the day of an asset backfill as failed, and the backfill with it. Emptiness is
-therefore shown first in the metadata, as a warning of the day's check, and in the run's tags.
+A day without units is materialised, too, because Dagster (since 1.13.22, dagster-io/dagster#34219) counts a day of an
+asset backfill without a materialisation as failed, and the backfill with it. That the day is empty is shown first in
+the metadata, as a warning of the day's check, and in the run's tags.
 
-The event log stores a picture with each materialisation, so that it has at most some twenty kilobytes.
+A picture has at most some twenty kilobytes, because the event log stores it with each materialisation.
 
 Belongs here: the facts in the order of a reader's questions, and the sizes and captions of pictures.
 Does not belong here: the map (`drawing/footprints.py`), selecting failing units (`ledger/reports.py`), or the rows of
@@ -51,7 +50,7 @@ def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) ->
     """Return a run's failing units as metadata: a table, and links if `console` is set."""
     rows = [
         {
-            # A member of an enum that Dagster does not know, in the process that set it.
+            # As text, because it may be a member of an enum that Dagster does not know.
             "code": str(unit.failure.code),
             "message": unit.failure.message,
             "object_uri": unit.object_uri,
@@ -80,7 +79,7 @@ def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return links to units, each (text, wal_id), up to SHOWN_IN_PLACE: table cells take none."""
+    """Return links to units, each (text, wal_id), up to SHOWN_IN_PLACE, as table cells have no links."""
     lines: list[str] = []
     for text, wal_id in named if console else ():
         # No bracket may end the link's text.
@@ -101,7 +100,7 @@ def _shown(rows: Sequence[Mapping[str, Any]], console: str, *, every: str) -> di
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """Return a table with the reason first: a page cuts off the other columns."""
+    """Return a table with the reason first, because a page cuts off the last columns."""
     return dg.MetadataValue.table(
         [dg.TableRecord(row) for row in rows],
         schema=dg.TableSchema(
@@ -152,8 +151,8 @@ def stage_metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a materialisation; `account` is the node's part of `kfm explain`.
 
-    `run_passed`, `run_failed` and, where there are some, `run_failed_earlier` and `run_given_back` (no longer this
-    run's) sum to `run_units`. A wholly reused output is not read again: its Items and footprints are shown with the
+    `run_passed`, `run_failed` and, if not zero, `run_failed_earlier` and `run_given_back` (units that the run has lost)
+    sum to `run_units`. A wholly reused output is not read again, so its Items and footprints are only shown with the
     run that computed it.
     """
     units, state = batch.envelopes, batch.state
@@ -198,7 +197,7 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
 
 
 def _day_by(noun: str, day: DayReport) -> str:
-    """Return the day's sentence as of this step: its page shows it after later steps, too."""
+    """Return the day's sentence as of this step, because the step's page still shows it later."""
     at_work = day.counts[Status.IN_PROGRESS] and noun != Settle.asset
     return f"{day_sentence(day)} when this step ended; {Settle.asset} has the end" if at_work else day_sentence(day)
 
@@ -235,7 +234,7 @@ def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
 
 
 def _failed_earlier(noun: str, failing: Sequence[Envelope]) -> int:
-    """Count the units that left the chain before this operator, which did not evaluate them."""
+    """Count the units that left the chain before this operator."""
     maker = node_of(noun)
     section = maker.section if maker else None
     return 0 if section is None else sum(1 for unit in failing if getattr(unit, section) is None)
@@ -254,7 +253,7 @@ def _evidence(known: Mapping[str, str | None], account: NodeAccount | None) -> d
     parts = [markdown_table(["what", "value"], rows)]
     if account is not None and account.inputs:
         parts.append(_inputs(account.inputs))
-    # Padded, because the UI collapses long texts only.
+    # Padded, because the UI only collapses long texts.
     return {"evidence": dg.MetadataValue.md("\n\n".join(parts).ljust(SHOWN_IN_PLACE))}
 
 
@@ -301,7 +300,7 @@ STEPS = 4
 def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """Return a plot of delay over elevation as Markdown, a curve by site; None without rows.
 
-    rows: the table of arrivals. Each site's first volume is drawn: its other volumes differ in their pattern only.
+    rows: the table of arrivals. Only each site's first volume is drawn, because other volumes differ only in pattern.
     """
     first: dict[str, str] = {}
     for row in rows:

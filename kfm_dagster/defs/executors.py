@@ -15,14 +15,14 @@ from kfm_dagster.settings import Settings
 
 BROKER = "KFM_CELERY_BROKER"
 LEASES_UNTIL_REDELIVERY = 2
-"""Leases after which Redis gives the task of a silent worker to another. By then the units are released, so that
-the step does nothing twice and its run ends; a longer step would be started again while it works."""
+"""Leases after which Redis gives the task of a silent worker to another worker. By then the units are released, so that
+the repeated step has no effect and the run ends. A step that takes longer would be started again while it works."""
 
 
 def step_executor(settings: Settings) -> dg.ExecutorDefinition:
     """Return the executor of every job. Raises ConfigurationError without `dagster-celery`."""
     if settings.celery_broker is None:
-        # A process per run: a step's own process would cost seconds, and a batch's units run concurrently inside it.
+        # A process per run, because a process per step costs seconds, and units are processed concurrently anyway.
         return dg.in_process_executor
     try:
         from dagster_celery import celery_executor  # noqa: PLC0415 - the extra `celery`
@@ -31,7 +31,7 @@ def step_executor(settings: Settings) -> dg.ExecutorDefinition:
             f"{BROKER} is set, and dagster-celery is not installed",
             next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
         ) from None
-    # By name only: Dagster shows an executor's configuration, and the address may hold a password.
+    # The variable's name, because Dagster shows an executor's configuration, and the address may have a password.
     address = {"env": BROKER}
     return celery_executor.configured({"broker": address, "backend": address, "config_source": agreed(settings)})
 
@@ -39,7 +39,7 @@ def step_executor(settings: Settings) -> dg.ExecutorDefinition:
 def agreed(settings: Settings) -> dict[str, Any]:
     """Return the Celery configuration that executor and workers share."""
     return {
-        # A step is done when it ends, not when it is received: another worker repeats a dead worker's step.
+        # A task is acknowledged when the step ends, so that another worker repeats a dead worker's step.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "broker_transport_options": {"visibility_timeout": LEASES_UNTIL_REDELIVERY * settings.lease_seconds},

@@ -1,4 +1,4 @@
-"""Ends of failing ticks and ops: a line without foreign exceptions' texts, or a retry."""
+"""Ends of failing ticks and ops: a line without the texts of foreign exceptions, or a retry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipReason]:
-    """Skip a tick with its reason for an unavailable dependency or foreign root; the next retries."""
+    """Skip a tick, with the reason, if a dependency is unavailable or a root foreign."""
     redacting = redacted(tick)
 
     @functools.wraps(tick)
@@ -43,7 +43,7 @@ def refuse_foreign_roots(pipeline: PipelineResource) -> None:
 
 
 def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Redact the errors of `work`: Dagster stores an error with the texts of all its causes."""
+    """Redact the errors of `work`, because Dagster stores an error with the texts of all causes."""
 
     @functools.wraps(work)
     def worked(*given: Given.args, **more: Given.kwargs) -> Result:
@@ -59,7 +59,7 @@ def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def try_again_or_roll_back(node: StageNode, error: BaseException, *, tries: int, log: dg.DagsterLogManager) -> None:
-    """Ask Dagster to retry a stage where the pipeline card allows it, else roll back its run.
+    """Ask Dagster to retry a stage if the pipeline card allows it, else roll back the run.
 
     `tries` counts the attempts of this Dagster run. Raises dagster.RetryRequested for another attempt.
     """

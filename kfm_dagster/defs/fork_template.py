@@ -1,8 +1,8 @@
-"""The last import of the process that forks runs: it hides its objects from the collector.
+"""The last import of the process that forks runs: freezes its objects against garbage collection.
 
 A forked run shares its parent's memory until either writes, and the collector writes into the objects that it
-examines. Not for a process that ends by itself: frozen objects are not torn down, and libraries complain about it.
-Importing this module has an effect, so that others only name it (`code_server.py`).
+examines. Do not import it in other processes: frozen objects are not torn down at the end, and libraries complain.
+`code_server.py` has only the name of this module.
 """
 
 import gc

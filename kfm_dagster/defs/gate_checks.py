@@ -32,14 +32,14 @@ DESCRIPTIONS: Mapping[Gate, str] = {
 }
 RESTRICTED = "the output goes on, [Restricted]"
 MAX_UNITS_SHOWN = 50
-"""Failing units that a check names; the audit names more."""
+"""Maximum failing units that a check names; the audit names more."""
 
 
 @contextmanager
 def by_day() -> Iterator[None]:
     """Let checks be defined by partition, which Dagster 1.13 offers as a preview.
 
-    Without a partition a check has a single latest result: the last evaluated day's.
+    Without partitions, a check has a single latest result, that of the last evaluated day.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
@@ -65,11 +65,11 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
 def gate_results(
     key: dg.AssetKey, gates: Iterable[Gate], decision: GateDecision, *, day: DayReport, console: str
 ) -> Iterator[dg.AssetCheckResult]:
-    """Yield each gate's result: an error stops downstream steps, single failing units warn.
+    """Yield each gate's result: an error if it stops downstream steps, a warning for single units.
 
     console: base address of the links to failing units, or empty.
 
-    A gate without input has passed, unless it removed units of the day in an earlier run.
+    A gate without input passes, unless it removed units of the day in an earlier run.
     """
     verdicts = {verdict.gate: verdict for verdict in decision.verdicts}
     for gate in gates:

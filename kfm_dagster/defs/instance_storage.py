@@ -1,7 +1,7 @@
 """Dagster's own storage: created by a single process, and opened without creating it.
 
-Dagster creates its tables in the process that starts first; daemon and web server that start together can leave two
-alembic heads. So only `prepare` creates or migrates them: `kfm init`, or a deployment of a single machine by
+Dagster creates its tables in the process that starts first, and two processes that start together can leave two alembic
+heads. So only `prepare` creates or migrates the tables. It is called by `kfm init`, or for a single machine by
 
     python -m kfm_dagster.defs.instance_storage FOLDER
 
@@ -38,7 +38,7 @@ PREPARE_LOCK = 0x646167
 
 
 def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
-    """Create or upgrade an instance's folder, `dagster.yaml` and storage. Harmless to repeat.
+    """Create or upgrade an instance's folder, `dagster.yaml` and storage. Safe to repeat.
 
     An existing `dagster.yaml` is kept; returns whether `dagster_yaml` was written. Raises ConfigurationError for a
     folder that cannot be created and for a file of another environment, and DatabaseUnavailableError.
@@ -65,12 +65,12 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
 
 
 def opened_instance(home: Path) -> dg.DagsterInstance | None:
-    """Open the instance of a DAGSTER_HOME, also the environment's; None without a storage."""
+    """Open the instance of a DAGSTER_HOME; None without a storage that can be opened."""
     try:
         return dg.DagsterInstance.from_config(str(home)) if _has_runs(home) else None
     except Exception:
-        # With such a dagster.yaml, or without its database, Dagster does not start either. Each class of its
-        # configuration raises errors of its own.
+        # With such a dagster.yaml, or without the database, Dagster does not start either. Any exception, because each
+        # class that dagster.yaml may name raises different errors.
         return None
 
 
@@ -84,7 +84,7 @@ def instance_of(home: Path) -> Iterator[dg.DagsterInstance | None]:
 
 
 def _has_runs(home: Path) -> bool:
-    """Return whether the storage exists: Dagster itself would create it, or retry for seconds."""
+    """Return whether the storage exists, without Dagster, which would create it or retry for seconds."""
     storage, dsn = _storage(home), Settings.load().dagster_dsn
     if not storage:
         return (home / "history" / "runs.db").is_file()
@@ -110,7 +110,7 @@ def _upgrade(home: Path) -> None:
 
 @contextmanager
 def _alone_in(home: Path) -> Iterator[None]:
-    """Hold the folder's lock; it ends with the process."""
+    """Hold the folder's lock, which also ends with the process."""
     try:
         private_folder(home)
         folder = os.open(home, os.O_RDONLY)

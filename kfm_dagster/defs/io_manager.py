@@ -1,4 +1,4 @@
-"""The IO manager: stores operators' outputs and run-states, and recalls outputs on a skip."""
+"""The IO manager: stores operators' outputs and run-states, and loads outputs after a skip."""
 
 # No postponed annotations here: Dagster reads ResourceDependency from the annotation itself.
 
@@ -26,8 +26,8 @@ MAX_UNITS_KEPT = 5_000
 class StageIOManager(dg.ConfigurableIOManager):
     """Owns the port to run-state, which decides on skips and records outcomes with outputs.
 
-    The last batch of each dataset stays in memory while there is room; else, in a re-executed run, and where another
-    process did the step before (Celery), it is read from the artifact.
+    The last batch of each dataset stays in memory, up to MAX_UNITS_KEPT. Other batches are read from the artifact, as
+    in a re-executed run, or if another process executed the step before (Celery).
     """
 
     pipeline: dg.ResourceDependency[PipelineResource]
@@ -41,11 +41,11 @@ class StageIOManager(dg.ConfigurableIOManager):
         return self.pipeline.get().stages
 
     def run(self, node: ChainNode, upstream: StageBatch | None, *, force: str | None = None) -> StagedNode:
-        """Skip a node or compute it. Raises StageFailedError, which is recorded by then."""
+        """Skip a node or compute it. Raises StageFailedError after recording the failure."""
         return self.stages.run(node, run_id=node.run_id, upstream=upstream, force=force)
 
     def content_hash(self, stage: StagedNode) -> str | None:
-        """Return a stage's content hash: its own, or of the content that it reuses."""
+        """Return the hash of a stage's content, or of the content whose output it reuses."""
         if stage.content is not None:
             return stage.content.content_hash
         return self._account(stage).content_hash
@@ -54,7 +54,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         return account_of(self.pipeline.get(), stage.kind, stage.run_id)
 
     def handle_output(self, context: dg.OutputContext, obj: StagedNode) -> None:
-        """Commit the stage; the materialisation has its units' outcomes, an observation any skip.
+        """Commit the stage; report its units' outcomes as a materialisation, a skip as an observation.
 
         The cause of a skip is in the log, in the event and in the run's tags.
         """
@@ -124,7 +124,7 @@ def root_run_id(run: dg.DagsterRun) -> str:
 def _stages_skipped(context: dg.OutputContext, dataset: str, *, this: bool) -> int:
     """Count a dataset's skipped stages of the run: earlier stages by observations, and `this`.
 
-    The memory of a process has its own steps only, and several processes may share a run's steps.
+    Counted by events, because a process only knows the steps that it executed, and a run may have several processes.
     """
     step = context.step_context
     observations = step.instance.all_logs(step.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)

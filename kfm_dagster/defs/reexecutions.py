@@ -20,11 +20,11 @@ from kfm_dagster.exports.explanations.explanation import Reexecution
 
 ROOT_TAG = "dagster/root_run_id"
 ROOTS_ASKED = 500
-"""Root runs per query: a statement's parameters are bounded."""
+"""Root runs per query, because the number of a statement's parameters is limited."""
 
 
 class InstanceReexecutions:
-    """The re-executions of a DAGSTER_HOME: none where Dagster has not run, or does not start."""
+    """The re-executions of a DAGSTER_HOME; none if Dagster has never run there or does not start."""
 
     def __init__(self, dagster_home: Path) -> None:
         self._home = dagster_home
@@ -57,7 +57,7 @@ class InstanceReexecutions:
 
 
 def _all(instance: dg.DagsterInstance) -> Iterator[str]:
-    """Yield each re-execution's id: Dagster lists a tag's values, and finds runs by a value."""
+    """Yield each re-execution's id, by listing the values of a tag and the runs of each value."""
     roots = sorted({root for _, values in instance.get_run_tags([ROOT_TAG]) for root in values})
     for start in range(0, len(roots), ROOTS_ASKED):
         yield from instance.get_run_ids(dg.RunsFilter(tags={ROOT_TAG: roots[start : start + ROOTS_ASKED]}))

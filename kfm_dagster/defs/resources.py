@@ -28,7 +28,7 @@ _STATES: defaultdict[Settings, ProcessState] = defaultdict(ProcessState)
 
 
 class SqsQueueResource(ResourceWithBoto3Configuration):
-    """The SQS queue of NOAA's topics. dagster-aws only provides its boto3 configuration."""
+    """The SQS queue of NOAA's topics; dagster-aws provides the boto3 configuration."""
 
     queue_name: str = Field(default="", description="Primary queue; KFM_SQS_PRIMARY_QUEUE when empty.")
 
@@ -37,7 +37,7 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
         return connect(settings, name=self.queue_name or None, client=self._client(settings))
 
     def connect_dead_letters(self, settings: Settings) -> Queue:
-        """Return its dead-letter queue; no request is made yet."""
+        """Return the dead-letter queue; no request is made yet."""
         return connect(settings, name=settings.sqs_dlq_queue, client=self._client(settings))
 
     def _client(self, settings: Settings) -> "SQSClient":
@@ -59,7 +59,7 @@ class SqsQueueResource(ResourceWithBoto3Configuration):
 
 
 class WalResource(dg.ConfigurableResource[Ledger]):
-    """The ledger (the NODD WAL) and its place. No code outside it changes a record's status."""
+    """The ledger (the NODD WAL) and its database. Only the ledger changes a record's status."""
 
     dsn: str = Field(
         default="",
@@ -92,7 +92,7 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         return _STATES[self.wal.settings()]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Publish the lineage of a run's steps after the run: without a daemon no sensor does it."""
+        """Publish the lineage of a run's steps after the run, as without a daemon no sensor does."""
         if context.run is not None and self.state().held:
             self.get().lineage.publish_staged()
 

@@ -1,8 +1,8 @@
 """The processes of runs on this machine: a run whose process is gone has failed.
 
-The code server reports the death of a run that it started. If it dies with its runs, they stay "started" and keep
-their slots; sensors, which run on the same machine, then check here. Does not belong here: runs of other
-machines, which their launchers monitor (`dagster-k8s`, `dagster-aws`).
+The code server reports the death of a run that it started. If the code server dies with its runs, the runs stay
+"started" and keep their slots, so the sensors, which run on the same machine, check for them. Does not belong here:
+runs of other machines, which their launchers monitor (`dagster-k8s`, `dagster-aws`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fail_lost_runs(instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) 
         if pid is None or is_running(pid):
             continue
         lost = True
-        # A process that ended well has recorded its end first.
+        # A process that ended well had recorded the run's end, so the run is read again.
         current = instance.get_run_by_id(run.run_id)
         if current is not None and not current.is_finished:
             instance.report_run_failed(current, f"the run's process {pid} is gone")
@@ -39,7 +39,7 @@ def _pid(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
         return None
     for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
-        # The first is the run's own; events of steps in processes of their own come later.
+        # The first process id is the run's; events of steps in separate processes come later.
         if event is not None and "pid" in event.engine_event_data.metadata:
             return int(str(event.engine_event_data.metadata["pid"].value))
     return None
@@ -55,8 +55,8 @@ def is_running(pid: int) -> bool:
         return True
     status = Path(f"/proc/{pid}/stat")
     try:
-        # The state follows the name, which is in parentheses and may hold anything.
+        # The state follows the name, which is in parentheses and may contain any character.
         return status.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError, IndexError):
-        # No /proc on this system, or it ended meanwhile, which the next check will see.
+        # No /proc on this system, or the process ended meanwhile, which the next check detects.
         return True

@@ -1,8 +1,8 @@
 """Run storage: Dagster's runs, for planning, recovering claims, removing old runs and logs.
 
-Belongs here: queries of the instance. A tick opens it with its first query, so that functions that may need none take
-the tick's context. The ledger has a run's units under its root run, which holds the claims. Does not belong here: the
-use of the answers (`defs/sensors.py`), the age of old runs (`retention/policy.py`), or ticks, which Dagster's own
+Belongs here: queries of the instance. Functions that may need no query take the tick's context, because a tick opens
+the instance with its first query. The ledger knows a run by its root run, which holds the claims. Does not belong here:
+the use of the answers (`defs/sensors.py`), the age of old runs (`retention/policy.py`), or ticks, which Dagster's own
 daemon purges.
 """
 
@@ -51,7 +51,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 
 
 def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> ActiveRuns:
-    """Count active runs by partition and lane, and the runs among them that have yet to claim.
+    """Count active runs by partition and lane, and those that have no claims yet.
 
     `claimed` are the root run ids that hold claims.
     """
@@ -67,11 +67,11 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
 
 
 class DeadRuns:
-    """Selects, in a tick, the root run ids without an active run, original or re-execution.
+    """Selects, in a tick, the root runs without an active run, original or re-execution.
 
-    A run that Dagster does not know is a worker's, known to the ledger only. It is alive while it has a lease. It has
-    none before its claims, so it counts as dead only after UNLEASED without a lease; `unleased` keeps the times of
-    first sight from tick to tick.
+    A run that Dagster does not know is a worker's, known to the ledger only. It is alive while it has a lease. Before
+    its claims it has no lease, so it counts as dead only after UNLEASED without a lease. `unleased` keeps, from tick to
+    tick, the time since which a run has been seen without a lease.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DeadRuns:
     def __call__(self, root_run_ids: Iterable[str]) -> list[str]:
         """Return the dead runs' ids."""
         runs = list(root_run_ids)
-        # Read after the run ids, so that it includes a run that has claimed since then.
+        # Read after the run ids, so that the leases of runs with new claims are included.
         leased = self._leased() if runs else ()
         return [root for root in runs if self._is_dead(root, leased)]
 
@@ -119,8 +119,8 @@ def cooling_down(
 ) -> Callable[[str, Lane], bool]:
     """Return a predicate: whether the next run of a partition and lane must wait after failures.
 
-    The pause doubles with every failure in a row: a fault that fails every run (a database that is down, a disk that
-    is full) must not keep the machine busy starting runs. A failing listing delays no live run.
+    The pause doubles with every failure in a row, because a fault that fails every run (a database that is down, a full
+    disk) must not keep the machine busy starting runs. A failing listing delays no live run.
     """
 
     def cooling(partition: str, lane: Lane) -> bool:
@@ -136,9 +136,9 @@ def cooling_down(
 
 
 def newest_run(instance: dg.DagsterInstance, partition: str) -> str:
-    """Return the newest run of a partition, which changes with every run requested.
+    """Return the newest run of a partition, which changes with every requested run.
 
-    A count of runs would repeat once retention has removed some, and with it a run_key that still exists.
+    A count of runs would repeat after retention has removed runs, and so would the run_key of an existing run.
     """
     run_ids = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
     return run_ids[0] if run_ids else ""
@@ -157,7 +157,7 @@ def _active(instance: dg.DagsterInstance, tag: str) -> list[dg.DagsterRun]:
 
 
 def _key(run: dg.DagsterRun) -> LaneKey:
-    # A run without the tag was started by hand, from the asset graph: it lists its day.
+    # A run without the tag was started by hand, from the asset graph, and lists its day.
     return run.tags[PARTITION_TAG], Lane(run.tags.get(LANE_TAG, Lane.BULK))
 
 
@@ -177,7 +177,7 @@ class OldRuns:
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
         """Yield the runs that ended before `before`, the oldest first."""
-        # All are read first: a page is requested by the last run of the page before, which must still exist.
+        # All are read first, because a page is requested by the last run of the page before, which must still exist.
         old = list(self._old(before))
         for start in range(0, len(old), BATCH):
             part = old[start : start + BATCH]
@@ -195,7 +195,7 @@ class OldRuns:
             self.instance.run_storage.delete_run(run_id)
 
     def _remove_events(self, run_id: str) -> None:
-        # SQLite has a file for each run, which deletions do not shrink; without it, the index has no events of the run.
+        # SQLite has a file for each run, which deletions do not shrink. Without this file, the index has no events.
         files = Path(self.instance.root_directory, "history", "runs")
         if not files.is_dir() or (files / f"{run_id}.db").exists():
             self.instance.event_log_storage.delete_events(run_id)
@@ -216,7 +216,7 @@ class OldRuns:
     def _is_free(self, run: dg.DagsterRun) -> bool:
         if root_run_id(run) in self._at_work or self._is_newest(run):
             return False
-        # No selection means all assets.
+        # A run without a selection has all assets.
         assets, day = run.asset_selection or self._assets, run.tags.get(PARTITION_TAG)
         return not any(self._maker(asset, day) == run.run_id for asset in assets)
 
@@ -230,14 +230,14 @@ class OldRuns:
         return self.instance.get_asset_keys()
 
     def _is_newest(self, run: dg.DagsterRun) -> bool:
-        """Return whether a run is its day's newest, which is in the next run key (`run_storage.py`)."""
+        """Return whether a run is the newest of its day, which the next run key names (`newest_run`)."""
         day = run.tags.get(PARTITION_TAG)
         if day is not None and day not in self._newest:
             self._newest[day] = newest_run(self.instance, day)
         return day is not None and self._newest[day] == run.run_id
 
     def _maker(self, asset: dg.AssetKey, partition: str | None) -> str | None:
-        """Return the run of an asset's newest materialisation for a day, which fills it in the UI."""
+        """Return the run of an asset's newest materialisation for a day, which the UI shows."""
         if (asset, partition) not in self._makers:
             filters = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=[partition] if partition else None)
             records = self.instance.fetch_materializations(filters, limit=1).records

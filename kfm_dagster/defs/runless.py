@@ -22,7 +22,7 @@ from kfm_dagster.settings import environment
 from kfm_dagster.worker.resident import WorkedBatch
 
 PAUSE_SECONDS = 60.0
-"""Pause of reports after a failure: with the storage unavailable, each batch would wait for it."""
+"""Pause of reports after a failure, because each batch would wait for an unavailable storage."""
 
 
 class RunlessReports:

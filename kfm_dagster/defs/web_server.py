@@ -1,6 +1,6 @@
 """The Dagster UI's web server: Dagster's command, guarded against pages of other sites.
 
-Dagster's server has no login, and accepts a mutation from any page open in a visitor's browser. Run as
+Dagster's server has no login, and accepts a mutation from any page that is open in a user's browser. Run as
 
     python -m kfm_dagster.defs.web_server -h 127.0.0.1 -p 3000 -w workspace.yaml
 
@@ -31,12 +31,12 @@ main = dagster_webserver
 
 
 class DagsterGuard(WebGuard):
-    """The guard, which also takes no GraphQL by GET: a link is enough to send that."""
+    """The guard, which also refuses GraphQL by GET, which any link could send."""
 
     @override
     def refusal(self, scope: Scope) -> Refusal | None:
         refused = super().refusal(scope)
-        # Anywhere in the path: a route also matches a path that ends in a line feed or begins with a prefix.
+        # Anywhere in the path, because a route also matches a path that ends in a line feed or begins with a prefix.
         if refused is None and "/graphql" in scope["path"] and b"query" in parse_qs(scope["query_string"]):
             return HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is taken by POST, as application/json"
         return refused

@@ -1,11 +1,11 @@
 """Reconciliation: compare bucket, ledger, catalog and lineage for a day of a dataset, and repair.
 
-A comparison only reads. The message of a new object may still be on its way, and a unit that waits or will be retried
-has not ended yet: neither is a difference.
+A comparison only reads. New objects, whose message may still be on its way, and units that wait or will be retried are
+not differences.
 
-A repair gives the objects that the ledger does not know units in the bulk lane, for the deployment's runs, as a
-backfill does. A replay under a change reference repeats the units of lost Items, and must give the same result. Objects
-that are gone from the bucket, Items without a unit, and lost lineage need a person: nothing is deleted here.
+A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. A replay under a
+change reference repeats the units of lost Items, and must give the same result. Objects that are gone from the bucket,
+Items without a unit, and lost lineage need a person; a repair deletes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject, ObjectStores
 
 ON_ITS_WAY = timedelta(minutes=15)
-"""A younger object may not be announced yet, or its message waits on the queue."""
+"""Age below which an object may not be announced yet, or its message may wait on the queue."""
 ITEMS_AT_ONCE = 5_000
 _OPEN = frozenset({Status.PENDING.value, Status.IN_PROGRESS.value})
 _NO_ITEM = re.compile(r"catalog\.json|page-\d{4,}\.json")
@@ -77,7 +77,7 @@ class ComparedDay:
     missing_objects: Sequence[str] = ()
     missing_items: Mapping[WalId, str] = field(default_factory=dict)
     remakeable: Sequence[WalId] = ()
-    """Units with a missing Item and an unchanged object: the Item can be created again from it."""
+    """Units with a missing Item that can be created again, because the object is unchanged."""
     stray_items: Sequence[str] = ()
     missing_lineage: Sequence[str] = ()
 
@@ -99,9 +99,9 @@ class ComparedDay:
 def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = False) -> ComparedDay:
     """Compare bucket, ledger, catalog and lineage for a day of a dataset.
 
-    Files of catalog and lineage are compared by name; with `read` each Item is read, too, a request each.
-    Raises ObjectReadError and StoreAccessError where a bucket cannot be listed, and PublishError where the store of
-    catalog or lineage does not answer.
+    Files of catalog and lineage are compared by name; with `read` each Item is also read, by a request each. Raises
+    ObjectReadError and StoreAccessError if a bucket cannot be listed, and PublishError if the store of catalog or
+    lineage does not answer.
     """
     contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:
@@ -112,7 +112,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     with pipeline.database.snapshot() as view:
         indexed = _indexed(succeeded, contract, view)
         current = view.run("reconcile.items_of_day", collection_id=contract.stac.collection, day=day.isoformat()).all()
-    # Files are listed outside of a transaction: there may be many.
+    # Files are listed outside of a transaction, because there may be many.
     files = _Files(open_publisher(pipeline.settings.catalog))
     missing = _without_item(succeeded, indexed, files, read=read)
     pending_uris = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
@@ -225,7 +225,7 @@ def _without_item(
 ) -> dict[WalId, str]:
     """Return units, with Item ids, whose Item is not indexed or whose file is lost or differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
-    # Only the version of the object that made the current Item can make it again.
+    # Only a unit of the object's version that gave the current Item can create it again.
     makers = {
         row.stac_item_href: indexed[row.stac_item_id]
         for row in succeeded
@@ -247,7 +247,7 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: 
     paths: dict[str, set[str]] = defaultdict(set)
     for row in emissions:
         paths[row.wal_id].add(row.path)
-    # Unpublished lineage waits in the outbox with its bytes.
+    # Unpublished lineage is not lost, because its bytes wait in the outbox.
     lost = {row.wal_id for row in emissions if row.state == "published" and not files.has(row.href)}
     return sorted(
         {row.object_uri for row in succeeded if row.wal_id in lost or len(paths[row.wal_id]) < len(LineagePath)}
@@ -263,7 +263,7 @@ def _stray(
     # A collection that two datasets share has a single folder; its files are compared with the dataset that owns it.
     if contract.stac.collection_of is None:
         stray += [row.item_id for row in rows if row.dataset is None]
-        # A restored ledger lacks Items whose files exist already, and will write them again.
+        # After a restore of the ledger, files of coming Items may exist already; their units will write them again.
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
         stray += [name for name in files.of(folder) - known if not _NO_ITEM.fullmatch(name)]
@@ -297,10 +297,10 @@ def repair_day(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Enter at most `limit` objects of a day; under a change, replay as many of its lost Items.
+    """Record at most `limit` new objects of a day; with a change reference, replay as many lost Items.
 
-    Return the numbers of entered and repeated units and of differences left, and the id of the replay or proposal.
-    Raises RefusedError for a dataset that is switched off, GuardError where a replay's guard refuses.
+    Return the numbers of recorded and repeated units and of remaining differences, and the id of the replay or
+    proposal. Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.
     """
     refuse_switched_off(pipeline.ledger.switches, compared.dataset)
     parsed = (parse_listed(pipeline.registry[compared.dataset], listed) for listed in compared.missing_units)
@@ -324,7 +324,7 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
     """Create the units of a chunk of objects in the transaction of its governance entry."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
-        # A run needs a partition, which a day before the window does not have.
+        # A run needs a partition, and a day before the window has none.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
         ensured, requeued = enter_listed(pipeline.ledger, chunk, tx)
         details = {"day": day, "objects": len(ensured.created), "requeued": len(requeued)}

@@ -1,8 +1,8 @@
 """Work orders: replays, releases and discards that a person starts, or proposes for approval (WSM-21).
 
-A decision about quarantined units takes all of them, at the versions that were seen, or none. A dry run of discarding
-counts the units, and the decision covers the counted units only. Belongs here: starting a selection, the open cases of
-quarantined units, releasing these units, carrying out approved proposals. Does not belong here: approvals
+A decision about quarantined units applies to all of them, at the versions that the person saw, or to none. A dry run of
+discarding counts the units, and the decision covers these units only. Belongs here: starting a selection, the open
+cases of quarantined units, releasing these units, carrying out approved proposals. Does not belong here: approvals
 (`governance/review.py`), batches (`replay/engine.py`), replays of runs (`ingest/run_replay.py`).
 """
 
@@ -38,9 +38,9 @@ class Started:
 
 
 def start(engine: ReplayEngine, selection: Selection, decision: Decision) -> Started:
-    """Start a replay of records or a backfill of days; propose it where it needs a review.
+    """Start a replay of records or a backfill of days; propose it if it needs a review.
 
-    Records nothing for an empty selection. Raises GuardError when a guard refuses it.
+    Records nothing for an empty selection. Raises GuardError if a guard refuses the selection.
     """
     decision = engine.attributed(selection, decision)
     plan = engine.plan(selection, change_ref=decision.change_ref)
@@ -82,8 +82,8 @@ def release(
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
     """Approve a proposal and carry it out in one transaction; return it and its replay's id.
 
-    Raises RefusedError, RecordMovedError for a unit that has changed since, and GuardError where a guard refuses the
-    replay by now.
+    Raises RefusedError, RecordMovedError for a unit that has changed since the proposal, and GuardError if a guard
+    refuses the replay now.
     """
     ledger = engine.pipeline.ledger
     review = ledger.review
@@ -125,11 +125,11 @@ class DiscardPlan:
     named: int
     versions: Mapping[WalId, int]
     breakdown: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By dataset and error code."""
+    """Number of these units by dataset and error code."""
 
     @property
     def seen(self) -> str:
-        """Digest of the units and versions that a decision has seen."""
+        """Digest of the units and versions to which a decision applies."""
         lines = "".join(f"{wal_id} {version}\n" for wal_id, version in sorted(self.versions.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 

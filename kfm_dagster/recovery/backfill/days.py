@@ -1,13 +1,13 @@
 """Backfills: list and ingest days of datasets, day by day, beside live messages (DAG-05).
 
-A backfill is rows in the database; each tick continues it from there. Its listings enter the ledger in the bulk lane,
-a chunk per transaction, and the ledger's own sensor plans the runs of their units. A further day is listed only while
-the bulk units in flight are fewer than the live share leaves. Succeeded units stay unchanged and failed units are
-requeued with the reason `backfill`, so the same backfill twice changes nothing.
+A backfill is rows in the database, by which each tick continues it. Listed objects are recorded in the bulk lane, a
+chunk per transaction, and the sensor `nodd_ledger` plans the runs of their units. A further day is listed only while
+fewer bulk units are in flight than the live share allows. Succeeded units stay unchanged, and failed units are requeued
+with the reason `backfill`, so repeating a backfill changes nothing else.
 
-A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of a dataset's single day, with its interval
-in its id. The database takes an id once: so an interval has at most one listing, however many processes run and
-whatever crashes.
+A contract's scheduled listing (`storage.scheduled_listing`) is a backfill of a dataset's single day, with the interval
+in the id. The database accepts an id once, so an interval has at most one listing, with any number of processes and
+crashes.
 Does not belong here: Dagster (`defs/sensors.py` turns requests into runs), listing (`ingest/discovery.py`).
 """
 
@@ -32,7 +32,7 @@ from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
 from kfm_dagster.storage.database import Transaction
 
 ACTOR = "kfm_dagster"
-"""Decides on scheduled listings."""
+"""The actor of the decision on a scheduled listing."""
 PAUSE_SECONDS = 10.0
 """First wait for a run before a listing is requested again; doubled each time."""
 MAX_PAUSE_SECONDS = 600.0
@@ -40,7 +40,7 @@ MAX_PAUSE_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListingRequest:
-    """A run to request: it lists and ingests a day of datasets. `run_key` names the attempt."""
+    """A run to request, which lists and ingests a day of datasets. `run_key` names the attempt."""
 
     backfill_id: str
     day: str
@@ -50,7 +50,7 @@ class ListingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvanceReport:
-    """The runs that a step requests; without a request, `reason` is the reason."""
+    """The runs that a step requests; `reason` is why there are none."""
 
     requests: tuple[ListingRequest, ...] = ()
     finished: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Backfills:
     ) -> Backfill:
         """Record a backfill for the sensor `nodd_due`; earlier days lower the partition window.
 
-        `selection` describes it, if a person has written it. Raises the errors of `days`.
+        `selection` is the spec of the backfill, if a person has written one. Raises the errors of `days`.
         """
         days = self.days(datasets, first_day, last_day)
         selection = selection or selection_of_days(self.pipeline.settings.env, sorted(days), first_day, last_day)
@@ -86,7 +86,7 @@ class Backfills:
     def begin_due(self) -> tuple[str, ...]:
         """Begin the scheduled listings that are due; return the ids of their backfills.
 
-        A listing is due once per interval, unless its dataset is off or a running backfill has it.
+        A listing is due once per interval, unless the dataset is off or a running backfill has the day.
         """
         ledger, settings = self.pipeline.ledger, self.pipeline.settings
         scheduled = _scheduled(ledger.registry, now=self.pipeline.clock()) if settings.scheduled_listings else ()
@@ -109,7 +109,7 @@ class Backfills:
             decision = Decision(actor=ACTOR, reason=f"storage.scheduled_listing of {dataset}")
             with ledger.database.transaction() as tx:
                 tx.run("replay.lock")
-                # Another process may have begun it.
+                # Another process may have begun the same listing.
                 if tx.run("replay.run", replay_run_id=backfill_id).one_or_none() is None:
                     self._create(backfill_id, selection, {dataset: [day]}, decision, tx)
                     started.append(backfill_id)
@@ -144,9 +144,9 @@ class Backfills:
     ) -> AdvanceReport:
         """Advance every running backfill by a step: end finished backfills, request listings.
 
-        `listing` has the (backfill, day) pairs with an active run, `limit` is their maximum, and `known`
-        returns whether Dagster knows a day; unknown days wait. A day whose run died before it was listed is requested
-        again; a further day is requested only while few enough bulk units are in flight.
+        `listing` has the (backfill, day) pairs with an active run, `limit` is the maximum of pairs, and `known` returns
+        whether Dagster knows a day; unknown days wait. If the run of a day died before the day was listed, the day is
+        requested again; a further day is requested only while few enough bulk units are in flight.
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
         active = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
@@ -238,7 +238,7 @@ class Backfills:
                     datasets=[row.dataset for row in rows],
                     at=self.pipeline.clock(),
                 ).all()
-                # No row when the backfill was stopped in between.
+                # Empty if the backfill was stopped in between.
                 if requested:
                     names = tuple(sorted(row.dataset for row in requested))
                     key = f"backfill/{backfill_id}/{day}/{','.join(names)}/{max(row.requests for row in requested)}"
@@ -278,7 +278,7 @@ def _pause_is_over(rows: Sequence[Any], *, now: datetime) -> bool:
 
 
 def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[str, tuple[str, date]]]:
-    """Yield id, dataset and day of the current intervals' listings; intervals count from 1970."""
+    """Yield id, dataset and day of the listings of the current intervals, counted from 1970."""
     for contract in registry:
         schedule = contract.storage.scheduled_listing
         if schedule is not None:
@@ -286,6 +286,6 @@ def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[s
             grammar = registry.grammars[contract.id]
             recent = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
             for day in sorted({grammar.day_holding(day) for day in recent}):
-                # Every process derives the same id.
+                # Derived, so that every process uses the same id.
                 digest = hashlib.sha256(f"{contract.id}/{day}".encode()).hexdigest()
                 yield f"bf-{since:%Y%m%dT%H%M%S}-{digest[:12]}", (contract.id, day)

@@ -1,6 +1,7 @@
 """Backfills and the progress of their days: the values, and the queries that read them.
 
-Does not belong here: starting and advancing a backfill (`days.py`), its state, which its replay has (`replay/runs.py`).
+Does not belong here: starting and advancing a backfill (`days.py`), and its state, which is that of its replay
+(`replay/runs.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class DayState(StrEnum):
     """The state of a dataset's day; the database allows waiting > requested > listed."""
 
     WAITING = "waiting"
-    """Its turn has not come, or its dataset is switched off."""
+    """Not requested yet, or the dataset is switched off."""
     REQUESTED = "requested"
-    """A run that lists it is requested; a dead run is requested again."""
+    """A run that lists the day is requested, and requested again if it dies."""
     LISTED = "listed"
-    """Each of its objects has a record in the ledger."""
+    """Each object of the day has a record in the ledger."""
 
 
 class BackfillError(KfmError):
@@ -48,12 +49,12 @@ class Backfill:
 
     @property
     def backfill_id(self) -> str:
-        """The id of its replay."""
+        """The id, which is that of the replay."""
         return self.run.replay_run_id
 
     @property
     def state(self) -> ReplayState:
-        """The state of its replay."""
+        """The state, which is that of the replay."""
         return self.run.state
 
     @property

@@ -1,7 +1,8 @@
 """Dead letters: the messages of the dead-letter queue, classed for a drain or a redrive.
 
-A dead letter is parsed as intake parses it and looked up in the ledger; the reason for its redrive does not matter.
-Looking changes only the receive counts on the queue. Does not belong here: treating letters (`treatments.py`).
+A dead letter is parsed as intake parses messages, and its units are looked up in the ledger; it does not matter why the
+queue moved it. Looking changes only the receive counts on the queue. Does not belong here: treating letters
+(`treatments.py`).
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
 
 LOOK_LIMIT = 10_000
-"""Most dead letters of a look; SQS keeps 120,000 messages of a queue in flight."""
+"""Most dead letters of a look; SQS allows 120,000 messages of a queue in flight."""
 OLDEST_SAMPLE = 100
-"""Dead letters among which a status finds the oldest; SQS has no attribute for it."""
+"""Dead letters that a status receives to find the oldest, because SQS has no attribute for its age."""
 
 
 @unique
 class DeadLetterClass(StrEnum):
-    """The class of a dead letter by its repair: the first that fits any part of it."""
+    """The class of a dead letter by its repair: the first class that applies to any unit."""
 
     UNREADABLE = "unreadable"
-    """A record of it gives no unit: a person decides, by the stored reason."""
+    """An entry of the message gives no unit, so a person decides, by the stored reason."""
     UNKNOWN = "unknown"
-    """It parses, and the ledger has no record of a unit: a record is created."""
+    """The ledger has no record of a unit, so a record is created."""
     FAILED = "failed"
-    """A unit failed: it is requeued, or quarantined when its policy allows no replay."""
+    """A unit failed, so it is requeued, or quarantined if its policy allows no replay."""
     WAITING = "waiting"
-    """A unit is pending or in progress, or the certificate of its sender cannot be fetched now: the message stays."""
+    """The message stays: a unit is pending or in progress, or the sender's certificate cannot be fetched now."""
     DONE = "done"
-    """No work is left: every unit succeeded or is quarantined, or no unit of ours is announced."""
+    """No work is left: every unit succeeded or is quarantined, or the message announces no unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownUnit:
     """A unit and its status in the ledger.
 
-    `let_in_with` is its error code when a drain last requeued it; `no_replay` is why the policy allows a failed unit no
-    further attempt, None while it does.
+    `let_in_with` is the unit's error code when a drain last requeued it; `no_replay` is why the policy does not allow a
+    failed unit another attempt, None if it does.
     """
 
     wal_id: WalId
@@ -63,14 +64,14 @@ class KnownUnit:
 
     @property
     def recurred(self) -> bool:
-        """Return whether the unit ended as before it was drained."""
+        """Return whether the unit failed again with its error from before the drain."""
         ended = self.status in {Status.FAILED, Status.QUARANTINED}
         return ended and self.error_code is not None and self.error_code == self.let_in_with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """A classed dead letter. Its deciding unit gives it `dataset` and `error_code`."""
+    """A classed dead letter, with `dataset` and `error_code` of the unit that decides the class."""
 
     message: SqsMessage = field(repr=False)
     parsed: ParsedMessage = field(repr=False)
@@ -120,7 +121,7 @@ class LetterSelection:
 
 
 def workable(queue: Queue, *, primary: str) -> Queue:
-    """Return the queue. Raises RefusedError where receiving would move messages elsewhere."""
+    """Return the queue. Raises RefusedError if receiving would move messages to another queue."""
     if queue.name == primary:
         raise RefusedError(
             "the dead-letter queue is the primary queue", observed=queue.name, next_step="correct KFM_SQS_DLQ_QUEUE"
@@ -214,8 +215,8 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
 def status(pipeline: Pipeline) -> dict[str, Any]:
     """Return the document of `kfm dlq status --json`: the queue and the ledger's account of it.
 
-    `oldest_sent_at` is the earliest of the `looked_at` messages: exact when these are all. SQS drops a message when its
-    retention, counted from then, is over. Raises QueueUnavailableError or DatabaseUnavailableError.
+    `oldest_sent_at` is the earliest time of sending of the `looked_at` messages, which may not be all. SQS counts the
+    retention of a message from this time. Raises QueueUnavailableError or DatabaseUnavailableError.
     """
     queue = workable(pipeline.dead_letters, primary=pipeline.settings.sqs_primary_queue)
     rules, depth = queue.rules(), queue.depth()
@@ -248,7 +249,7 @@ def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
 def plan(pipeline: Pipeline, *, selection: LetterSelection, limit: int = LOOK_LIMIT) -> dict[str, Any]:
     """Return the document of `kfm dlq plan --json`: letters by class, dataset and error code.
 
-    `no_replay` counts failed units that the policy grants no further attempt, `recurred` the units that ended with
+    `no_replay` counts failed units whose policy grants no further attempt, `recurred` the units that failed again with
     their error from before an earlier drain. Raises ContractError for a dataset without a contract.
     """
     for name in selection.datasets:

@@ -1,11 +1,11 @@
 """Treatments of dead letters: drain, redrive to the primary queue, or discard them.
 
-A drain lands a batch and records it in one transaction: records for unknown units, failed > pending for failed units
-whose policy allows it, quarantine for other failed units, the receipt for deleting each message once its
-units are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats
-nothing. A redrive sends before it deletes, so a message may be on both queues but never on neither; an unreadable
-message would only come back. A discard deletes unreadable messages that a person names. Does not belong here: running
-the units (the ledger's sensor requests that).
+A drain lands a batch and then writes in one transaction: records for unknown units, failed > pending for failed units
+whose policy allows it, quarantine for other failed units, the receipt by which each message is deleted once its units
+are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats nothing.
+A redrive sends before it deletes, so that a message may be on both queues, but is always on one. Unreadable messages
+are not redriven, because they would be dead letters again; a discard deletes those that a person names. Does not belong
+here: running the units (the ledger's sensor requests that).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.totals import Total, count
 
 STOP_AFTER = 5
-"""Recurred units with the same error code that stop a drain: five have a common cause."""
+"""Recurred units with the same error code that stop a drain, because five have a common cause."""
 _NOT_MOVED = {
     DeadLetterClass.UNREADABLE: "it would come back: correct the contract, or discard it",
     DeadLetterClass.WAITING: "its units are being worked on",
@@ -57,9 +57,9 @@ def drain(
 ) -> DeadLetterWork:
     """Drain the selected letters in batches, with a pause and a call of `report` after each.
 
-    Stops when `stop_after` units have come back with their error from before this or an earlier drain (None:
-    never), or when a drained unit gives another result than an earlier success. Raises RefusedError when the
-    queue or the ledger is not fit for it, UnattributedDecisionError in prod without a change reference, and
+    Stops when `stop_after` units have failed again with their error from before this or an earlier drain (None: never),
+    or when a drained unit gives another result than an earlier success. Raises RefusedError if the queue cannot be
+    drained or the ledger's account does not balance, UnattributedDecisionError in prod without a change reference, and
     QueueUnavailableError or DatabaseUnavailableError; the next drain continues.
     """
     work = DeadLetterWork(
@@ -192,7 +192,7 @@ def _make_known(
 
 
 def _quarantine(work: DeadLetterWork, failed: set[WalId], tx: Transaction) -> int:
-    """Quarantine failed units without a further attempt (WSM-12); others keep their message."""
+    """Quarantine failed units that have no further attempt (WSM-12); the others keep their message."""
     by_reason: dict[str, list[WalId]] = defaultdict(list)
     for unit in known_units(work.pipeline.ledger, failed, tx=tx).values():
         if unit.no_replay is not None:

@@ -1,8 +1,8 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Unsettled messages are given back only at the end of the work, because the work would receive them again; also an error
-is an end. Messages of a killed process come back when their visibility timeout ends. Does not belong here: treating a
-batch (`treatments.py`).
+Unsettled messages are given back when the work ends, also by an error, and not earlier, because the work would receive
+them again. Messages of a killed process are visible again after their visibility timeout. Does not belong here:
+treating a batch (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class LetterOutcome(StrEnum):
     """The outcome of a dead letter."""
 
     DELETED = "deleted"
-    """All its units are terminal: it is deleted from the queue."""
+    """Deleted from the queue, because all units of the message are terminal."""
     WAITS = "waits"
-    """It stays on the dead-letter queue until its units are terminal; the pipeline deletes it then."""
+    """On the dead-letter queue until the message's units are terminal; then the pipeline deletes it."""
     KEPT = "kept"
-    """It is unreadable and stays for a person; the ledger has its reason."""
+    """Unreadable; the message stays for a person, and the ledger has the reason."""
     LEFT = "left"
-    """Not treated: it is not selected, its dataset is switched off, or the treatment does not suit its class."""
+    """Not treated: not selected, of a switched-off dataset, or of a class that the treatment does not suit."""
     MOVED = "moved"
-    """It is on the primary queue under a new id, and no longer on the dead-letter queue."""
+    """On the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"
-    """It is on both queues: sent, and not deleted. The ledger creates a single unit for both."""
+    """On both queues, because it was sent but not deleted. The ledger creates a single unit for both."""
     REFUSED = "refused"
-    """The primary queue did not take it; it stays."""
+    """Refused by the primary queue; the message stays on the dead-letter queue."""
     DISCARDED = "discarded"
-    """A person discarded it; its bytes are landed and its reason is in the ledger."""
+    """Discarded by a person; its bytes are landed, and the reason is in the ledger."""
 
 
 @unique
@@ -138,7 +138,7 @@ class DeadLetterWork:
             self.queue.give_back(list(self._held.values()))
 
     def let_go(self, letters: Iterable[DeadLetter]) -> None:
-        """Keep messages from being given back at the end: the ledger has their units."""
+        """Exclude messages from being given back at the end, because the ledger has their units."""
         for letter in letters:
             self._held.pop(letter.message.message_id, None)
 

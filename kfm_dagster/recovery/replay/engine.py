@@ -1,8 +1,8 @@
 """The replay engine: freeze a selection, and admit it batch by batch through the ledger.
 
-Any process may call `advance`: a transaction admits a batch and records the decision on each of its units, so that a
-process that dies at any instant has admitted it wholly or not at all. Ordinary runs process the admitted units. Does
-not belong here: rules (`plan.py`, `limits.py`, `units.py`), rows (`runs.py`).
+Any process may call `advance`. One transaction admits a batch and records the decision on each of its units, so that a
+process that dies has admitted the batch wholly or not at all. Ordinary runs process the admitted units. Does not belong
+here: rules (`plan.py`, `limits.py`, `units.py`), rows (`runs.py`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def ended(self) -> bool:
-        """Return whether no further batch comes unless a person acts."""
+        """Return whether no further batch is admitted unless a person acts."""
         return self.run.state in ENDED
 
     def as_json(self) -> dict[str, object]:
@@ -101,7 +101,7 @@ class ReplayEngine:
     ) -> PlannedReplay:
         """Return the plan of a selection now, with its refusals; change nothing.
 
-        Raises GuardError where a guard refuses the query itself, and UnknownReplayReasonError for an unknown reason.
+        Raises GuardError if a guard refuses the query itself, and UnknownReplayReasonError for an unknown reason.
         """
         with nullcontext(tx) if tx else self.pipeline.database.snapshot() as view:
             self.pipeline.ledger.check_reason(selection.replay_reason, tx=view)
@@ -118,8 +118,8 @@ class ReplayEngine:
     ) -> ReplayRun:
         """Freeze a selection and start its replay, which has admitted no unit yet.
 
-        A backfill lists days instead of records, and raises the errors of Backfills.start. Raises GuardError when a
-        guard refuses, and RefusedError where the selection holds other overrides by now than were `approved`.
+        A backfill lists days instead of selecting records, and raises the errors of Backfills.start. Raises GuardError
+        if a guard refuses, and RefusedError if the selection needs other overrides now than were `approved`.
         """
         decision = self.attributed(selection, decision)
         if selection.spec.mode is Mode.BACKFILL:
@@ -155,13 +155,13 @@ class ReplayEngine:
         return run
 
     def attributed(self, selection: Selection, decision: Decision) -> Decision:
-        """Return the decision, with the spec's change reference where it has none itself."""
+        """Return the decision; without a change reference, it gets that of the spec."""
         return replace(decision, change_ref=decision.change_ref or selection.change_ref)
 
     def advance(self, replay_run_id: str) -> Advance:
         """Advance a running replay by a batch at most; any process may repeat it safely.
 
-        Backfills.advance advances a backfill, as it knows the listings in progress. Raises UnknownNameError.
+        Does nothing for a backfill, which needs the listings in progress (Backfills.advance). Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
@@ -180,7 +180,7 @@ class ReplayEngine:
         return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
-        """Advance a replay; hold it where this release cannot carry it out; others continue."""
+        """Advance a replay; record a hold if this release cannot continue it."""
         try:
             return self.advance(replay_run_id)
         except DependencyUnavailableError:
@@ -198,7 +198,7 @@ class ReplayEngine:
         return self._change(replay_run_id, ReplayState.STOPPED, decision, GovernanceAction.REPLAY_STOPPED)
 
     def resume(self, replay_run_id: str, decision: Decision) -> ReplayRun:
-        """Resume a replay; differing results so far count as seen. Raises RefusedError."""
+        """Resume a replay; earlier differing results do not stop it again. Raises RefusedError."""
         return self._change(replay_run_id, ReplayState.RUNNING, decision, GovernanceAction.REPLAY_RESUMED)
 
     def report(self, replay_run_id: str) -> Report:
@@ -215,7 +215,7 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Return whether a running replay continues by itself; a guard's hold waits for a person."""
+        """Return whether a running replay continues by itself, because no guard holds it."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         holds = [self.report(replay_run_id).hold for replay_run_id in replays]

@@ -1,8 +1,8 @@
 """Limits of replays by environment, the names of the guards, and the pace of batches (pure).
 
-A spec may lower these limits, never raise them; a larger replay needs two replays, or a change of this table. The bulk
-lane waits for the live lane anyway; the pace bounds its size, and stops it when live units begin to wait. Does not
-belong here: whether a guard refuses (`plan.py`).
+A spec may lower these limits, but not raise them; more records need a second replay, or a change of this table. Bulk
+units wait for live units anyway; the pace bounds the number of bulk units, and stops batches when live units begin to
+wait. Does not belong here: whether a guard refuses (`plan.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Limits:
 
     max_selection_records: int = 50_000
     max_records_of_days: int = RECORDS_OF_DAYS
-    """The same with a first and last day: a decision about a release's Items covers a range."""
+    """Limit of records for a selection with a first and last day, as for all Items of a release in a range."""
     max_batch_size: int = 1_000
     default_batch_size: int = 500
     max_batches: int = 1_000
@@ -58,7 +58,7 @@ LIMITS: Mapping[Environment, Limits] = {
         batches_in_flight=16,
         max_window=timedelta(days=92),
     ),
-    # 5,000 records are ten batches of 500: at a batch per two seconds the bulk lane never has more than a run claims.
+    # 5,000 records are ten batches of 500; at a batch per two seconds, the bulk lane never has more than a run claims.
     Environment.PROD: Limits(
         max_selection_records=5_000,
         max_batch_size=500,
@@ -154,13 +154,13 @@ class Request:
 
     @property
     def max_records(self) -> int:
-        """Records that it may select."""
+        """Maximum number of records that the replay may select."""
         of_days = self.selection.spec.filters.days.are_bounded
         return self.limits.max_records_of_days if of_days else self.limits.max_selection_records
 
     @property
     def max_batches(self) -> int:
-        """Maximum number of batches: at least the number that its records fill."""
+        """Maximum number of batches, for bounded days at least as many as the records may fill."""
         if self.selection.spec.filters.days.are_bounded:
             return max(self.limits.max_batches, -(-self.max_records // self.batch_size))
         return self.limits.max_batches
@@ -174,7 +174,7 @@ class Request:
 RATES = ("records_per_second", "batches_per_minute")
 """Limits that a replay's own options may lower."""
 REMEMBERED = timedelta(hours=1)
-"""The time for which batches count; the largest batch at the lowest rate is over in 17 minutes."""
+"""Age up to which batches count for the pace; the largest batch at the lowest rate takes 17 minutes."""
 
 
 @unique
@@ -188,7 +188,7 @@ class HoldReason(StrEnum):
     IN_FLIGHT = "in_flight"
     """Earlier batches are not done."""
     RATE = "rate"
-    """It would follow the last batch too soon."""
+    """The batch would follow the last batch too soon."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,7 @@ def environment(request: Request) -> Refusal | None:
 
 
 def scope(request: Request) -> Refusal | None:
-    """Refuse a selection without a dataset, time or status: its size would be an accident."""
+    """Refuse a selection without a dataset, time or status, which could select any number of records."""
     filters = request.selection.spec.filters
     if filters.wal_ids or request.selection.spec.mode is Mode.BACKFILL:
         return None
@@ -76,7 +76,7 @@ _OPTION_OF = {
 
 
 def global_scope(request: Request) -> Refusal | None:
-    """Refuse a selection of every dataset where the environment does."""
+    """Refuse a selection of every dataset, if the environment does not allow it."""
     if request.limits.global_scope or EVERY_DATASET not in request.selection.spec.filters.datasets:
         return None
     return Refusal(
@@ -89,7 +89,7 @@ def global_scope(request: Request) -> Refusal | None:
 
 
 def window(request: Request) -> Refusal | None:
-    """Refuse a time span that is too long or has an open end, where the environment does."""
+    """Refuse a time span that is open or too long, if the environment limits it."""
     longest = request.limits.max_window
     if longest is None or request.selection.spec.filters.wal_ids:
         return None
@@ -193,7 +193,7 @@ def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
 
 
 def selected_records(request: Request, records: int, *, more: bool) -> Refusal | None:
-    """Refuse more records than a replay may have, unless the selection has a limit itself."""
+    """Refuse more records than a replay may have, unless the selection has a limit of its own."""
     if not more or request.selection.spec.limits.max_records is not None:
         return None
     return Refusal(
@@ -206,7 +206,7 @@ def selected_records(request: Request, records: int, *, more: bool) -> Refusal |
 
 
 def needed_batches(request: Request, records: int) -> Refusal | None:
-    """Refuse a selection that needs more batches than it, or the environment, allows."""
+    """Refuse a selection that needs more batches than the spec or the environment allows."""
     return _too_many(
         Guard.MAX_BATCHES,
         "the selection needs too many batches",
@@ -269,7 +269,7 @@ class PlannedReplay:
     listings: int = 0
     """Days of datasets that a backfill lists; 0 for every other mode."""
     others: Mapping[Status, int] = field(default_factory=dict)
-    """Where nothing matches: records of the same datasets and event times, by status."""
+    """If no record matches: records of the same datasets and event times, by status."""
 
     @property
     def batches(self) -> int:
@@ -278,7 +278,7 @@ class PlannedReplay:
 
     @property
     def overrides(self) -> Units:
-        """The overrides that terminal units need to leave their state, with the units' versions."""
+        """The overrides by which terminal units become pending, with the units' versions."""
         versions: dict[GovernanceAction, dict[WalId, int]] = {}
         for unit in self.units:
             if (action := override_action(unit.status, self.selection)) is not None:
@@ -297,11 +297,11 @@ class PlannedReplay:
 
     @property
     def partitions(self) -> dict[str, int]:
-        """Records by UTC day: each day gets runs of its own."""
+        """Records by UTC day, because each day gets separate runs."""
         return dict(sorted(Counter(unit.partition for unit in self.units).items()))
 
     def refuse(self) -> None:
-        """Raise GuardError when a guard refuses it."""
+        """Raise GuardError if a guard refuses the plan."""
         if self.refusals:
             raise GuardError(self.refusals)
 
@@ -330,7 +330,7 @@ class PlannedReplay:
 def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: Transaction) -> PlannedReplay:
     """Return the plan of a selection now.
 
-    Raises GuardError where a guard refuses the query itself, and ContractError for a dataset without a contract.
+    Raises GuardError if a guard refuses the query itself, and ContractError for a dataset without a contract.
     """
     if refusals := refused_to_look(request):
         raise GuardError(refusals)
@@ -370,6 +370,6 @@ def _least_seconds(request: Request, units: int) -> float:
     options, limits = request.selection.spec.options, request.limits
     batches = -(-units // request.batch_size)
     by_records = units / (options.records_per_second or limits.records_per_second)
-    # A minute's batches may come at once.
+    # The batches of a minute may all be admitted at its beginning.
     minutes = max(batches - 1, 0) // (options.batches_per_minute or limits.batches_per_minute)
     return max(by_records, minutes * 60.0)

@@ -28,13 +28,13 @@ class ReplayState(StrEnum):
     """The state of a replay."""
 
     PLANNED = "planned"
-    """Its selection is being frozen; no other process sees this state."""
+    """The selection is being frozen; no other process sees this state."""
     RUNNING = "running"
-    """Its batches are admitted in order."""
+    """Batches are admitted in order."""
     PAUSED = "paused"
-    """A person paused it."""
+    """A person paused the replay."""
     STOPPED = "stopped"
-    """A person, or a result that differs, ended it; it can be resumed."""
+    """A person, or a result that differs, ended the replay; it can be resumed."""
     FINISHED = "finished"
     """Every unit is decided on, and every admitted unit has ended."""
 
@@ -82,9 +82,9 @@ class UnitOutcome(StrEnum):
     """The outcome of a replay's unit, from the database's view `replay_outcomes`."""
 
     SELECTED = "selected"
-    """Its batch is not admitted yet."""
+    """The unit's batch is not admitted yet."""
     SKIPPED = "skipped"
-    """It was not admitted."""
+    """The unit was not admitted."""
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
     RETRYING = "retrying"
@@ -270,7 +270,7 @@ def _run(row: Any) -> ReplayRun:
         env=Environment(row.env),
         state=ReplayState(row.state),
         state_reason=row.state_reason,
-        # An error in a spec that this release cannot read any more names the replay.
+        # The source names the replay in the error of a spec that this release cannot read any more.
         selection=selection_of(row.spec, source=f"replay {row.replay_run_id}"),
         spec_sha256=row.spec_sha256,
         batches=row.batches,

@@ -195,7 +195,7 @@ class Selection(_Strict):
 
     @model_validator(mode="after")
     def _reason_is_no_retry(self) -> Selection:
-        # A retry is the contract's own: it would put the units into the live lane, without a decision.
+        # With this reason, which contracts use, units would enter the live lane without a decision.
         if self.replay_reason == ReplayReason.RETRY:
             raise ValueError("another metadata.labels.replay_reason than 'retry', which is the contract's own")
         return self

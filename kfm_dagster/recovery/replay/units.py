@@ -1,7 +1,7 @@
 """The units of a replay: select them, give reasons to skip them, and requeue a batch.
 
-Every change goes through the ledger's own operations, in the caller's transaction. Does not belong here: whether the
-replay as a whole is allowed (`plan.py`) and when its next batch comes (`limits.py`).
+Every change is an operation of the ledger, in the caller's transaction. Does not belong here: whether the replay as a
+whole is allowed (`plan.py`) and when the next batch is admitted (`limits.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class SkipReason(StrEnum):
     """The reason for not admitting a selected unit."""
 
     MOVED = "moved"
-    """The record has changed since its selection, so the selection does not fit it any more."""
+    """The record has changed since it was selected."""
     SUPERSEDED = "superseded"
     """A newer version of the object is known; this version cannot be read any more."""
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
     NEVER_REPLAYED = "never_replayed"
-    """By its error code, another attempt cannot help."""
+    """The error code rules out that another attempt helps."""
     SWITCHED_OFF = "switched_off"
     """The dataset's kill switch is on."""
     NO_CONTRACT = "no_contract"
@@ -90,11 +90,11 @@ class Admission:
         for reason, holds in checks:
             if holds:
                 return reason
-        # Released and repeated units are a person's decision; the policy covers failed units.
+        # The policy covers failed units; releasing and repeating units is a person's decision.
         return self._policy(unit) if unit.status is Status.FAILED else None
 
     def is_newer(self, made_by: str | None) -> bool:
-        """Return whether a release is newer than this; an unreadable version counts as newer."""
+        """Return whether a release is newer than this release; an unreadable version counts as newer."""
         if made_by is None:
             return False
         try:
@@ -189,7 +189,7 @@ def admit(
     at: datetime,
     tx: Transaction,
 ) -> AdmittedBatch:
-    """Requeue a batch's units unchanged since their selection; decide on every unit once."""
+    """Requeue the units of a batch that are unchanged since their selection, and skip the others."""
     rows = tx.run("replay.units_of_batch", replay_run_id=replay_run_id, batch=batch).all()
     skipped: dict[WalId, SkipReason] = {}
     admissible: dict[Status, dict[WalId, int]] = {status: {} for status in Status}
@@ -215,7 +215,7 @@ def admit(
                 **shared,
             )
     versions = {wal_id: version for units in admissible.values() for wal_id, version in units.items()}
-    # A unit that the ledger still did not take was changed in between.
+    # A unit that the ledger did not requeue has changed since the check.
     skipped |= dict.fromkeys(versions.keys() - admitted, SkipReason.MOVED)
     tx.run(
         "replay.decide",
@@ -231,15 +231,15 @@ def admit(
 def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -> SkipReason | None:
     """Return MOVED for a record that has changed since its selection.
 
-    A failed unit that failed once more meanwhile still counts as selected; a success or a quarantine of another version
-    is another result, whose replacement is not approved.
+    A failed unit that has failed once more still counts as unchanged. A success or a quarantine at another version is
+    another result, and to replace that is not approved.
     """
     moved = unit.status != selected_status or (unit.status is not Status.FAILED and unit.version != selected_version)
     return SkipReason.MOVED if moved else None
 
 
 def override_action(status: Status, selection: Selection) -> GovernanceAction | None:
-    """Return the override that requeues units of a status; None where it needs no override."""
+    """Return the override that requeues units of a status; None if none is needed."""
     if status is Status.QUARANTINED:
         return GovernanceAction.RELEASE
     if status is not Status.SUCCEEDED:
@@ -270,7 +270,7 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
 
 
 def _unit(row: Sequence[Any]) -> SelectedUnit:
-    """Read a row by the order of its columns: by their names it would take as long as the query."""
+    """Read a row by the order of its columns, because by name it would take as long as the query."""
     wal_id, version, status, dataset, partition, event_time, attempts, error_code, object_uri, superseded, made_by = row
     return SelectedUnit(
         wal_id=WalId(wal_id),
