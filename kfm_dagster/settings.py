@@ -19,8 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveInt, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from kfm_dagster.addresses import LAKEFS
 from kfm_dagster.errors import ConfigurationError
@@ -78,10 +87,10 @@ class FeedKind(StrEnum):
     """A part of these objects. The expected number is unknown, so gate G6 does not apply."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every environment variable that `kfm_dagster` reads (prefix `KFM_`)."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
     env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
     home: Path = Field(Path(".kfm"), description="Data root: default parent of the paths below.")
@@ -367,6 +376,12 @@ class Settings(BaseSettings):
         if "://" in value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
             raise ValueError("a folder or s3://bucket/prefix")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_environment(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        variables = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in cls.model_fields}
+        return {**{name: value for name, value in variables.items() if value is not None}, **given}
 
     @field_validator(
         "backup_url", "run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url"
