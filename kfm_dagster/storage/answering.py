@@ -1,7 +1,7 @@
 """Errors of our stores: refusals that a person must correct, and outages that pass.
 
-Belongs here: names for obstore's errors, for every room with files in a store, and the check that a store accepts
-files. Does not belong here: the providers' objects (`object_handle.py`), whose faults fail their unit.
+Belongs here: the translation of obstore's errors, and the check that a store accepts files. Does not belong here: the
+providers' objects (`object_handle.py`), whose faults fail their unit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnavailableError:
-    """Return an error naming a store's failure, without obstore's text: it may hold signed URLs."""
+    """Return an error naming a store's failure, without obstore's text, which may have signed URLs."""
     if (why := refusal(error)) is not None:
         mend = error.next_step if isinstance(error, RedirectRefusedError) else _MEND.format(setting=setting)
         return StoreAccessError(f"{what} cannot be used", observed=why, next_step=mend)
@@ -51,10 +51,10 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
 
 @contextmanager
 def answering(what: str, setting: str) -> Iterator[None]:
-    """Translate the errors of a store of ours. `setting` is the variable that chooses the store.
+    """Translate the errors of a store that we write. `setting` is the variable that names the store.
 
-    Raises StoreAccessError where it refuses, and DependencyUnavailableError where it does not answer. Errors about an
-    existing or a missing key pass through to the caller.
+    Raises StoreAccessError if the store refuses, and DependencyUnavailableError if it does not answer. Errors about an
+    existing or a missing key propagate unchanged.
     """
     try:
         yield
@@ -71,7 +71,8 @@ def answering(what: str, setting: str) -> Iterator[None]:
 def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: bool = False) -> None:
     """Refuse a folder or s3://bucket/prefix that accepts no file. Raises as `answering` does.
 
-    A folder is not created, and no file is left in it; a bucket keeps an empty object, unless with `leave_nothing`.
+    A folder is not created, and no file is left in it. In a bucket an empty object remains, except with
+    `leave_nothing`.
     """
     target = f"{what} {location}"
     with answering(target, setting):
@@ -97,7 +98,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
 
 def _try_folder(folder: Path, what: str, setting: str) -> None:
     try:
-        # Permissions are not enough: a file system may be full, or read-only.
+        # Permissions are not enough, because a file system may be full, or read-only.
         existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:

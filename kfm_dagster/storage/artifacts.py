@@ -1,7 +1,7 @@
 """Artifacts: immutable, content-addressed blobs under the storage URL.
 
-Their paths are `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the transaction that names it; a blob
-without a record is a harmless orphan.
+Their paths are `<folder>/<aa>/<sha256>.<suffix>`. A blob is written before the transaction that names it, so a crash
+may leave a blob without a record, which does no harm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ArtifactReference:
 class Artifacts:
     """Reads and writes artifacts in an obstore store (folder or bucket), opened at first use.
 
-    Opening creates a missing folder, and a command that reads no artifact must create nothing.
+    Not earlier, because opening creates a missing folder, and a command that reads no artifact must create nothing.
     """
 
     def __init__(self, open_store: Callable[[], Any], *, folder: str = "artifacts") -> None:
@@ -58,7 +58,7 @@ class Artifacts:
         return ArtifactReference(uri=path, sha256=digest)
 
     def get(self, reference: ArtifactReference) -> bytes:
-        """Return the bytes. Raises ArtifactError when the blob is gone or is not as it was stored."""
+        """Return the bytes. Raises ArtifactError if the blob is missing or has changed."""
         try:
             with _answering():
                 content = bytes(self._store.get(reference.uri).bytes())

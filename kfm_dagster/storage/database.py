@@ -1,7 +1,7 @@
 """The database: its engine, its transactions and its schema.
 
 SQLite is the embedded default, PostgreSQL the production database; both are used through SQLAlchemy Core and the
-statements of `sql/`. Domain tables belong to their rooms (`ledger/`, `run_state/`, ...); this module knows only
+statements of `sql/`. Domain tables belong to other packages (`ledger/`, `run_state/`, ...); this module knows only
 `schema_version`.
 """
 
@@ -28,11 +28,11 @@ from kfm_dagster.storage.text import json_value, parameter
 BUSY_TIMEOUT_SECONDS = 60
 """Time that a SQLite writer waits for another writer; a batch's transaction takes well under a second."""
 SQLITE_CACHE_KIB = 16 * 1024
-"""Page cache of a connection: a batch touches an index page for nearly every unit (ids are random), more than SQLite's
-default of 2 MiB holds, so pages would be written and read again within the transaction."""
+"""Page cache of a connection. A batch changes an index page for nearly every unit, because ids are random. These pages
+exceed SQLite's default of 2 MiB, and would be written and read again within the transaction."""
 SQLITE_CHECKPOINT_PAGES = 4_000
-"""Pages (4 KiB) in the write-ahead log before a commit copies them into the database: a batch of a thousand units has
-more than SQLite's default of 1,000, so each of its commits would wait for the copy."""
+"""Pages (4 KiB) in the write-ahead log before a commit copies them into the database. A batch of a thousand units has
+more than SQLite's default of 1,000, so each commit would wait for the copy."""
 NO_DATABASE = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 """Result codes of SQLite for a file that is not a database, or is corrupt."""
 NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})
@@ -64,10 +64,10 @@ class Database:
         """Connect, and bring the schema up to date.
 
         With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
-        role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError when
-        the database does not answer or gives this role no rights, SchemaVersionError when its schema is newer than
-        this release or, without migration, older, NoLedgerError for reading a database without a ledger, and
-        ConfigurationError where its folder cannot be created.
+        role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError if the
+        database does not answer or gives this role no rights; SchemaVersionError if the schema is newer than this
+        release, or older and not to be migrated; NoLedgerError for reading a database without a ledger; and
+        ConfigurationError if the folder cannot be created.
         """
         parsed = make_url(url)
         database = cls(_engine(parsed, read_only=read_only), url)
@@ -95,9 +95,9 @@ class Database:
     def transaction(self) -> Iterator[Transaction]:
         """Run a transaction: committed when the block ends, rolled back when it raises.
 
-        On SQLite it begins IMMEDIATE, so that a reader never becomes a writer half-way and fails on a snapshot. The
-        `after_commit` callbacks run after the commit, and their exceptions propagate. Raises DatabaseUnavailableError
-        if the connection is lost or the disk is full.
+        On SQLite it begins IMMEDIATE, because a transaction that begins by reading can fail when it begins to write.
+        The `after_commit` callbacks run after the commit, and their exceptions propagate. Raises
+        DatabaseUnavailableError if the connection is lost or the disk is full.
         """
         with self._answering():
             hit(Failpoint.DATABASE_BEGIN)
@@ -186,7 +186,7 @@ class Transaction:
     def after_commit(self, write: Callable[[], None]) -> None:
         """Call `write` after the commit, so that no write elsewhere describes a rolled-back change.
 
-        A process that dies in between never calls it, so the caller must be able to detect the missing write.
+        A process that dies after the commit does not call it, so callers must be able to detect a missing write.
         """
         self.committed.append(write)
 
@@ -261,12 +261,12 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: object) -> None:
-        # Python's sqlite3 would begin transactions by itself, deferred; ours begin IMMEDIATE in _begin.
+        # Without this, Python's sqlite3 would begin deferred transactions; `_begin` begins them IMMEDIATE.
         connection.isolation_level = None
         cursor = connection.cursor()
-        # The journal mode belongs to the file; a reader leaves it as it is.
+        # The journal mode is a property of the file, which a reader must not change.
         cursor.execute("PRAGMA query_only = ON" if read_only else "PRAGMA journal_mode = WAL")
-        # In WAL mode NORMAL survives a killed process; FULL is needed against power loss, and a commit is per batch.
+        # FULL survives a power loss, in WAL mode NORMAL only a kill. It costs little, because commits are per batch.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
         # Triggers query the foreign_keys pragma; some builds of SQLite do not let a schema do so.
@@ -303,7 +303,7 @@ def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
     observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if code in NO_ROOM:
         return DatabaseUnavailableError("the database's disk is full", observed=observed, next_step=MAKE_ROOM)
-    # The driver's own errors, about a server that is unreachable or gone, have no code.
+    # Errors of the driver itself, as about an unreachable server, have no code.
     is_lost = error.connection_invalidated or (isinstance(error, OperationalError) and not code)
     if not (is_lost or code in AWAY) or is_conflict(error):
         return None

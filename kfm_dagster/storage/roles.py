@@ -1,4 +1,4 @@
-"""Roles besides the owner: a deployment's cannot alter evidence, retention's cannot alter any record.
+"""Database roles besides the owner: deployments cannot alter evidence, retention cannot alter records.
 
 On PostgreSQL only; SQLite has no roles, and its triggers alone protect the records. `sql/queries/roles.sql` has the
 rights of each role. Does not belong here: how a role authenticates (password, certificate), which is the server's
@@ -15,7 +15,7 @@ from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
 from kfm_dagster.storage.database import Database
 
 MAX_ROLE_NAME_BYTES: Final = 63
-"""PostgreSQL truncates a longer name silently (NAMEDATALEN - 1), and would grant to another role."""
+"""Longest name (NAMEDATALEN - 1); PostgreSQL silently truncates a longer name, and would grant to another role."""
 
 
 class DeploymentRoleError(KfmError):
@@ -27,10 +27,10 @@ class DeploymentRoleError(KfmError):
 def grant_deployment_role(database: Database, role: str) -> bool:
     """Grant a role exactly a deployment's rights; return whether the role was created.
 
-    `database` is connected as the owner of its tables, and migrated. Repeat this after every migration, because a new
-    table is the owner's alone; the role's earlier rights are revoked in the same transaction. A created role can log in
-    and has no password yet. Raises ConfigurationError for a wrong name or on SQLite, and DeploymentRoleError where the
-    owner may not grant, or where the role could still alter evidence; then nothing is changed.
+    `database` is connected as the owner of the tables, and migrated. Repeat this after every migration, because the
+    role has no rights to a new table; earlier rights are revoked in the same transaction. A created role can log in and
+    has no password yet. Raises ConfigurationError for a wrong name or on SQLite, and DeploymentRoleError if the owner
+    may not grant, or if the role could still alter evidence; then nothing is changed.
     """
     return _granted(database, role, rights="roles.decisions")
 
@@ -69,7 +69,7 @@ def _granted(database: Database, role: str, *, rights: str) -> bool:
 def _grant(database: Database, role: str, rights: str) -> bool:
     with database.transaction() as tx:
         created = tx.run("roles.create", role=role).scalars().all()
-        # The database itself quotes the names in these texts.
+        # The database has quoted the names in these texts.
         for statement in created:
             tx.connection.exec_driver_sql(statement.replace("%", "%%"))
         for name in ("roles.frame", rights):

@@ -1,7 +1,7 @@
 """Gate G1, schema completeness: every section that the stage should add exists, in its form.
 
-Members that a contract permits as suspect are permitted here, too: an issue names each missing member. Does not belong
-here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).
+Members that a contract permits to be missing as suspect are permitted here, too, because an issue names each of them.
+Does not belong here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _metadata(unit: Envelope, subject: Subject) -> Faults:
 
 def _properties(metadata: Metadata, contract: DatasetContract, told: set[str]) -> Faults:
     properties = metadata.stac_properties
-    # metadata-extract has checked them before masking removed some.
+    # metadata-extract has checked the required members before masking removed some.
     excused = MetadataIssue.INCOMPLETE_PRODUCT_METADATA in told or MASKING in properties
     required = [] if excused else contract.metadata_extract.required
     yield from (f"property {name} is missing" for name in required if properties.get(name) is None)

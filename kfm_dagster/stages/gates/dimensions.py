@@ -1,9 +1,9 @@
 """Gate G4, dimensional closure: extracted numbers have fitting units and possible values.
 
-A quantity is a numeric field of a unit of ingest. It closes when its declared unit (the contract's, or ours for our own
-fields) has the dimension that STAC or the contract expects, is the unit that STAC or the projection prescribes, and its
-values are finite and in range. p_dim is the share of quantities that close. Does not belong here: parsing units
-(`units.py`).
+A quantity is a numeric field of an ingested unit. It closes under three conditions: its declared unit of measurement
+has the dimension that STAC or the contract expects; if STAC or the projection prescribes a unit, it is that; and its
+values are finite and in range. The contract declares the units, this package those of its own fields. p_dim is the
+share of quantities that close. Does not belong here: parsing units of measurement (`units.py`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ OURS = frozenset({
     "bbox.longitude", "bbox.latitude", "geometry.longitude", "geometry.latitude", "file:size",
     "bands.nodata", "bands.raster:scale", "bands.raster:offset",
 })  # fmt: skip
-"""Quantities whose unit no contract declares: this package makes them, in the standard's unit."""
+"""Quantities that this package computes, in the standard's unit, so that no contract declares it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ class Closing:
 
     @property
     def p_dim(self) -> float | None:
-        """Share of quantities that close; None when there is none."""
+        """Share of quantities that close; None without quantities."""
         total = sum(count.units for count in self.counts.values())
         return sum(count.closed for count in self.counts.values()) / total if total else None
 

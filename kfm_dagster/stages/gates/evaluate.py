@@ -38,8 +38,8 @@ _TEXTS = {
 def uniqueness(subject: Subject) -> Verdict:
     """Find duplicates (G8) within batch and catalog, and name every unit at fault.
 
-    No findings are: a unit whose Item was superseded, a rewritten object (same URI, another version) and a
-    re-issue (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008).
+    Not duplicates are a unit whose Item was superseded, a rewritten object (same URI, another version), and a re-issue
+    (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008).
     DuckDB computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
     """
     if not subject.envelopes:
@@ -50,7 +50,7 @@ def uniqueness(subject: Subject) -> Verdict:
     findings = {
         Finding(wal_id=WalId(wal_id), what=_TEXTS[rule].format(times=times, other=other))
         for rule, wal_id, other, times in rows
-        # By DuckDB another object has the same Item id: a re-issue does not count as another object.
+        # The query gives other objects with the same Item id, and a re-issue does not count as another object.
         if rule != "catalog_item" or _precedence(grammar, uris[WalId(wal_id)]) == _precedence(grammar, other)
     }
     scope = "batch" if subject.catalog is None else "batch and catalog"
@@ -118,7 +118,7 @@ def uncited(contract: DatasetContract, paths: Iterable[str]) -> list[str]:
 def citation_compliance(subject: Subject) -> Verdict:
     """Compare the share of cited fields (G2) with the threshold; a field counts once for all units.
 
-    The contract declares the sources, so findings are of the batch.
+    The contract declares the sources, so findings concern the whole batch.
     """
     least = subject.rules.G2.min_anchor_coverage
     rule = f"anchor coverage >= {least:g}"
@@ -145,9 +145,9 @@ def citation_compliance(subject: Subject) -> Verdict:
 def coverage(subject: Subject) -> Verdict:
     """Compare each product's share of the due objects (G6) with the threshold, hour by hour.
 
-    An hour is expected once it is over and has settled, from the product's first announcement to this deployment on,
-    or all day where the day was listed. So a warning means that due objects are missing. Surplus in an hour does
-    not compensate for a hole in another hour, nor a product for another product.
+    An hour is expected once it is over and has settled; but hours before this deployment received the product's first
+    announcement are expected only if the day was listed. So a warning means that due objects are missing. Surplus in an
+    hour or a product does not compensate for a hole in another.
     """
     least = subject.rules.G6.min_coverage
     rule = f"coverage of each product >= {least:g}"
@@ -198,14 +198,14 @@ def _finding(name: str, hours: Sequence[ProductHour]) -> Finding:
 
 
 FEED = timedelta(days=1)
-"""Data from before the previous day comes from an archive, not a feed: the slowest feed here takes hours."""
+"""Age from which data comes from an archive and not from a feed, as the slowest feed here takes hours."""
 
 
 def freshness(subject: Subject) -> Verdict:
     """Name every live unit that is older than the contract's budget (G5) at the run's reference time.
 
-    Bulk work is exempt: a backfill and a replay bring old data on purpose, and so does an archive that announces a day
-    long past, which is not urgent. A feed that is silent for a day is detected by its coverage (G6).
+    Bulk work is exempt, because backfills and replays bring old data on purpose. Data from before the previous day is
+    exempt, too, because it comes from an archive. A feed that is silent for a day is detected by its coverage (G6).
     """
     if subject.contract.freshness is None:
         return Verdict.not_applicable(Gate.G5, "age <= budget", "the contract has no budget")
@@ -258,7 +258,7 @@ def evaluate(
 ) -> tuple[Verdict, ...]:
     """Return the verdicts of these gates, in order. `rules` override this package's.
 
-    Depends on the subject alone: the order of the units does not change a verdict.
+    The verdicts depend on the subject only, and not on the order of its units.
     """
     chosen = {**RULES, **(rules or {})}
     return tuple(chosen[gate](subject) for gate in gates)
