@@ -16,7 +16,7 @@ from typing import Any
 from kfm_dagster.storage.database import Database, Transaction
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
-"""Pauses between tries: an outage of a minute costs seconds, an outage of a day some 150 tries."""
+"""First and longest pause between tries, by which an outage of a day costs some 150 tries."""
 MOST_DOUBLINGS = 20
 """Doublings after which every pause is the longest; a timedelta cannot hold 2^40 pauses."""
 ERROR_LENGTH = 500

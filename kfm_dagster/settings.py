@@ -53,9 +53,9 @@ _UNSET = {
 """Consequences of an unset DSN, for databases that must be PostgreSQL."""
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
-"""This machine's names: the only hosts reached without TLS."""
+"""This machine's names, which are the only hosts that may be reached without TLS."""
 WATTS_PER_CORE = 3.5
-"""A vCPU at full load: the average over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
+"""Power of a vCPU at full load, averaged over AWS's processors (Cloud Carbon Footprint, methodology, "Compute")."""
 GCO2E_PER_KWH = 445.0
 """The world's electricity in 2024 (IEA, Electricity 2025, "Emissions")."""
 
@@ -82,7 +82,7 @@ class FeedKind(StrEnum):
     """The part of each dataset that a deployment's queue brings."""
 
     WHOLE = "whole"
-    """Every object that its provider announces: an hour without objects is a gap."""
+    """Every object that the provider announces, so that an hour without objects is a gap."""
     SAMPLE = "sample"
     """A part of these objects. The expected number is unknown, so gate G6 does not apply."""
 
@@ -432,7 +432,7 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, **given: str) -> Settings:
-        """Return `load()`, cached by environment: it takes 10 ms, and ticks and steps repeat it."""
+        """Return `load()`, cached by environment, because it takes 10 ms, and ticks and steps repeat it."""
         return _current(frozenset(os.environ.items()), tuple(given.items()))
 
     @classmethod
@@ -464,9 +464,9 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages have to be signed: by the setting, else in prod and for queues of AWS.
+        """Whether messages must be signed, by the setting, else in prod and for queues of AWS.
 
-        The queue's endpoint decides, not a message: an embedded cloud has NOAA's topics under their true names.
+        The queue's endpoint decides, because an embedded cloud has NOAA's topics under their true names.
         """
         if self.sns_verify is not None:
             return self.sns_verify is SnsVerify.REQUIRE

@@ -148,7 +148,7 @@ def collection_document(
     upward = [link(rel, "../catalog.json", title=ROOT_TITLE) for rel in ("root", "parent")]
     return {
         **collection.to_dict(include_self_link=False, transform_hrefs=False),
-        # Not pystac's own links: they need the linked documents in memory.
+        # Not pystac's own links, which need the linked documents in memory.
         "links": [*upward, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
     }
 

@@ -354,7 +354,7 @@ def _in_folder() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Only the reason is useful to readers: the path in an OSError is absolute and differs between runs.
+        # Only the reason, because the path in an OSError is absolute and differs between runs.
         raise PublishError(StacIssue.IO_ERROR, error.strerror or type(error).__name__) from error
 
 

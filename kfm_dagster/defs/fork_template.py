@@ -1,7 +1,7 @@
 """The last import of the process that forks runs: freezes its objects against garbage collection.
 
 A forked run shares its parent's memory until either writes, and the collector writes into the objects that it
-examines. Do not import it in other processes: frozen objects are not torn down at the end, and libraries complain.
+examines. Do not import it in other processes, because frozen objects are not torn down, and libraries complain.
 `code_server.py` has only the name of this module.
 """
 

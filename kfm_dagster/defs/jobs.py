@@ -88,7 +88,7 @@ def gap_job(check: dg.AssetCheckKey) -> "dg.UnresolvedAssetJobDefinition":
 
 
 def evidence_job() -> dg.JobDefinition:
-    """Return the job that collects evidence: a silent store then delays no tick and no run."""
+    """Return the job that collects evidence, so that a silent store delays no tick and no run."""
 
     @dg.op(
         name="collect_evidence",

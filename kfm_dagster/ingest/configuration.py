@@ -37,7 +37,7 @@ class Configuration:
         _refuse_days_before_all(settings, registry)
         card = Card.load(settings.configs_dir)
         followers = FollowerSources.load(settings, registry)
-        # Only a check: retention reads the policy again, because it may change while a deployment runs.
+        # Only checked, because retention reads the policy again, which may change while a deployment runs.
         RetentionPolicy.load(settings.configs_dir)
         energy = open_energy_meter(settings.energy_grid)
         return cls(registry=registry, card=card, followers=followers, energy=energy)

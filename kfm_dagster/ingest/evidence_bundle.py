@@ -31,7 +31,7 @@ MAX_BODY_CHARACTERS = 16_384
 """Limit for a message; a message with one record has about 2,000 characters. The bundle names the landed batch, which
 has the whole message with the records of other units."""
 _DEPTH = 20
-"""Limit of nesting, against forged messages: an S3 event in a text in a notification is 8 levels deep."""
+"""Limit of nesting, against forged messages. An S3 event in a text in a notification is 8 levels deep."""
 
 _NO_JSON_NUMBER = 2**63
 """orjson refuses integers from here on; such a number in a message must not prevent its unit's evidence."""

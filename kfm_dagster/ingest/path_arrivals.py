@@ -213,7 +213,7 @@ class PathArrivals(ChainNode):
 
     @override
     def holds_units(self, tx: Transaction) -> bool:
-        # The node claims no units, and a rerun has work: it reads the metadata extracted until then.
+        # The node claims no units, and a rerun reads the metadata that exist by then.
         return True
 
     @cached_property

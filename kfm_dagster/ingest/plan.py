@@ -94,8 +94,8 @@ def lane_limits(settings: Settings, *, run_slots: int | None, bulk_waits: bool) 
     """Return the limit of active runs of each lane; None means no limit.
 
     `run_slots` is the deployment's limit of runs in progress (None: no limit). Bulk work gets the slots that the live
-    share leaves. Live work gets all slots, but one fewer while bulk work waits: otherwise a queue full of live runs
-    would block bulk work for ever.
+    share leaves. Live work gets all slots, but one fewer while bulk work waits, because a queue full of live runs would
+    block bulk work for ever.
     """
     bulk = settings.bulk_runs(run_slots)
     alone = run_slots is None or bulk == 0 or not bulk_waits

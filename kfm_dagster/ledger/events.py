@@ -30,7 +30,7 @@ class LedgerEvent(StrEnum):
     SUCCEEDED = "succeeded"
     """An attempt ended with a registered Item and its lineage."""
     FAILED = "failed"
-    """An attempt ended without success: its run reported it, or lost the claim."""
+    """An attempt ended without success, because the run reported a failure or lost the claim."""
     QUARANTINED = "quarantined"
     """The unit was taken out of automatic flows, by the ledger or by a person."""
     RECOVERED = "recovered"

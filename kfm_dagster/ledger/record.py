@@ -36,7 +36,7 @@ EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
     ("replay_run_id", "identifies the replay that requeued the unit"),
     ("batch_limit", "a unit that kills every process must not use up the attempts of other units"),
 )
-"""Columns beside the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
+"""Columns besides the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
 
 
 def _utc(value: datetime) -> datetime:
@@ -286,7 +286,7 @@ class NoddWalRecord(BaseModel):
 class HistoryEntry(BaseModel):
     """A change of a record.
 
-    `fields` has the values without a column of their own: all at version 1, then only the mutable values.
+    `fields` has the values that have no column: at version 1 all of them, then only the mutable values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -32,9 +32,9 @@ from kfm_dagster.storage.text import storable
 PRIORITY_RANK = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 """Order of claims, as in the claim statement."""
 _PARSED = tuple(section for section in sections() if not section.optional)
-"""The envelope's own leaves and its source's: a record's fields before any operator has read the unit."""
+"""Leaves of the envelope itself and of its source, which a record has before any operator has read the unit."""
 _OF_THE_LEDGER = frozenset({"lane", "replay_reason", "replay_run_id", "attempt", "record_version", "gate_issues"})
-"""Leaves that no message has: the ledger or a gate sets them."""
+"""Leaves that the ledger or a gate sets, and not a message."""
 _RENAMED = {"attempt": "attempts", "record_version": "version"}
 """Columns whose name differs from the leaf's (NODD WAL specification, section 3)."""
 MAX_TEXT = 320

@@ -26,7 +26,7 @@ Operator = Literal["integrity_check", "metadata_extract", "stac_register", "prov
 OPERATORS: tuple[str, ...] = get_args(Operator)
 BEGINNING_OF_TIME = datetime(1, 1, 1, tzinfo=UTC)
 END_OF_TIME = datetime(9999, 12, 31, tzinfo=UTC)
-"""Later than every event: the first page has no record before it."""
+"""Later than every event, as the start of the first page."""
 MOST_TEXT = 300
 MOST_FAILURES = 200
 """Pairs of a code and a dataset; contracts and ledger have a few dozen codes."""

@@ -76,9 +76,9 @@ class SizePeers:
 
 
 def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
-    """Return the place of a unit's peers; None where its contract declares none.
+    """Return the key of a unit's peers; None if the contract declares no peers.
 
-    None for a completion, too (ADR 019): it keeps the peers of its object's first unit, and is not a new object.
+    None for a completion, too (ADR 019), which keeps the peers of its object's first unit, and is not a new object.
     """
     contract = registry[unit.dataset]
     if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):

@@ -176,7 +176,7 @@ class _Try:
 
     entry: Entry
     safe: Entry
-    """The entry at the last flush, for the next try: a transport may lose later events."""
+    """The entry at the last flush, for the next try, because a transport may lose later events."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None

@@ -187,8 +187,8 @@ def _input_facets(unit: LineageUnit) -> dict[str, Any]:
 
 
 def _output(unit: LineageUnit) -> dict[str, Any]:
-    # The dataset is the Collection, not each Item: a dataset per Item would flood a lineage browser. The official
-    # subset facet names the part of the Collection that the run wrote.
+    # The dataset is the Collection, because a dataset per Item would flood a lineage browser. The official subset facet
+    # names the part of the Collection that the run wrote.
     subset = official_facet(
         "1-0-0",
         "BaseSubsetDatasetFacet",

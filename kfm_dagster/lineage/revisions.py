@@ -40,7 +40,8 @@ from kfm_dagster.storage.database import Transaction
 class Revision:
     """A path's publication of a unit; content_sha256 is the Item's.
 
-    It is None if the unit registered no Item, or was published by a release before revisions. `invalidated`: withdrawn.
+    It is None if the unit registered no Item, or if a release without revisions published it. `invalidated` means
+    withdrawn.
     """
 
     path: LineagePath
@@ -100,7 +101,7 @@ def _valid(published: Sequence[Revision]) -> list[Revision]:
 
 
 def _unused(name: str, published: Sequence[Revision]) -> str:
-    """Return the name, numbered if its publication was withdrawn: an id is never reused."""
+    """Return the name, numbered if its publication was withdrawn, because an id is never reused."""
     withdrawn = {entry.revision for entry in published if entry.invalidated}
     number = 1
     revision = name

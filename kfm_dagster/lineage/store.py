@@ -142,9 +142,9 @@ class Lineage:
     def invalidate(self, *, run_id: str, contract: DatasetContract, reason: str, tx: Transaction) -> int:
         """Withdraw a run's lineage of the contract's dataset; return the number of units.
 
-        Nothing is deleted: both paths publish the withdrawal, and `links_of` leaves withdrawn lineage out. A unit that
-        is emitted again gets a further revision. A second call changes nothing. `reason` is for a person, at most 200
-        characters. Raises the database's errors.
+        Nothing is deleted: both paths publish the withdrawal, and `links_of` omits withdrawn lineage. Emitting a unit
+        again adds a further revision. A second call changes nothing. `reason` is for a person, at most 200 characters.
+        Raises the database's errors.
         """
         units = invalidate(self._batches, run_id=run_id, contract=contract, reason=reason, at=self._clock(), tx=tx)
         if units:
@@ -159,8 +159,8 @@ class Lineage:
     def deliver(self, *, most_batches: int = 10, within: timedelta = timedelta(seconds=20)) -> int:
         """Send recorded OpenLineage events to the backend; return the number of accepted events.
 
-        Delivery is at least once, with the same bytes each time: a backend that knows run ids stores each event once.
-        Raises BackendUnavailableError when the backend is down; all events stay pending.
+        Delivery is at least once, with the same bytes each time, so that a backend that knows run ids stores each event
+        once. Raises BackendUnavailableError if the backend is down; then all events stay pending.
         """
         return self._delivery.deliver(most_batches=most_batches, within=within) if self._delivery else 0
 

@@ -23,7 +23,7 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
     MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
     MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
 }
-"""Severities of codes that a contract need not name: the object is proven neither wrong nor sound."""
+"""Severities of codes that a contract need not name; they prove the object neither wrong nor sound."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
 """An unavailable store proves nothing about the object, so no contract can let the unit pass."""
@@ -104,7 +104,7 @@ def _look(
 ) -> tuple[ObjectHead, bytes]:
     magic = rules.magic if "magic" in rules.checks else ()
     needed = max([first_bytes, *(signature.offset + len(signature.hex) // 2 for signature in magic)])
-    # An object announced as empty has no first bytes: requesting them would cost a second request.
+    # An object announced as empty has no first bytes, and requesting them would cost a second request.
     return handle.probe(needed) if needed and envelope.object_size != 0 else (handle.head(), b"")
 
 

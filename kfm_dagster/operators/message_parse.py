@@ -48,7 +48,7 @@ LISTING_SCHEMA_VERSION = "listing"
 """`schema_version` of a unit from a listing, without a message."""
 
 MAX_REJECTIONS = 100
-"""Most distinct rejections named per message; S3 sends a record per message, and 1 MiB can hold 500,000."""
+"""Maximum distinct rejections named per message. S3 sends one record a message, but 1 MiB can have 500,000."""
 
 
 @unique
@@ -88,7 +88,7 @@ class Ignored(NamedTuple):
 class RejectedRecord:
     """A rejected record, or the whole message (record_index None).
 
-    Of several records with the same rejection it is the first, and `records` their number.
+    If several records have the same rejection, it is the first record, and `records` is their number.
     """
 
     code: ParseIssue
@@ -232,8 +232,8 @@ def _within(days: DayWindow | None, unit: Envelope | Ignored, *, sent_at: dateti
 def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:
     """Return a listed object's envelope; None if its key names no data object of the contract.
 
-    The listing replaces the announcement: its ETag and size, and `last_modified` as the event time. The ETag is left
-    out when the dataset's messages have none, so that listing and message give the same unit.
+    ETag and size are those of the listing, and the event time is `last_modified`. The ETag is left out if the dataset's
+    messages have none, so that listing and message give the same unit.
     """
     bucket, _, key = listed.uri.removeprefix("s3://").partition("/")
     try:
@@ -292,7 +292,7 @@ def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignor
     if payload.get("Event") != "s3:TestEvent" or "Records" in payload:
         return None
     name = payload.get("Bucket")
-    # A bucket without a contract is not recorded: no search would use its name.
+    # A bucket without a contract is not recorded, because no search would use its name.
     bucket = name if isinstance(name, str) and name in registry.buckets else None
     return Ignored(IgnoreReason.TEST_EVENT, bucket=bucket, dataset=_only(registry.buckets.get(bucket or "", ())))
 
@@ -346,7 +346,8 @@ def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: st
 def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
     """Parse a NEXRAD chunk message. Raises MessageError with bucket and key as far as known.
 
-    The event time is that of the notification: the message itself has only the volume's start, up to ten minutes ago.
+    The event time is the time of the notification, because the message itself has only the volume's start, which is up
+    to ten minutes earlier.
     """
     bucket = require_text(record, "S3Bucket")
     key = require_text(record, "Key")

@@ -37,7 +37,7 @@ OpenSidecar = Callable[[str], ByteSource | None]
 CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
 
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""Maximum lead of a producer's clock over the store's: a radar's clock is set by hand or GPS."""
+"""Maximum lead of a producer's clock over the store's clock, as a radar's clock is set by hand or GPS."""
 
 Answer = TypeVar("Answer")
 Finding = tuple[MetadataIssue, str]
@@ -54,8 +54,9 @@ def metadata_extract(
 ) -> Metadata:
     """Read and check an object's headers. Never raises for faults of the object or its store.
 
-    A unit whose integrity is neither `ok` nor `suspect` is not read: its status stays `unknown`, without an issue, as
-    integrity has the reason. `readers` include the contract's reader (`readers.registry.refuse_orphans`).
+    A unit whose integrity is neither `ok` nor `suspect` is not read. Its metadata status stays `unknown`, without an
+    issue, because the integrity section has the reason. `readers` include the contract's reader
+    (`readers.registry.refuse_orphans`).
     """
     if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
         return Metadata(status=CheckStatus.UNKNOWN)
@@ -159,7 +160,7 @@ class _Seen:
     """Observations that the watches of an object and its sidecars share."""
 
     failure: str | None = None
-    """Text of the first error: the error itself would keep its frames alive, and they the object."""
+    """Text of the first error, because the error itself would keep its frames and the object alive."""
     written: dict[str, datetime] = field(default_factory=dict)
     """Write times of opened sidecars by suffix, without sidecars whose time the store does not give."""
 
@@ -167,13 +168,13 @@ class _Seen:
 class _StoreWatch:
     """A ByteSource with sidecars; records the store's first failure, and sidecars' times.
 
-    integrity-check has just seen the object, so whatever the store answers now, the next attempt has to check again.
+    integrity-check has just read the object, so a failure now means that the next attempt has to check it again.
     """
 
     def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
         self._source = source
         self._open_sidecar = open_sidecar
-        # Separate from the watches: a cycle would keep the object until the cyclic collector runs.
+        # Separate from the watches, because a cycle would keep the object until the cyclic collector runs.
         self.seen = _Seen() if seen is None else seen
 
     @property
@@ -211,7 +212,7 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
 
 
 def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
-    """Replace a missing sidecar, where the dataset has none, by unchecked completeness."""
+    """If the contract has no sidecar, replace the finding of a missing sidecar by unchecked completeness."""
     code, text = finding
     if code is MetadataIssue.SIDECAR_MISSING and not contract.storage.sidecars:
         return MetadataIssue.COMPLETENESS_UNCHECKED, text
@@ -260,7 +261,7 @@ _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
     """Return a valid GeoJSON geometry in WGS 84 degrees, and its exact bounds.
 
-    West > east across the antimeridian. Units of a scene share the geometry: it must not be changed. Raises
+    West > east across the antimeridian. Do not change the geometry, which units of a scene share. Raises
     ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
     """
     if not geometry:
@@ -298,7 +299,7 @@ def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
     if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
         raise _invalid("a ring is not closed, or has fewer than four positions")
     if depth == 3:
-        # Rounding may reduce a part beyond the antimeridian to nothing: the geometry then ends before it.
+        # Rounding may reduce a part beyond the antimeridian to nothing; then the geometry ends before it.
         coordinates = [part for part in coordinates if _has_extent(part[0])] or coordinates
     rounded = {"type": kind, "coordinates": coordinates}
     return rounded, bounding_box(rounded)

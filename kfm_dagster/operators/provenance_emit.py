@@ -1,7 +1,7 @@
 """provenance-emit: emit the lineage of every unit of a batch whose Item is in the catalog.
 
-The only operator that writes lineage. It runs only after stac-register answered created, updated or no-op, and rolls
-nothing back: a unit that a path refused is `partial`, and a later replay emits the missing lineage.
+The only operator that writes lineage. It covers units for which stac-register returned created, updated or no-op. A
+failure rolls nothing back: a unit whose lineage failed on one path is `partial`, and a later replay emits the rest.
 """
 
 from __future__ import annotations

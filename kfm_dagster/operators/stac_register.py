@@ -72,7 +72,7 @@ def stac_register_batch(
 ) -> list[Envelope]:
     """Register a dataset's batch; return it with `stac` on each envelope that passed.
 
-    An envelope that failed before is returned unchanged: it leaves no trace in the catalog. `fence` checks, in the
+    An envelope that failed before is returned unchanged, and leaves no trace in the catalog. `fence` checks, in the
     writing transaction, which claims are still valid.
     """
     enriched = list(envelopes)

@@ -29,7 +29,7 @@ FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
 """Each conflict means that another writer succeeded, so twenty workers may write concurrently."""
 COMPACT_EVERY = 100
-"""Commits between two compactions: each record is a file, and a lookup opens all files that may have its key."""
+"""Commits between two compactions, as each record is a file, and a lookup opens all files that may have its key."""
 
 SCHEMA = pa.schema(
     [

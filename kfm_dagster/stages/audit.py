@@ -45,7 +45,7 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditEvent:
-    """An event of a stage's attempt; `event` is its name: a move, a gate, a stop."""
+    """An event of a stage's attempt; `event` is the name of a move, a gate or a stop."""
 
     run_id: str
     stage: str

@@ -127,7 +127,7 @@ class ErrorClass(StrEnum):
     """The class of a stage's failure as a whole (pipeline card, chapter 7, section IV)."""
 
     E_INPUT = "E_INPUT"
-    """Contract, type or window: the input or the configuration is wrong; a person has to act."""
+    """The input or the configuration is wrong (contract, type or window); a person has to act."""
     E_DIM = "E_DIM"
     """A quantity does not close dimensionally; trying again cannot help."""
     E_GATE = "E_GATE"

@@ -29,7 +29,7 @@ class StageRefusedError(KfmError):
     decision: GateDecision | None = None
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        """Return its audit line: a stop, named by its class."""
+        """Return the audit line of the refusal: a stop, named by the error class."""
         return [attempt.event(AuditKind.STOP, self.error_class.value, {"reason": str(self.observed)})]
 
 
@@ -100,7 +100,7 @@ class StageFailedError(KfmError):
 def classify(error: BaseException) -> ErrorClass:
     """Return the class of an error: the card's refusal, wrong input, or internal.
 
-    A store that refuses, and a missing bucket, are wrong input: they need a person, not another attempt.
+    A store that refuses, and a missing bucket, are wrong input, because they need a person, not another attempt.
     """
     if isinstance(error, (StageRefusedError, StageFailedError)):
         return error.error_class

@@ -90,7 +90,7 @@ class StageStore:
     ) -> StageAttempt:
         """Open the next attempt, pending; first mark a dead worker's running attempt as failed.
 
-        A refused attempt is not replaced: it is returned, with an audit line about the retry.
+        A refused attempt is not replaced but returned, with an audit line about the retry.
 
         Raises StageMoveError if the attempt before failed, and had another key or other inputs.
         """

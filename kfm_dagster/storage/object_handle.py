@@ -234,7 +234,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request within an operator's span; record only the type of an error: texts have URLs."""
+    """Trace a request in an operator's span; record an error's type only, as texts have URLs."""
     if not trace.get_current_span().is_recording():
         yield
         return

@@ -60,7 +60,7 @@ CONNECTIONS = 512
 NO_BUCKET = "NoSuchBucket"
 """S3's code for a missing bucket (S3 API reference, Error responses)."""
 _NO_VERSION = f'"{"0" * 32}"'
-"""An ETag that no object has: no content with this MD5 is known."""
+"""An ETag that no object has, because no content with this MD5 is known."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _LATER = {429, 500, 502, 503, 504}
 _SIZE = re.compile(r"[0-9]{1,19}")

@@ -23,7 +23,7 @@ def ask(name: str, **tables: pa.Table) -> list[tuple[Any, ...]]:
 
     Raises ConfigurationError for an unknown statement.
     """
-    # A cursor for each query: stages of the same process may run concurrently.
+    # A cursor for each query, because stages of a process may run concurrently.
     with closing(_connection().cursor()) as cursor:
         for table, content in tables.items():
             cursor.register(table, content)

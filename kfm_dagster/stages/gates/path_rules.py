@@ -132,7 +132,7 @@ def covariance_consistency(
     rule = f"covariances are symmetric and positive definite, {min_share:g} of residuals within {k_sigma:g} sigma"
     if not covariances:
         return Verdict.not_applicable(Gate.G7, rule, _NO_PATH)
-    # By identity: units of a site and pattern share their matrices.
+    # By identity, because units of a site and pattern share their matrices.
     distinct = {id(matrix): matrix for matrices in covariances.values() for matrix in matrices.values()}
     faults = {identity: covariance_faults(matrix) for identity, matrix in distinct.items()}
     findings = [

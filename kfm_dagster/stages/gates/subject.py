@@ -60,7 +60,7 @@ def measure(geometry: Any) -> Measured:
 
 
 def _lines(coordinates: Any, depth: int) -> Sequence[Any]:
-    """Return lines of positions: rings, or points."""
+    """Return the lines of positions, which are rings or points."""
     if depth < 0:
         return [[coordinates]]
     if depth == 0:
@@ -143,7 +143,7 @@ class Subject:
 
     @cached_property
     def footprints(self) -> Mapping[int, Measured]:
-        """Every geometry, by its identity: units of a scene share it."""
+        """Every geometry by identity, because units of a scene share a geometry."""
         geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}
@@ -176,7 +176,7 @@ def shortened(names: Sequence[str]) -> str:
 def partition_facts(contract: DatasetContract, partition: str, *, tx: Transaction) -> PartitionFacts | None:
     """Count the objects of a partition (`YYYY-MM-DD`); None for a contract without coverage.
 
-    This reads the partition's records, 50,000 of them on a full day of imagery: once in a run is enough.
+    Call it once in a run, because it reads the partition's records, 50,000 on a full day of imagery.
     """
     if contract.coverage is None:
         return None

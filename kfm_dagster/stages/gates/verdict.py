@@ -60,7 +60,7 @@ class OnFailure(StrEnum):
     STOP = "stop"
     """The stage fails."""
     RESTRICT = "restrict"
-    """The degraded path: the stage goes on, and its output is [Restricted]."""
+    """The degraded path: the stage continues, and the output is marked [Restricted]."""
 
 
 class GateRule(Strict):
