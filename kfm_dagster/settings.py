@@ -388,7 +388,7 @@ class Settings(BaseModel):
     )
     @classmethod
     def _no_credentials_in_an_address(cls, value: str) -> str:
-        # No store reads credentials there, and records, artifacts and Dagster's metadata contain these addresses.
+        # Stores do not read credentials from an address, and records, artifacts and Dagster's metadata contain it.
         if _may_hold_a_secret(value):
             raise ValueError("an address without user, query or fragment; credentials belong into the AWS_* variables")
         return value
@@ -499,7 +499,7 @@ class Settings(BaseModel):
 
     @property
     def retention_url(self) -> str:
-        """SQLAlchemy URL of the database, under the role of retention."""
+        """SQLAlchemy URL by which retention connects to the database."""
         return self.retention_dsn or self.database_url
 
     @property
@@ -524,7 +524,7 @@ class Settings(BaseModel):
 
     def _bulk_part(self, whole: float) -> int:
         """Return the bulk share of a whole; at least 1, unless the live share is 1."""
-        # A lane must be served at some time. The thousandth only corrects a float's error.
+        # At least 1, because each lane must be served at some time. The thousandth only corrects a float's error.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
 
 

@@ -31,7 +31,7 @@ class Level(StrEnum):
 
 @unique
 class AlertRule(StrEnum):
-    """A rule: its name, its meaning to its receiver, and the command that shows its evidence.
+    """A rule: its name, its meaning to the receiver, and the command that shows the evidence.
 
     In `look`, RUN is the run of the newest event.
     """

@@ -65,7 +65,7 @@ def ingest_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefini
 
 
 def path_jobs(registry: ContractRegistry) -> "list[dg.UnresolvedAssetJobDefinition]":
-    """Return the job of assets beside the chains of radar volumes; none without such a dataset."""
+    """Return the job of the assets `path_arrival`; none without a dataset of radar volumes."""
     keys = [asset_key(contract.id, PathArrivals.asset) for contract in radars(registry)]
     job = dg.define_asset_job(
         PATH_JOB,
@@ -119,8 +119,8 @@ def job_of(op: dg.OpDefinition, *, name: str, description: str) -> dg.JobDefinit
 def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.ScheduleDefinition]:
     """Return a schedule for each announced dataset that lists its bucket for the last whole day.
 
-    Switched off, for deployments that do not trust the queue alone: announced objects need no listing, and a listing
-    costs requests. Listings that a contract schedules itself are started by `nodd_due`.
+    The schedules are switched off, because announced objects need no listing, and a listing costs requests; they are
+    for deployments that do not rely on the queue alone. `nodd_due` starts the listings that a contract schedules.
     """
     return [_schedule(contract, days) for contract in registry if contract.storage.scheduled_listing is None]
 

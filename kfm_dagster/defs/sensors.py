@@ -217,7 +217,7 @@ NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 
 Due = tuple[Sequence[dg.RunRequest], str]
-"""Runs that a part requests, and the reason where there are none."""
+"""Runs that a part requests, and the reason if there are none."""
 
 
 def due_sensor(
@@ -302,7 +302,7 @@ def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[
 
 PRIORITY_TAG = "dagster/priority"
 PRIORITIES: Mapping[Lane, str] = {Lane.LIVE: "10", Lane.BULK: "-10"}
-"""The queued run with the highest number starts first; a run started by a person has none, which is 0."""
+"""The queued run with the highest priority starts first; a run started by a person has no priority, which means 0."""
 EVIDENCE_SECONDS = 600
 """Seconds after which a run is requested again for a case whose evidence could not be collected."""
 
@@ -340,7 +340,7 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
 
 
 def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:
-    """Return the request of the job where cases lack evidence, keyed by the oldest case."""
+    """Return the request of the evidence job if cases lack evidence, keyed by the oldest case."""
     turn = int(at.timestamp()) // EVIDENCE_SECONDS
     return [
         dg.RunRequest(run_key=f"{oldest.wal_id}@{oldest.version}/{turn}", job_name=EVIDENCE_JOB)

@@ -125,9 +125,9 @@ class Lineage:
     ) -> Mapping[WalId, ProvenanceResult]:
         """Record the units that a path has not recorded yet, and return the result of every unit.
 
-        `units` are of the contract's dataset. A unit that the fence refuses gets its issue and is not recorded; a path
-        that cannot record a unit adds an issue to it. Readers see the files at once unless the lineage root is down.
-        Raises the database's errors: the whole stage then fails and is retried.
+        `units` are of the contract's dataset. A unit that the fence refuses is not recorded, and its result has the
+        fence's issue; if a path cannot record a unit, the result has an issue for the path. Files are published at once
+        unless the lineage root is down. Raises the database's errors, so that the whole stage fails and is retried.
         """
         run = replace(run, dataset=contract.public_id)
         results: dict[WalId, ProvenanceResult] = {}
@@ -194,7 +194,7 @@ class Lineage:
             return tx.row(Link, "lineage.links", wal_id="", lineage_id=lineage_id)
 
     def _record(self, units: Sequence[LineageUnit], run: IngestRun, contract: DatasetContract, fence: Fence) -> _Part:
-        """Record a partition, building documents before the transaction that blocks others."""
+        """Record a partition; build the documents before the transaction that blocks other writers."""
         history = self._history(units)
         revised = [in_revision(unit, history, run_id=run.run_id) for unit in units]
         part = _build(revised, history, run, contract)
@@ -254,7 +254,7 @@ class Lineage:
         packed = orjson.dumps(rows)
         batch_id = batch_id_of(orjson.dumps([path, run.run_id]) + packed)
         inserted = tx.run("lineage.insert_emissions", path=path, batch_id=batch_id, units=packed.decode()).scalars()
-        ours = set(inserted)  # another worker may have recorded the others
+        ours = set(inserted)  # another worker may have recorded the other units
         if not ours:
             return
         ready = [lines[unit.wal_id] for unit in units if unit.wal_id in ours]

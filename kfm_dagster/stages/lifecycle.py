@@ -3,7 +3,7 @@
     open pending > gates of the entry > running > compute > gates of the output > succeeded, with the output's commit
     on failure: failed > compensation > rolled_back
 
-Belongs here: the next state, its audit, retries. Does not belong here: the order around it
+Belongs here: moving a stage to the next state, auditing the move, retries. Does not belong here: the order of calls
 (`run_contract.py`), the rules (`machine.py`), or the gates (`gates/`).
 """
 
