@@ -130,7 +130,7 @@ class FollowerRunner:
         except Exception as error:
             failure = error
             if isinstance(error, PublishError):
-                next_step = "see whether the follower's place takes files (KFM_CATALOG_URL, KFM_VIRTUAL_URL)"
+                next_step = "check that the follower's output is writable (KFM_CATALOG_URL, KFM_VIRTUAL_URL)"
                 failure = FollowError(observed=error, next_step=next_step)
             text = error_text(failure)
             _LOG.warning("%s of %s is deferred: %s", entry.consumer, entry.subject, text)

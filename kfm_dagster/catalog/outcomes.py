@@ -100,7 +100,7 @@ def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dic
         if now is not None and now.content_sha256 == candidate.content_sha256:
             outcome[candidate.item_id] = unchanged(write, now)
             continue
-        text = "the Item that this one replaces was taken back meanwhile"
+        text = "the Item that this unit's Item replaces was undone meanwhile"
         if now is not None:
             text = f"another writer changed the Item: revision {now.revision}, sha256 {now.content_sha256[:12]}"
         outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)

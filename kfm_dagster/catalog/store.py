@@ -33,7 +33,6 @@ from kfm_dagster.storage.fence import Fence
 
 PAGE_SIZE = 1000
 """Maximum Items that a page links: about 100 kB."""
-_NOT_AS_WRITTEN = "an Item does not stand in the catalog as it was written"
 
 
 class CatalogUndoError(DependencyUnavailableError):
@@ -120,8 +119,8 @@ class Catalog:
             indexed = current[item_id].content_sha256 if item_id in current else None
             if indexed is None or files[path] != indexed:
                 raise DependencyUnavailableError(
-                    _NOT_AS_WRITTEN,
-                    observed=f"{path} says {files[path] or 'nothing that is an Item'}",
+                    "the catalog does not have an Item as it was written",
+                    observed=f"{path}: {files[path] or 'no Item'}",
                     expected=f"content {indexed or reported[item_id].content_sha256}",
                     next_step="see who else writes to the catalog; the next attempt writes the Item again",
                 )
@@ -170,7 +169,7 @@ class Catalog:
             contents = self._publisher.read(ordered_paths)
         except PublishError as error:
             raise DependencyUnavailableError(
-                _NOT_AS_WRITTEN,
+                "written Items cannot be read back from the catalog",
                 observed=error,
                 next_step="check that KFM_CATALOG_URL is reachable; the stage is retried",
             ) from error
