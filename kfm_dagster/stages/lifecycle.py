@@ -173,7 +173,7 @@ class StageLifecycle:
             _LOG.warning("%s", conflict)
             return
         except Exception as record_error:
-            # Run-state outside the database is written after the commit, so the attempt has failed by now.
+            # The error may come after the commit, from run-state outside the database; then the attempt has failed.
             cause = redacted_error(record_error)
             _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=cause)
         if failed is not None:
