@@ -90,32 +90,29 @@ def _asset(
 ) -> dg.AssetsDefinition:
     key, before = asset_key(contract.id, kind.asset), kind.follows
     run = _first(contract.id) if kind is MessageParse else _beside(contract.id) if before is None else _later(kind)
-    asset = dg.multi_asset(
+    reads = {MessageParse: QUEUE_KEY, PathArrivals: asset_key(contract.id, MetadataExtract.asset)}
+    out = dg.AssetOut(
+        key=key,
+        io_manager_key="stage_io",
+        code_version=code_version,
+        description=f"{kind.description}\n\n{contract.metadata.title}.",
+        owners=contract.metadata.owners,
+        kinds={"python", "json" if kind is StacRegister else "parquet"},
+        tags={DATASET_TAG: contract.id},
+        freshness_policy=_freshness_policy(contract, settings) if kind is StacRegister else None,
+    )
+    return dg.multi_asset(
         name=op_name(contract.id, kind.operator),
         description=kind.description,
         ins={} if before is None else {"upstream": dg.AssetIn(key=asset_key(contract.id, before.asset))},
-        outs={"result": dg.AssetOut(key=key, io_manager_key="stage_io", code_version=code_version)},
+        outs={"result": out},
+        deps=[reads[kind]] if kind in reads else None,
         check_specs=gate_specs(key, kind.required_gates, days=days),
         partitions_def=days,
         group_name=slug(contract.id),
         # A single pool for all steps, whose limit bounds the runs that work on the dataset (dagster.yaml).
         pool=contract.id,
     )(run)
-    return asset.map_asset_specs(partial(_described, contract=contract, kind=kind, settings=settings))
-
-
-def _described(
-    spec: dg.AssetSpec, *, contract: DatasetContract, kind: type[ChainNode], settings: Settings
-) -> dg.AssetSpec:
-    reads = {MessageParse: QUEUE_KEY, PathArrivals: asset_key(contract.id, MetadataExtract.asset)}
-    described = spec.replace_attributes(
-        description=f"{kind.description}\n\n{contract.metadata.title}.",
-        owners=contract.metadata.owners,
-        kinds={"python", *({"json"} if kind is StacRegister else {"parquet"})},
-        tags={**spec.tags, DATASET_TAG: contract.id},
-        freshness_policy=_freshness_policy(contract, settings) if kind is StacRegister else None,
-    )
-    return described.replace_attributes(deps=[reads[kind]]) if kind in reads else described
 
 
 def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:

@@ -26,7 +26,7 @@ from kfm_dagster.defs import run_processes
 CODE_VERSION = "kfm_dagster.defs.code_version"
 """A name, because importing this module has an effect, which only the process that forks runs needs."""
 
-LATE = ("duckdb", "pandas", "pystac")
+LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""
 
 FORK_TEMPLATE = "kfm_dagster.defs.fork_template"

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pint
 
 from kfm_dagster.path.arrival import Arrival
+
+if TYPE_CHECKING:
+    import pint
 
 QUANTITIES: Mapping[str, tuple[str, str, Callable[[Arrival], float]]] = {
     "T_arr": ("s", "[time]", lambda beam: beam.t_arr_s),
@@ -62,6 +64,8 @@ class DimensionalEntry:
 
 def as_array_quantities(arrivals: Sequence[Arrival]) -> dict[str, pint.Quantity[Any]]:
     """Return the results of several beams as pint arrays, shape (beams,), by QUANTITIES' names."""
+    import pint  # noqa: PLC0415 - it imports dask, and only runs of beams use it
+
     return {
         name: pint.Quantity(np.array([value(arrival) for arrival in arrivals]), _unit(name))
         for name, (_, _, value) in QUANTITIES.items()
@@ -74,6 +78,8 @@ def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry,
     quantities: by the names of QUANTITIES, numbers or arrays; a missing quantity is observed as `missing`, an unknown
     quantity is expected as `unknown`. Anything but a pint quantity has no dimension and fails.
     """
+    import pint  # noqa: PLC0415 - as above
+
     return _report(
         tuple((name, value.units if isinstance(value, pint.Quantity) else None) for name, value in quantities.items())
     )
@@ -81,6 +87,8 @@ def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry,
 
 @cache
 def _unit(name: str) -> Any:
+    import pint  # noqa: PLC0415 - as above
+
     return pint.Unit(QUANTITIES[name][0])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from kfm_dagster.defs.chain import dataset_of, slug
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.card import Card, CardError
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 CHAIN = {
     "envelopes": "message_parse",
@@ -178,6 +181,20 @@ def test_a_wrong_card_refuses_the_code_location_with_file_and_line(tmp_path: Pat
         (tmp_path / name).write_bytes(text.replace(b"unlocked: restrict", b"unlocked: ignore"))
     with pytest.raises(CardError, match=r"state_machine.yaml line \d+: clock.unlocked is wrong"):
         build_definitions(Settings(configs_dir=tmp_path))
+
+
+LOAD = "import sys, kfm_dagster.definitions as code; code.defs(); print(*sys.modules)"
+MOST_MODULES = 2_200
+"""Dagster alone imports 880, and 460 more for its storages."""
+
+
+def test_loading_imports_no_library_that_only_a_few_runs_use() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    )
+    modules = set(done.stdout.split())
+    assert not {"dask", "duckdb", "jinja2", "matplotlib", "pandas", "pint", "pystac"} & modules
+    assert len(modules) < MOST_MODULES
 
 
 def test_assembling_opens_no_connection_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
