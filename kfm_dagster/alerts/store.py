@@ -1,8 +1,7 @@
 """Alerts in the database: their states, pending notifications (`outbox`), acknowledgements.
 
 Belongs here: an evaluation's rows, claims of notifications, acknowledging, reading, messages. Does not belong here: the
-rules and their consequences (`sql/queries/alerts.sql`), sending (`evaluator.py`), or the guards in the database
-(`sql/schema`).
+rules and their consequences (`sql/queries/alerts.sql`), sending (`evaluator.py`), or database guards (`sql/schema`).
 """
 
 from __future__ import annotations

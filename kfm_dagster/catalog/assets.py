@@ -2,8 +2,7 @@
 
 An href is the object's own `s3://` address. Public objects also have `https` addresses, in the bucket itself and in the
 mirrors that the contract names (alternate-assets extension 1.2.0). The storage extension 2.0.0 has region and bucket,
-and xarray-assets 1.0.0 has the arguments of `xarray.open_dataset`. Does not belong here: properties of the Item
-(`item.py`).
+and xarray-assets 1.0.0 has the arguments of `xarray.open_dataset`. Does not belong here: Items' properties (`item.py`).
 """
 
 from __future__ import annotations

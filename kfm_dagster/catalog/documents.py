@@ -39,8 +39,7 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Maximum distinct values that a Collection lists per property; with more values it has their range. NEXRAD has 160
-sites."""
+"""Maximum distinct values that a Collection lists per property; with more it has their range. NEXRAD has 160 sites."""
 
 
 def tree(

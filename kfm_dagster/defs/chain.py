@@ -2,8 +2,7 @@
 
 Tags are the search keys of the run list, whose filter matches a tag's whole value. So no value is a list: each dataset
 has its own tag, as `kfm/quarantined.hrrr: 3`, which only steps of that dataset write, and `kfm/quarantined: yes` finds
-runs of any dataset. Does not belong here: the tags of requested runs (`sensors.py`), or the first day
-(`ingest/window.py`).
+runs of any dataset. Does not belong here: tags of requested runs (`sensors.py`), the first day (`ingest/window.py`).
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
 """Parameter that gives forced work a separate content hash; it names the run and the reason."""
 AGAIN = "kfm:again"
-"""Parameter that gives work a separate content hash if an earlier output must not be reused; it names the run and the
-earlier intent."""
+"""Parameter that gives work a separate hash if an output must not be reused; it names the run and earlier intent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

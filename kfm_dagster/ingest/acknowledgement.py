@@ -24,8 +24,7 @@ Due = TypeVar("Due", bound=DueMessage)
 class Acknowledger:
     """Deletes and hides messages on the queue of their last receive, primary or dead-letter.
 
-    A drain receives from the dead-letter queue. A queue is connected only when a message is due, because a backfill
-    needs no queue.
+    A drain receives from the dead-letter queue. A queue is connected only when a message is due; a backfill needs none.
     """
 
     deliveries: Deliveries

@@ -4,8 +4,7 @@ The collector first withdraws Items of units that were quarantined before their 
 attempt of such a unit would complete its Item, but without a successful attempt the Item would stay. A case without
 evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
 leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here:
-the content of a bundle (`evidence_bundle.py`), the cases (`ledger/cases.py`), failed runs, which withdraw their own
-Items (`chain.py`).
+a bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items of failed runs, which withdraw them.
 """
 
 from __future__ import annotations

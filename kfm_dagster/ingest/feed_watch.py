@@ -81,8 +81,7 @@ class FeedWatch:
     def look(self) -> FeedReport:
         """Check followed datasets' days with holes, and with hours settled since the last check.
 
-        Also counts the arrivals of past days. Skips datasets that are not followed or are switched off, and sample
-        feeds.
+        Also counts the arrivals of past days. Skips sample feeds, and datasets not followed or switched off.
         """
         changed = closed = checked = 0
         for contract, coverage, feeds in self._followed():

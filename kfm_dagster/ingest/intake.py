@@ -44,8 +44,7 @@ class IntakeReport:
     `completions` counts units that read an object again with a late sidecar, `closings` units that read a volume's
     newest chunk again as the last chunk. `work` has dataset and partition of units that wait for a run. `full`: nothing
     was received, because too many live units are in flight; `off`: the switches that forbid receiving; `policy`: all
-    switches that were on. `unverified` messages wait on the queue, unrecorded, until their sender's certificate can be
-    fetched.
+    switches that were on. `unverified` messages wait on the queue, unrecorded, for their sender's certificate.
     """
 
     received: int = 0

@@ -6,8 +6,7 @@ rows; and units that read an object again. Does not belong here: receiving (`int
 (`recovery/`), listing (`storage/objects.py`), the Item of a closed volume (`readers/nexrad_chunk.py`).
 
 Completion (ADR 019): after the late announcement of a sidecar, a unit reads the data object once more. Closing (ADR
-028): a later volume of the radar closes a volume without an end chunk, and a unit reads the closed volume's newest
-chunk again.
+028): a later volume of the radar closes a volume without an end chunk, whose newest chunk a unit then reads again.
 """
 
 from __future__ import annotations
@@ -178,8 +177,7 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
     """Return the unit that reads an object with a late sidecar; each pair of versions has its unit.
 
-    `version` is the sidecar's ETag, or empty. The unit is as old as the object's own unit, so that a newer unit
-    supersedes both.
+    `version` is the sidecar's ETag, or empty. The unit is as old as the object's own; a newer unit supersedes both.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
     return _read_again(unit, version=versions, message_id=message_id)

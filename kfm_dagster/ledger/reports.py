@@ -44,8 +44,7 @@ class EnsureResult:
 class SettleReport:
     """Final statuses of a batch. `failed` units may be retried, `quarantined` units not.
 
-    `lost` units had no claim of this run any more; `mismatched` successes differ from an earlier success without
-    permission.
+    `lost` units had no claim of this run any more; `mismatched` successes have a difference that is not permitted.
     """
 
     succeeded: tuple[WalId, ...] = ()

@@ -114,8 +114,7 @@ def walk(
 ) -> Iterator[tuple[Position, RowMapping | None]]:
     """Yield records' rows with their operator, in order; None where the budget ends a range.
 
-    A row whose `is_match` is false marks how far a range was examined. `before` is the last position of the search
-    that this search continues.
+    A row whose `is_match` is false marks how far a range was examined. `before` is where an earlier search ended.
     """
     end: Position = (wanted.until or END_OF_TIME, "")
     time, wal_id = min(before or end, end)

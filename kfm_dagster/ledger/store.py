@@ -70,8 +70,7 @@ class Ledger(LedgerChanges):
         """Make failed > pending if attempts and policy allow it; return the units (WSM-07, WSM-10).
 
         A retry keeps the unit's lane; any other reason puts the unit into the bulk lane. Superseded units, and units
-        of a switched-off dataset, stay failed. Raises UnknownReplayReasonError for a reason that is neither built in
-        nor governed.
+
         """
         self.govern_reason(reason, tx=tx)
         rows = self._requeue(wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=tx)

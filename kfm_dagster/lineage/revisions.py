@@ -40,8 +40,7 @@ from kfm_dagster.storage.database import Transaction
 class Revision:
     """A path's publication of a unit; content_sha256 is the Item's.
 
-    It is None if the unit registered no Item, or if a release without revisions published it. `invalidated` means
-    withdrawn.
+    The hash is None if no Item was registered, or by a release without revisions. `invalidated` means withdrawn.
     """
 
     path: LineagePath

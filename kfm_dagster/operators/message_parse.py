@@ -346,8 +346,7 @@ def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: st
 def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
     """Parse a NEXRAD chunk message. Raises MessageError with bucket and key as far as known.
 
-    The event time is the time of the notification, because the message itself has only the volume's start, which is up
-    to ten minutes earlier.
+    The event time is that of the notification, because the message only has the volume's start, up to 10 min earlier.
     """
     bucket = require_text(record, "S3Bucket")
     key = require_text(record, "Key")

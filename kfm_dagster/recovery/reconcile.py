@@ -1,7 +1,6 @@
 """Reconciliation: compare bucket, ledger, catalog and lineage for a day of a dataset, and repair.
 
-A comparison only reads. New objects, whose message may still be on its way, and units that wait or will be retried are
-not differences.
+A comparison only reads. Not differences are new objects, whose message may be on its way, and units not ended yet.
 
 A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. A replay under a
 change reference repeats the units of lost Items, and must give the same result. Objects that are gone from the bucket,
@@ -100,8 +99,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
     """Compare bucket, ledger, catalog and lineage for a day of a dataset.
 
     Files of catalog and lineage are compared by name; with `read` each Item is also read, by a request each. Raises
-    ObjectReadError and StoreAccessError if a bucket cannot be listed, and PublishError if the store of catalog or
-    lineage does not answer.
+    ObjectReadError and StoreAccessError if a bucket cannot be listed, PublishError if the files' store does not answer.
     """
     contract, grammar = pipeline.registry[dataset], pipeline.registry.grammars[dataset]
     with pipeline.database.snapshot() as view:

@@ -82,8 +82,7 @@ def release(
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
     """Approve a proposal and carry it out in one transaction; return it and its replay's id.
 
-    Raises RefusedError, RecordMovedError for a unit that has changed since the proposal, and GuardError if a guard
-    refuses the replay now.
+    Raises RefusedError, RecordMovedError for a unit changed since the proposal, GuardError if a guard refuses now.
     """
     ledger = engine.pipeline.ledger
     review = ledger.review

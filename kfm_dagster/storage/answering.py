@@ -71,8 +71,7 @@ def answering(what: str, setting: str) -> Iterator[None]:
 def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: bool = False) -> None:
     """Refuse a folder or s3://bucket/prefix that accepts no file. Raises as `answering` does.
 
-    A folder is not created, and no file is left in it. In a bucket an empty object remains, except with
-    `leave_nothing`.
+    A folder is not created, and no file is left in it. A bucket keeps an empty object, except with `leave_nothing`.
     """
     target = f"{what} {location}"
     with answering(target, setting):

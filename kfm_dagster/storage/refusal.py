@@ -1,8 +1,7 @@
 """Refusals by the database, isolated by halving the batch: a refusal never fails other items.
 
 A refusal concerns values that a column, a constraint or a trigger does not accept. If the database does not answer, is
-full or busy, that is not a refusal, and the whole batch fails and is retried. Does not belong here: handling refused
-items.
+full or busy, the whole batch fails and is retried. Does not belong here: handling refused items.
 """
 
 from __future__ import annotations

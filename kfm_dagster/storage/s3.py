@@ -3,8 +3,7 @@
 obstore's client cannot be kept from following redirects, and sends the session token (`x-amz-security-token`) to any
 host that a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
 Belongs here: the few requests that the package makes, with the names, answers and errors of obstore's stores, so that
-both kinds of stores are interchangeable. Does not belong here: signing (`signature.py`), and which objects may be read
-(`objects.py`).
+both kinds are interchangeable. Does not belong here: signing (`signature.py`), which objects to read (`objects.py`).
 """
 
 from __future__ import annotations

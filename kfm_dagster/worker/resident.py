@@ -98,15 +98,13 @@ requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""A batch has at most this many units per parallel read, which is work for some seconds. Further messages stay on the
-queue for other workers."""
+"""Units of a batch per parallel read, which take some seconds. Further messages stay on the queue for other workers."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
 """The longest time between two collections of evidence; an idle worker collects evidence at once."""
 LEFT_SECONDS = 30.0
-"""The worker takes a day whose units are pending for this long, because a sensor requests a run within two ticks and a
-run starts in seconds."""
+"""Time after which pending units are the worker's, because a sensor requests a run within two ticks."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 600.0
 """Pauses after failures in a row: the first pause, and the limit of its doubling."""

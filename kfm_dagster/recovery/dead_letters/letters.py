@@ -1,8 +1,7 @@
 """Dead letters: the messages of the dead-letter queue, classed for a drain or a redrive.
 
 A dead letter is parsed as intake parses messages, and its units are looked up in the ledger; it does not matter why the
-queue moved it. Looking changes only the receive counts on the queue. Does not belong here: treating letters
-(`treatments.py`).
+queue moved it. Looking only changes the receive counts. Does not belong here: treating letters (`treatments.py`).
 """
 
 from __future__ import annotations
