@@ -1,6 +1,6 @@
 """The catalog's store: register a batch of Items so that index and files agree under concurrent writers and crashes.
 
-The undo log is committed first (`promotions.py`). Then one transaction checks the fence, compares and swaps the index,
+The undo log is committed first (`undo.py`). Then one transaction checks the fence, compares and swaps the index,
 promotes the staged files and rewrites the documents that link to them. A crash before its commit leaves files that are
 not in the index; the next attempt writes the same files again. The lock order is claims, collection, root, so that
 writers cannot deadlock.
@@ -19,9 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.catalog import documents, outcomes
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
 from kfm_dagster.catalog.item import Candidate, content_of
-from kfm_dagster.catalog.promotions import PromotionLog
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, publish
-from kfm_dagster.catalog.undo import UndoReport, undo_items, undo_run
+from kfm_dagster.catalog.undo import PromotionLog, UndoReport, undo_items, undo_run
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import StacIssue
@@ -122,7 +121,7 @@ class Catalog:
                     "the catalog does not have an Item as it was written",
                     observed=f"{path}: {files[path] or 'no Item'}",
                     expected=f"content {indexed or reported[item_id].content_sha256}",
-                    next_step="see who else writes to the catalog; the next attempt writes the Item again",
+                    next_step="find the other writer of the catalog; the next attempt writes the Item again",
                 )
 
     def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
