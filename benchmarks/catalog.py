@@ -41,7 +41,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports.validation import figure
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
-from kfm_dagster.followers.geoparquet.search import Wanted, search
+from kfm_dagster.followers.geoparquet.search import SearchCriteria, search
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.operators.stac_register import stac_register
@@ -197,7 +197,7 @@ def _rate(seconds: Sequence[float]) -> float:
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
     """Return what is found of a day over Kansas, the median seconds that it takes, and the share of bytes read."""
-    wanted = Wanted(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
+    wanted = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
     seconds = []
     for _ in range(SEARCHES):
         publisher.read_bytes, began = 0, time.monotonic()

@@ -173,7 +173,7 @@ class FollowerRunner:
                 reread, missing = self._read(contract, unsure)
             confirmed += reread
             for change in missing:
-                _LOG.warning("%s is not what the index says: followers do not get it", change.path)
+                _LOG.warning("%s differs from the index: followers do not receive it", change.path)
         return sorted(confirmed, key=lambda change: change.change_id)
 
     def _read(

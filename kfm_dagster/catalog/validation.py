@@ -28,7 +28,7 @@ _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"
 def validate_item(item: Mapping[str, Any]) -> list[str]:
     """Return at most MAX_REASONS reasons why this is not a valid Item of ours; empty if valid."""
     if item.get("type") != "Feature":
-        return [f"type: {item.get('type')!r} is no Item's type, 'Feature'"]
+        return [f"type: {item.get('type')!r} is not 'Feature', an Item's type"]
     return validate_document(item) or _disorder(item)
 
 
@@ -36,7 +36,7 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
     """Return up to MAX_REASONS reasons why an Item, Collection or Catalog is invalid, or none."""
     entity = _ENTITIES.get(str(document.get("type")))
     if entity is None:
-        return [f"type: {document.get('type')!r} is none of {sorted(_ENTITIES)}"]
+        return [f"type: {document.get('type')!r} is not one of {sorted(_ENTITIES)}"]
     reasons: list[str] = []
     for validator in _validators()[entity]:
         if not validator.is_valid(document):

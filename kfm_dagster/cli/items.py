@@ -22,7 +22,7 @@ from kfm_dagster.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kfm_dagster.followers.geoparquet.search import PropertyCondition, Wanted
+    from kfm_dagster.followers.geoparquet.search import PropertyCondition, SearchCriteria
 
 COLUMNS = ("collection", "id", "start", "end", "bbox")
 _CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
@@ -100,11 +100,11 @@ def search(
     """
     # Imported here, because pyarrow and DuckDB take 0.4 s to import.
     from kfm_dagster.followers.geoparquet.rows import to_items  # noqa: PLC0415
-    from kfm_dagster.followers.geoparquet.search import Wanted  # noqa: PLC0415
+    from kfm_dagster.followers.geoparquet.search import SearchCriteria  # noqa: PLC0415
 
     settings = Settings.load()
     start, end = times or (None, None)
-    wanted = Wanted(start=start, end=end, bbox=bbox, conditions=tuple(map(_condition, where)))
+    wanted = SearchCriteria(start=start, end=end, bbox=bbox, conditions=tuple(map(_condition, where)))
     existing = sorted({contract.stac.collection for contract in ContractRegistry.load(settings.contracts_dir)})
     if unknown := set(collections) - set(existing):
         raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(existing)}")
@@ -120,7 +120,7 @@ def search(
     show_rows(matches if as_json else map(_row, matches), COLUMNS, as_json=as_json)
 
 
-def _first(settings: Settings, collections: Sequence[str], wanted: Wanted, limit: int) -> Iterator[pa.Table]:
+def _first(settings: Settings, collections: Sequence[str], wanted: SearchCriteria, limit: int) -> Iterator[pa.Table]:
     """Yield the first `limit` rows, and read no further."""
     from kfm_dagster.followers.geoparquet.search import search as find  # noqa: PLC0415, see above
 
@@ -149,7 +149,7 @@ def _refuse_no_catalog(settings: Settings) -> None:
         )
 
 
-def _say_unknown(settings: Settings, collections: Sequence[str], wanted: Wanted) -> None:
+def _say_unknown(settings: Settings, collections: Sequence[str], wanted: SearchCriteria) -> None:
     """Report properties that no Item has, with the nearest or all names: they may be misspelt."""
     from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 

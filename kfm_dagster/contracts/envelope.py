@@ -190,7 +190,7 @@ class Envelope:
     sequencer: str | None = None
     raw: RawReference = RawReference()
     peer_sizes: tuple[int, ...] | None = extension(
-        "what the size is held against, fixed when the unit is admitted, so that each attempt finds the same"
+        "sizes for comparison, fixed at admission, so that each attempt compares with the same sizes"
     )
     """The members of `contracts.quality.PeerSizes`; None without known peers, or without peers in the contract."""
     lane: Lane = Lane.LIVE

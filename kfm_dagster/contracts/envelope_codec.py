@@ -58,7 +58,7 @@ class Section:
 
     member: str | None
     """The envelope's field that holds the section; None for the envelope itself."""
-    made: type
+    owner: type
     optional: bool
     leaves: tuple[Leaf, ...]
 
@@ -87,14 +87,14 @@ def sections() -> tuple[Section, ...]:
     return (
         Section(
             member=None,
-            made=Envelope,
+            owner=Envelope,
             optional=False,
             leaves=tuple(_leaf("", Envelope, name, hints[name]) for name in own_fields),
         ),
         *(
             Section(
                 member=name,
-                made=kind,
+                owner=kind,
                 optional=_optional(hints[name]),
                 leaves=tuple(
                     _leaf(f"{name}_" if _optional(hints[name]) else "", kind, member, hint)
@@ -118,7 +118,7 @@ def values(units: Sequence[Envelope]) -> Iterator[tuple[Leaf, list[Any]]]:
         yield from section.values(units)
 
 
-def units(given: Iterable[Sequence[Any]]) -> Iterator[Envelope]:
+def units(rows: Iterable[Sequence[Any]]) -> Iterator[Envelope]:
     """Yield an envelope for each row of leaf values at rest."""
     parts = []
     start = 0
@@ -126,12 +126,12 @@ def units(given: Iterable[Sequence[Any]]) -> Iterator[Envelope]:
         parts.append((section, start, start + len(section.leaves)))
         start += len(section.leaves)
     envelope_part, *section_parts = parts
-    for row in given:
+    for row in rows:
         fields = envelope_part[0].read(row[: envelope_part[2]]) or {}
         for section, first, last in section_parts:
             values = section.read(row[first:last])
             if section.member is not None:
-                fields[section.member] = None if values is None else section.made(**values)
+                fields[section.member] = None if values is None else section.owner(**values)
         yield Envelope(**fields)
 
 

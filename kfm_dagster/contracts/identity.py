@@ -94,22 +94,22 @@ class AmbiguousIdError(KfmError):
     """The prefix matches several ids."""
 
 
-def whole_id(given: str, matches: Collection[str], *, what: str) -> str | None:
-    """Return the id in `matches` that begins with `given`; None without a match.
+def whole_id(prefix: str, matches: Collection[str], *, what: str) -> str | None:
+    """Return the id in `matches` that begins with `prefix`; None without a match.
 
     `what` names the kind of id in a refusal. Raises AmbiguousIdError for a prefix of several
     ids, or of fewer than SHORTEST_PREFIX characters.
     """
-    if given in matches:
-        return given
-    if not matches or not given:
+    if prefix in matches:
+        return prefix
+    if not matches or not prefix:
         return None
-    if len(matches) > 1 or len(given) < SHORTEST_PREFIX:
+    if len(matches) > 1 or len(prefix) < SHORTEST_PREFIX:
         shown = sorted(matches)[: MATCHES_ASKED - 1]
         raise AmbiguousIdError(
-            None if len(matches) > 1 else f"this is too little of a {what}",
-            observed=f"{given}: {', '.join(shown)}",
-            expected=f"a whole {what}, or a prefix of {SHORTEST_PREFIX} characters or more that no other has",
+            None if len(matches) > 1 else f"the {what} is abbreviated too far",
+            observed=f"{prefix}: {', '.join(shown)}",
+            expected=f"a whole {what}, or a prefix of {SHORTEST_PREFIX} characters or more that is unique",
             next_step="give more of the id",
         )
     (match,) = matches

@@ -96,7 +96,7 @@ class KeyGrammarReader:
         if end < start:
             raise InvalidKeyTimeError(f"end {rfc3339(end)} is before start {rfc3339(start)}")
         if not (is_plausible(start) and is_plausible(end)):
-            raise InvalidKeyTimeError(f"{rfc3339(start)} to {rfc3339(end)} is no time of an observation or forecast")
+            raise InvalidKeyTimeError(f"{rfc3339(start)} to {rfc3339(end)} is not a time of an observation or forecast")
         if start.date() < (first_day := self.contract.storage.first_day):
             raise InvalidKeyTimeError(f"{rfc3339(start)} is before {first_day}, where the dataset begins")
         stac = self.contract.stac
@@ -131,11 +131,11 @@ def is_safe_key(key: str) -> bool:
 
 def _after(start: datetime, *, hours: str) -> datetime:
     if not (hours.isascii() and hours.isdigit()):
-        raise InvalidKeyTimeError(f"{hours!r} is no number of hours")
+        raise InvalidKeyTimeError(f"{hours!r} is not a number of hours")
     try:
         return start + timedelta(hours=int(hours))
     except (OverflowError, ValueError):
-        raise InvalidKeyTimeError(f"{hours!r} hours after the start is no time") from None
+        raise InvalidKeyTimeError(f"{hours!r} hours after the start is not a time") from None
 
 
 _DIGITS = {
@@ -180,7 +180,7 @@ def _stamp_reader(spec: TimeField) -> Callable[[Mapping[str, str]], datetime]:
                 return _utc(*parts((*match.groups(), *_DEFAULTS.values())))
         except ValueError:
             pass
-        raise InvalidKeyTimeError(f"{text!r} is no time of the form {spec.format!r}")
+        raise InvalidKeyTimeError(f"{text!r} is not a time of the form {spec.format!r}")
 
     return read
 

@@ -54,7 +54,7 @@ class ContractRegistry:
         if extra_dir is not None:
             if not extra_dir.is_dir():
                 raise ContractError(
-                    "KFM_CONTRACTS_DIR is no folder",
+                    "KFM_CONTRACTS_DIR is not a folder",
                     observed=str(extra_dir),
                     next_step="create it or unset the variable",
                 )
@@ -74,10 +74,10 @@ class ContractRegistry:
         by_id: dict[str, DatasetContract] = {}
         for contract in contracts:
             if contract.id in by_id:
-                raise ContractError("two contracts have one dataset id", observed=contract.id, expected="unique ids")
+                raise ContractError("two contracts share a dataset id", observed=contract.id, expected="unique ids")
             by_id[contract.id] = contract
         if not by_id:
-            raise ContractError("there is no dataset contract", expected="at least one YAML file")
+            raise ContractError("no dataset contract exists", expected="at least one YAML file")
         _refuse_strange_collections(list(by_id.values()))
         for left, right in combinations(by_id.values(), 2):
             _refuse_shared_keys(left, right)
@@ -195,43 +195,43 @@ def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
     for left, right in combinations(owners.values(), 2):
         if left.stac.collection == right.stac.collection:
             raise ContractError(
-                "two contracts write one STAC collection",
+                "two contracts write the same STAC collection",
                 observed=f"{left.id} and {right.id}: {left.stac.collection}",
-                expected="one collection per dataset, or stac.collection_of in the one that adds to it",
+                expected="one collection per dataset, or stac.collection_of in the contract that adds to it",
             )
 
 
-def _refuse_shared_keys(one: DatasetContract, other: DatasetContract) -> None:
-    shared = sorted(set(one.storage.buckets) & set(other.storage.buckets))
-    for left in one.storage.prefixes if shared else []:
+def _refuse_shared_keys(contract: DatasetContract, other: DatasetContract) -> None:
+    shared = sorted(set(contract.storage.buckets) & set(other.storage.buckets))
+    for left in contract.storage.prefixes if shared else []:
         for right in other.storage.prefixes:
             if left.startswith(right) or right.startswith(left):
                 raise ContractError(
                     "two contracts claim the same keys, so a topic cannot be routed",
-                    observed=f"{one.id} ({left!r}) and {other.id} ({right!r}) in {shared[0]}",
+                    observed=f"{contract.id} ({left!r}) and {other.id} ({right!r}) in {shared[0]}",
                     expected="prefixes that cover disjoint sets of keys",
                     next_step="make the prefixes disjoint, or merge the two contracts",
                 )
 
 
-def _refuse_split_topic(one: DatasetContract, other: DatasetContract) -> None:
+def _refuse_split_topic(contract: DatasetContract, other: DatasetContract) -> None:
     """Refuse a topic with two queues or two shapes of message.
 
     SNS delivers all messages to each queue, so each queue would hold both datasets' messages. A message does not state
     its shape.
     """
-    for left, right in product(one.notifications.topics, other.notifications.topics):
+    for left, right in product(contract.notifications.topics, other.notifications.topics):
         if left.arn == right.arn and left.message_shape != right.message_shape:
             raise ContractError(
-                "two contracts give one topic different shapes of message",
-                observed=f"{left.arn}: {one.id} {left.message_shape}, {other.id} {right.message_shape}",
+                "two contracts give a topic different shapes of message",
+                observed=f"{left.arn}: {contract.id} {left.message_shape}, {other.id} {right.message_shape}",
                 expected="one shape per topic",
             )
-    for arn in sorted({topic.arn for topic in one.notifications.topics}):
-        if any(topic.arn == arn for topic in other.notifications.topics) and one.queue.name != other.queue.name:
+    for arn in sorted({topic.arn for topic in contract.notifications.topics}):
+        if any(topic.arn == arn for topic in other.notifications.topics) and contract.queue.name != other.queue.name:
             raise ContractError(
-                "two contracts map one topic to different queues",
-                observed=f"{arn}: {one.id} to {one.queue.name}, {other.id} to {other.queue.name}",
+                "two contracts map a topic to different queues",
+                observed=f"{arn}: {contract.id} to {contract.queue.name}, {other.id} to {other.queue.name}",
                 expected="one queue per topic",
             )
 
@@ -239,14 +239,14 @@ def _refuse_split_topic(one: DatasetContract, other: DatasetContract) -> None:
 DATASET_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TOPICS = re.compile(r"(?m)^    - arn: .*(\n    (- arn|  ).*)*$")
 _HEAD = """\
-# Made from the contract of {like}. To be looked through, from top to bottom:
+# Derived from the contract of {like}. Review it from top to bottom:
 #   metadata    title, description
 #   storage     prefixes, key_grammar, ignore, sidecars, listing, listing_sets: how the keys of this bucket are built
-#   integrity   min_bytes, max_bytes, and peers where it is known how much sizes vary
+#   integrity   min_bytes, max_bytes, and peers if the variation of sizes is known
 #   stac        item_id (groups of the key), providers, keywords, summaries
-#   key_values  what its objects must say where their keys say it, too
-#   citations, units   what this dataset's Items say, and by which source
-#   freshness, coverage   how old a unit may be, and what a day has: leave them out where nobody knows
+#   key_values  values that objects and keys must share
+#   citations, units   units and sources of the fields of this dataset's Items
+#   freshness, coverage   maximum age of a unit, objects of a day: omit them if unknown
 # Then: kfm dataset check FILE --sample DIR/{bucket}/KEY
 """
 
@@ -258,10 +258,10 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     taken id, a topic that is not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
-        raise ContractError("this is no dataset id", observed=dataset, expected="small letters, digits and hyphens")
+        raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
     if topic is not None and not re.fullmatch(TOPIC_ARN, topic):
         raise ContractError(
-            "the topic is no ARN of SNS",
+            "the topic is not an ARN of SNS",
             observed=topic,
             expected="arn:aws:sns:REGION:ACCOUNT:NAME",
             next_step="give --topic as the AWS open-data registry has it",

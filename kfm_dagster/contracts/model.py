@@ -78,7 +78,7 @@ class Notifications(Strict):
         ["2.0", "2.1", "2.2", "2.3", "2.4"], description="Accepted eventVersions of S3, or L2Versions of NEXRAD chunks."
     )
     object_removed: Literal["ignore", "reject"] = Field(
-        "ignore", description="What an ObjectRemoved event does: acknowledged without a unit, or rejected."
+        "ignore", description="Treatment of ObjectRemoved events: acknowledged without a unit, or rejected."
     )
     priority: Priority = Priority.NORMAL
 
@@ -136,7 +136,7 @@ class ImpliedGroup(Strict):
     """A group that is not in the keys, because another group implies its value."""
 
     by: str = Field(description="The group of the pattern.")
-    values: dict[str, list[str]] = Field(description="Each value with those of the other group that imply it.")
+    values: dict[str, list[str]] = Field(description="Each value with the values of the other group that imply it.")
     otherwise: str
 
     def of(self, value: str) -> str:
@@ -186,8 +186,8 @@ class Sidecar(Strict):
         3600,
         ge=0,
         le=31 * 86_400,
-        description="So long before its object it may have been written, by the store's Last-Modified of both. One "
-        "that is older may be of an earlier revision of the object: sidecar_outdated.",
+        description="Maximum seconds from its writing to the object's, by the store's Last-Modified of both. An "
+        "older sidecar may be of an earlier revision of the object: sidecar_outdated.",
     )
 
 
@@ -197,12 +197,12 @@ class ScheduledListing(Strict):
     They list today, or the first day of the month or year in the keys.
     """
 
-    every_seconds: int = Field(ge=300, le=31 * 86_400, description="One listing at most begins within each interval.")
+    every_seconds: int = Field(ge=300, le=31 * 86_400, description="At most one listing begins within each interval.")
     days_back: int = Field(
         0,
         ge=0,
         le=366,
-        description="So many days before today are listed, too: in January last year's objects are still written.",
+        description="Days before today to list as well: in January last year's objects are still written.",
     )
 
 
@@ -213,10 +213,10 @@ class Storage(Strict):
     buckets: list[Bucket] = Field(min_length=1)
     region: str = "us-east-1"
     first_day: date = Field(
-        description="UTC day that no object is earlier than: where the archive, or what it is of, begins. A unit of an "
+        description="UTC day of the earliest object: the first day of the archive, or of its subject. A unit of an "
         "earlier day is rejected, and a backfill leaves earlier days out."
     )
-    prefixes: list[str] = Field(min_length=1, description="Keys that start so belong to this dataset (routing).")
+    prefixes: list[str] = Field(min_length=1, description="Beginnings of the keys of this dataset (routing).")
     key_grammar: KeyGrammar
     ignore: list[Regex] = Field([], description="Keys of the same buckets that are known and not ingested.")
     sidecars: list[Sidecar] = Field([])
@@ -227,14 +227,14 @@ class Storage(Strict):
     )
     listing: list[str] = Field(
         min_length=1,
-        description="strftime templates of the prefixes that hold one UTC day, the same in every bucket; `{name}` "
-        "stands for each value of that set in listing_sets.",
+        description="strftime templates of the prefixes that hold a UTC day, the same in every bucket; `{name}` "
+        "takes each value of that set in listing_sets.",
     )
     listing_sets: dict[SetName, Annotated[list[SetValue], Field(min_length=1)]] = Field(
         {},
         json_schema_extra={"additionalProperties": False},
-        description="What a backfill looks for where no prefix holds a day whole. A template with several sets is "
-        "listed for each combination of their values. What is announced is ingested, whether it is here or not.",
+        description="Values for `listing` if no prefix holds a whole day. A template with several sets is listed for "
+        "each combination of their values. Announced objects are ingested whether listed here or not.",
     )
     scheduled_listing: ScheduledListing | None = Field(
         None, description="Default: only a backfill lists; then notifications.topics must announce the objects."
@@ -252,7 +252,7 @@ class Storage(Strict):
         if stray := [template for template in self.listing if re.search(r"[{}]", _SET.sub("", template))]:
             raise ValueError(f"listing {stray} have a brace that belongs to no set's name")
         if starred := [template for template in self.listing if "*" in template.replace("/*/", "//")]:
-            raise ValueError(f"listing {starred} have a * that is no whole folder")
+            raise ValueError(f"listing {starred} have a * that is not a whole folder")
         return self
 
     @model_validator(mode="after")
@@ -299,7 +299,7 @@ class IntegrityRules(Strict):
     content_types: list[str] = Field([])
     magic: list[Magic] = Field([], description="One of these must match.")
     peers: Peers | None = Field(
-        None, description="Sizes are compared with those of recent objects of the same product. Default: with none."
+        None, description="Comparison of sizes with recent objects of the same product. Default: none."
     )
     severities: dict[IntegrityIssue, Severity] = Field({}, description="Default: failed; size_unlike_peers is suspect.")
 
@@ -308,15 +308,17 @@ class MetadataRules(Strict):
     """Rules of metadata-extract."""
 
     reader: str
-    required: list[str] = Field([], description="STAC properties that must be there, else incomplete_product_metadata.")
+    required: list[str] = Field([], description="Required STAC properties; else incomplete_product_metadata.")
     key_values: KeyValues = Field(
         {},
-        description="What the object must say where its key says it, too, else key_mismatch: by field (`native.` "
+        description="Values that object and key must share, else key_mismatch: by field (`native.` "
         "before a reader's own values, `layers.` for each layer), group of the key, and pattern of the group's text.",
     )
     coordinate_decimals: int = Field(6, ge=3, le=9)
-    citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 wants 90 %.")
-    units: list[Quantity] = Field([], description="Unit of every extracted number; the first that covers one counts.")
+    citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 requires 90 %.")
+    units: list[Quantity] = Field(
+        [], description="Units of the extracted numbers; the first that covers a number applies."
+    )
     severities: dict[MetadataIssue, Severity] = Field(
         {}, description="Default: failed; completeness_unchecked, out_of_table and sidecar_outdated are suspect."
     )
@@ -334,7 +336,7 @@ class AssetDefinition(Strict):
     """The data object (or a sidecar) as a STAC asset."""
 
     title: str
-    media_type: str = Field(description="Of the object; that of one whose key ends in .gz is application/gzip.")
+    media_type: str = Field(description="Of the object; a key that ends in .gz gives application/gzip.")
     roles: list[str]
     open_kwargs: dict[str, Any] = Field({}, description="Arguments of xarray.open_dataset (xarray-assets extension).")
 
@@ -344,11 +346,12 @@ class StacRules(Strict):
 
     collection: DatasetId
     collection_of: DatasetId | None = Field(
-        None, description="Dataset whose Collection it is, where this one only adds to its Items. Default: this one's."
+        None,
+        description="Owner of the Collection, if this dataset only adds Items to it. Default: this dataset.",
     )
     item_id: str = Field(description="Template over the groups of the key grammar; must not depend on the version.")
     precedence: str | None = Field(
-        None, description="Group that orders re-issues of one Item: a lower value never overwrites a higher one."
+        None, description="Group that orders re-issues of an Item: a lower value never overwrites a higher value."
     )
     extensions: list[str] = Field([])
     keywords: list[str] = Field([])
@@ -418,7 +421,7 @@ class Retry(Strict):
             raise ValueError("permanent.max_attempts is greater than max_attempts")
         known = {*IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue}
         if unknown := sorted(set(self.permanent.codes) - known):
-            raise ValueError(f"permanent.codes {unknown} are no issue codes")
+            raise ValueError(f"permanent.codes {unknown} are not issue codes")
         return self
 
     def attempts_for(self, error_code: str) -> int:
@@ -453,8 +456,8 @@ class DatasetContract(Strict):
     coverage: Coverage | None = Field(None, description="Default: nothing is expected.")
     virtual: list[VirtualStore] = Field(
         [],
-        description="Which Items go together in virtual Zarr stores (docs/virtual-zarr.md); the first that matches an "
-        "Item's key counts. Default: none.",
+        description="Virtual Zarr stores (docs/virtual-zarr.md); an Item belongs to the first store that matches its "
+        "key. Default: none.",
     )
 
     @property
@@ -476,8 +479,8 @@ class DatasetContract(Strict):
     def _objects_are_found(self) -> DatasetContract:
         if not self.notifications.topics and self.storage.scheduled_listing is None:
             raise ValueError(
-                "nothing finds the objects: name notifications.topics that announce them, or say in "
-                "storage.scheduled_listing how often the buckets are listed"
+                "no object can be discovered: name notifications.topics that announce them, or give "
+                "storage.scheduled_listing"
             )
         return self
 
@@ -512,7 +515,7 @@ class DatasetContract(Strict):
         groups = {name for product in products for name in product.groups}
         if unknown := groups - set(self.ledger.extension_fields):
             raise ValueError(
-                f"coverage tells products by {sorted(unknown)}, which ledger.extension_fields does not keep"
+                f"coverage distinguishes products by {sorted(unknown)}, which ledger.extension_fields lacks"
             )
         return self
 

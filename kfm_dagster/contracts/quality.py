@@ -59,7 +59,7 @@ class Citation(Strict):
     version: _Text = Field(description="Revision or edition of the document.")
     anchor: _Text = Field(description="Section, table or template.")
     kind: AnchorKind = Field(
-        description="What is there: P postulate, S minimal equation, M metrology process, I implementation binding."
+        description="Its kind: P postulate, S minimal equation, M metrology process, I implementation binding."
     )
 
 
@@ -71,7 +71,7 @@ class Quantity(Strict):
     dimension: str | None = Field(
         None,
         pattern=r"^(1|\[[a-z]+\]( ?[*/] ?\[[a-z]+\]| ?\*\* ?-?\d)*)$",
-        description='E.g. "[length]", "[length] / [time]", "1" for none. STAC says it for its own fields.',
+        description='E.g. "[length]", "[length] / [time]", "1" for none. STAC defines it for its own fields.',
     )
     minimum: float | None = Field(None, description="Smallest possible value, in the unit.")
     maximum: float | None = Field(None, description="Largest possible value, in the unit.")
@@ -95,12 +95,12 @@ class ExpectedProduct(Strict):
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field({}, description="Extension fields of the ledger with the value that counts.")
     per_hour: PositiveInt = Field(
-        description="Objects that begin within one UTC hour; where their number varies, the least that is usual."
+        description="Objects that begin within a UTC hour; if their number varies, the usual minimum."
     )
     every_seconds: PositiveInt | None = Field(
         None,
-        description="Seconds between one scan, frame or run and the next: after two of them without an announcement "
-        "the product is silent. Default: the longest time between two of `hours`, else an hour by per_hour.",
+        description="Seconds from a scan, frame or run to the next: after twice as long without an announcement the "
+        "product is silent. Default: the longest time between two of `hours`, else an hour by per_hour.",
     )
     hours: list[Annotated[int, Field(ge=0, le=23)]] = Field([], description="UTC hours that have it. Default: all.")
     since: date | None = Field(None, description="First day that has it. Default: always.")
@@ -136,7 +136,7 @@ class Coverage(Strict):
     """Content of a complete partition."""
 
     settles_after_seconds: int = Field(
-        ge=0, le=604_800, description="So long after its end an hour is expected to be complete."
+        ge=0, le=604_800, description="Seconds from an hour's end until it is expected to be complete."
     )
     products: list[ExpectedProduct] = Field(min_length=1)
 
@@ -158,14 +158,14 @@ class Peers(Strict):
     """Grouping of objects into products, and how far from its peers a size is suspect."""
 
     groups: list[str] = Field(
-        description="Groups of the key grammar that tell products apart, as far as sizes go: a lead, a band, a site."
+        description="Groups of the key grammar that distinguish products of different sizes: a lead, a band, a site."
     )
     factor: float = Field(
         gt=1,
         le=1000,
         description="No size within this factor of its peers' middle half is suspect; peers that vary allow more.",
     )
-    minimum: int = Field(8, ge=4, le=PEERS_KEPT, description="Of fewer peers nothing is said.")
+    minimum: int = Field(8, ge=4, le=PEERS_KEPT, description="Least number of peers for a comparison.")
 
 
 class PeerSizes(NamedTuple):
@@ -218,7 +218,7 @@ def _compilable(by_text: dict[str, Expected]) -> dict[str, Expected]:
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         numbers = {int(number) for number in re.findall(r"\\(\d)", str(expected))}
         if max(numbers, default=0) > groups:
             raise ValueError(f"{expected!r} names a group that the pattern {pattern!r} does not have")
@@ -250,7 +250,7 @@ def contradictions(
             for value in values_of(field):
                 if not any(_agrees(value, candidate) for candidate in expected):
                     choices = " or ".join(map(str, expected))
-                    yield f"{field} is {value}, the key has {group} {match[0]}, which asks for {choices}"
+                    yield f"{field} is {value}, the key has {group} {match[0]}, which requires {choices}"
 
 
 def _agrees(value: object, expected: Scalar | ValueRange) -> bool:

@@ -49,12 +49,12 @@ class Masking(Strict):
 
     method: Literal["h3", "donut"]
     resolution: int | None = Field(None, ge=0, le=8, description="Of h3; edges of 1108 km (0) to 0.5 km (8).")
-    minimum_m: float | None = Field(None, gt=0, description="Of donut: nearer than this nothing is shown.")
-    maximum_m: float | None = Field(None, le=WIDEST_RADIUS_M, description="Of donut: nor further away.")
-    properties: list[str] = Field([], description="STAC properties that do not tell where it was.")
+    minimum_m: float | None = Field(None, gt=0, description="Of donut: minimum displacement.")
+    maximum_m: float | None = Field(None, le=WIDEST_RADIUS_M, description="Of donut: maximum displacement.")
+    properties: list[str] = Field([], description="STAC properties that do not reveal the location.")
     requested_by: _Name = Field(description="The steward who decided it.")
     reason: str = Field(min_length=1, max_length=1000, pattern=r"\S")
-    change_ref: _Name = Field(description="The change under which it was decided.")
+    change_ref: _Name = Field(description="The change that approved it.")
 
     @property
     def parameters(self) -> dict[str, float]:
@@ -71,7 +71,7 @@ class Masking(Strict):
     def _has_its_own_level(self) -> Masking:
         needed = {"h3": {"resolution"}, "donut": {"minimum_m", "maximum_m"}}[self.method]
         if self.parameters.keys() != needed:
-            raise ValueError(f"method {self.method} has {' and '.join(sorted(needed))}, and nothing else of a level")
+            raise ValueError(f"method {self.method} has {' and '.join(sorted(needed))}, and no other level")
         if self.minimum_m and self.maximum_m and self.minimum_m + NARROWEST_RING_M > self.maximum_m:
             raise ValueError(f"minimum_m + {NARROWEST_RING_M:g} is at most maximum_m")
         return self
@@ -91,7 +91,7 @@ class Governance(Strict):
     indigenous_data_flag: bool = False
     access: Literal["open", "restricted", "closed"] = Field(
         "open",
-        description="Of the objects: anyone, those who are granted it, or nobody (then nothing is catalogued). EU "
+        description="Access to the objects: for everyone, by grant, or for none (then nothing is catalogued). EU "
         "access-right vocabulary: PUBLIC, RESTRICTED, NON_PUBLIC.",
     )
     consent: Consent | None = None
@@ -107,5 +107,5 @@ class Governance(Strict):
         if self.sensitivity == "sensitive" and self.masking is None and self.access != "closed":
             raise ValueError("sensitivity sensitive needs masking, or access closed")
         if self.masking is not None and self.sensitivity == "none":
-            raise ValueError("masking needs a sensitivity: nothing says yet that locations are to be protected")
+            raise ValueError("masking needs a sensitivity: restricted or sensitive")
         return self

@@ -28,7 +28,7 @@ class VirtualStore(Strict):
     name: str = Field(
         pattern=r"^([A-Za-z0-9_.-]|\{\w+\})+$",
         max_length=200,
-        description="Template over the groups of the key grammar: Items of one name go together.",
+        description="Template over the groups of the key grammar: Items with the same name share a store.",
     )
     along: str = Field(
         pattern=r"^[A-Za-z]\w*$",
@@ -37,11 +37,11 @@ class VirtualStore(Strict):
     )
     fields: list[Regex] = Field(
         [],
-        description="Of GRIB2, which fields: regular expressions of variable and level of the index as a whole, "
+        description="Fields of GRIB2 objects: regular expressions of variable and level of the index as a whole, "
         "such as `TMP 2 m above ground`. Each field takes a request.",
     )
     hours: Literal[1, 2, 3, 4, 6, 8, 12, 24] = Field(
-        24, description="Hours of a day that are one store: fewer where a day has more chunks than a client may load."
+        24, description="Hours of a day in each store: fewer if a day has more chunks than a client may load."
     )
 
     @property

@@ -196,7 +196,7 @@ class Feed:
         """
         if not folder.is_dir():
             raise ConfigurationError(
-                "the folder of objects is no folder",
+                "the path of the objects is not a folder",
                 observed=folder,
                 expected="a folder with files at <bucket>/<key>",
                 next_step="name a folder that exists",
@@ -241,7 +241,7 @@ class Feed:
         """Return a data key's day. Raises InvalidKeyTimeError for an impossible day."""
         match = self._registry.grammars[contract.id].match(key)
         if match is None:  # the route is DATA by the same pattern
-            raise InvalidKeyTimeError(f"{key} is no data key of {contract.id}")
+            raise InvalidKeyTimeError(f"{key} is not a data key of {contract.id}")
         return match.start.date()
 
     def _why_skipped(self, bucket: str, key: str, route: Route) -> str | None:
@@ -252,7 +252,7 @@ class Feed:
         if route.contract is None or route.kind is KeyKind.FOREIGN:
             return f"its key matches no contract of bucket {bucket}"
         if route.kind is KeyKind.IGNORED:
-            return f"the contract {route.contract.id} names it as one that it does not ingest"
+            return f"the contract {route.contract.id} excludes the key from ingest"
         return self._why_no_day(route.contract, key) if route.kind is KeyKind.DATA else None
 
     def _why_no_day(self, contract: DatasetContract, key: str) -> str | None:
@@ -323,7 +323,7 @@ def chunk_notification(event: ObjectEvent) -> str:
     """
     match = _CHUNK_KEY.fullmatch(event.key)
     if match is None:
-        raise ConfigurationError("this is no key of a NEXRAD chunk", observed=event.key, expected=_CHUNK_KEY.pattern)
+        raise ConfigurationError("the key is not of a NEXRAD chunk", observed=event.key, expected=_CHUNK_KEY.pattern)
     fields = match.groupdict()
     message = {
         "S3Bucket": event.bucket,

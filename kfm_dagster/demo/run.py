@@ -76,7 +76,7 @@ def run_demo(
     """
     if objects is not None and not objects.is_dir():
         raise ConfigurationError(
-            "--objects is no folder", observed=str(objects), expected="DIR/<bucket>/<key>", next_step="give a folder"
+            "--objects is not a folder", observed=str(objects), expected="DIR/<bucket>/<key>", next_step="give a folder"
         )
     started = utc_now()
     settings = demo_settings(home)

@@ -88,7 +88,7 @@ class Decision:
                     f"the {name} is missing or too long",
                     observed=f"{len(value)} characters",
                     expected=f"1 to {longest}",
-                    next_step="say who decides, why, and under which change (--actor, --reason, --change-ref)",
+                    next_step="give the actor, the reason and the change (--actor, --reason, --change-ref)",
                 )
 
     @property
@@ -102,7 +102,7 @@ class Decision:
             raise UnattributedDecisionError(
                 "the decision needs a change reference",
                 observed="none",
-                expected="the change or incident under which it was approved",
+                expected="the change or incident that approves it",
                 next_step="give --change-ref",
             )
 
@@ -145,7 +145,7 @@ class GovernanceEntry:
         if self.record_version is not None:
             change = f"{self.from_status} > {self.to_status} (version {self.record_version})"
         elif self.action == GovernanceAction.KILL_SWITCH_ON:
-            change = f"until {self.details.get('expires_at') or 'it is taken back'}"
+            change = f"until {self.details.get('expires_at') or 'it is released'}"
         object.__setattr__(self, "change", change)
 
 

@@ -130,7 +130,7 @@ class OverrideReview:
                 "a proposal waits for another person than its proposer",
                 observed=f"proposal {proposal_id} by {proposal.decision.actor}, approved by {decision.actor}",
                 expected="two actors",
-                next_step=f"have somebody else approve it, or kfm governance withdraw {proposal_id}",
+                next_step=f"let another person approve it, or kfm governance withdraw {proposal_id}",
             )
         if self._clock() >= proposal.expires_at:
             raise RefusedError(
@@ -163,13 +163,13 @@ class OverrideReview:
         row = tx.run("governance.proposals", proposal_id=proposal_id).one_or_none()
         if row is None:
             raise RefusedError(
-                "there is no such proposal", observed=proposal_id, next_step="kfm governance pending lists what waits"
+                "unknown proposal", observed=proposal_id, next_step="kfm governance pending lists the open proposals"
             )
         if row.decision is not None:
             raise RefusedError(
                 "the proposal was decided on",
                 observed=f"{row.decision} by {row.decided_by} at {rfc3339(row.decided_at)}",
-                expected="one that waits",
+                expected="an open proposal",
                 next_step="propose it again where it is still needed",
             )
         return _proposal(row)
@@ -179,8 +179,8 @@ class OverrideReview:
         self._log.record(action, decision, details=details, proposal_id=proposal.proposal_id, tx=tx)
 
 
-def _same(one: str, other: str) -> bool:
-    return one.strip().casefold() == other.strip().casefold()
+def _same(actor: str, other: str) -> bool:
+    return actor.strip().casefold() == other.strip().casefold()
 
 
 def _proposal(row: Any) -> Proposal:

@@ -86,7 +86,9 @@ class KillSwitches:
             ).one_or_none()
             if released is None:
                 raise RefusedError(
-                    "the kill switch is not on", observed=dataset, next_step="kfm kill-switch list shows what is"
+                    "the kill switch is not on",
+                    observed=dataset,
+                    next_step="see kfm kill-switch list",
                 )
             self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=tx)
 

@@ -240,7 +240,7 @@ def _made_after_storing(header: HeaderMetadata, stored: datetime | None) -> list
     created = header.properties.get("processing:datetime")
     if created is None or stored is None or datetime.fromisoformat(created) <= stored + CLOCK_TOLERANCE:
         return []
-    text = f"made at {created}, by what the object says, and stored at {rfc3339(stored)}"
+    text = f"made at {created} by its own statement, and stored at {rfc3339(stored)}"
     return [(MetadataIssue.TIME_MISMATCH, f"{text}; expected at most {CLOCK_TOLERANCE.seconds} s between the clocks")]
 
 
@@ -291,7 +291,7 @@ def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
     kind = same.geometry.get("type")
     depth = _DEPTHS.get(kind) if isinstance(kind, str) else None
     if depth is None:
-        raise _invalid(f"type {str(kind)[:40]!r} is none of {', '.join(_DEPTHS)}")
+        raise _invalid(f"type {str(kind)[:40]!r} is not one of {', '.join(_DEPTHS)}")
     try:
         coordinates = _nested(same.geometry["coordinates"], depth, decimals)
     except (KeyError, OverflowError, TypeError, ValueError):

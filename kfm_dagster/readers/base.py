@@ -156,7 +156,7 @@ def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:
         rules = contract.metadata_extract
         if rules.reader not in READERS:
             raise ContractError(
-                f"contract {contract.id} names a reader that there is not",
+                f"contract {contract.id} names an unknown reader",
                 observed=rules.reader,
                 expected="one of " + ", ".join(READERS),
                 next_step="correct metadata_extract.reader",

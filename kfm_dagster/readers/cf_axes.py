@@ -163,14 +163,14 @@ def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
     return first, last
 
 
-def _epoch(found: re.Match[str]) -> datetime:
+def _epoch(units: re.Match[str]) -> datetime:
     year, month, day, hour, minute, second, zone, zone_minute = (
-        int(found[part] or 0) for part in ("year", "month", "day", "hour", "minute", "second", "zone", "zone_minute")
+        int(units[part] or 0) for part in ("year", "month", "day", "hour", "minute", "second", "zone", "zone_minute")
     )
-    west = (found["zone"] or "").startswith("-")
+    west = (units["zone"] or "").startswith("-")
     offset = timedelta(hours=zone, minutes=-zone_minute if west else zone_minute)
     moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone(offset))
-    return (moment + timedelta(seconds=float(found["fraction"] or 0))).astimezone(UTC)
+    return (moment + timedelta(seconds=float(units["fraction"] or 0))).astimezone(UTC)
 
 
 def _values(axis: Variable) -> dict[int, float]:

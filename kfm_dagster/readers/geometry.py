@@ -43,7 +43,7 @@ def polygon_from_ring(ring: list[tuple[float, float]]) -> Mapping[str, Any]:
     """
     polygon = Polygon([(round(longitude, _DECIMALS), round(latitude, _DECIMALS)) for longitude, latitude in ring])
     if not polygon.is_valid or polygon.area <= 0:
-        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"the outline of {len(ring)} points is no valid polygon")
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"the outline of {len(ring)} points is not a valid polygon")
     west, _, east, _ = polygon.bounds
     parts = [polygon]
     if west < -180 or east > 180:

@@ -62,7 +62,7 @@ def _header(root: Hdf5Group) -> dict[str, Any]:
     native: dict[str, Any] = {}
     extent, projection = _required(root, "geospatial_lat_lon_extent"), root.dataset(GRID)
     if projection is None and root.dataset(LAT_LON) is None:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {GRID}, nor {LAT_LON}")
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"neither variable {GRID} nor {LAT_LON} exists")
     if projection is not None:
         native["dims"] = {}
         for name in ("x", "y"):

@@ -201,7 +201,7 @@ def _check_times(native: Mapping[str, Any], start: datetime, end: datetime) -> N
     for name, seconds, moment in zip(("start", "end"), native.get(_TIMES, ()), (start, end), strict=False):
         # Compares seconds, as the number may be NaN.
         if not abs(seconds - (moment - _J2000).total_seconds()) <= goes_granule.TIME_TOLERANCE / timedelta(seconds=1):
-            message = f"{_TIMES} says {seconds} s since {_J2000.isoformat()}, time_coverage_{name} {moment.isoformat()}"
+            message = f"{_TIMES} is {seconds} s since {_J2000.isoformat()}, time_coverage_{name} {moment.isoformat()}"
             raise ReadError(MetadataIssue.TIME_MISMATCH, message)
 
 

@@ -91,13 +91,13 @@ def check_key(request: ReadRequest, attributes: Mapping[str, str], start: dateti
     platform = attributes.get("platform_ID")
     if platform != f"G{groups['satellite']}":
         raise ReadError(
-            MetadataIssue.PLATFORM_MISMATCH, f"platform_ID is {platform}, the key says G{groups['satellite']}"
+            MetadataIssue.PLATFORM_MISMATCH, f"platform_ID is {platform}, the key has G{groups['satellite']}"
         )
     for name, moment in (("start", start), ("end", end)):
         if abs(moment - _stamp(groups[name])) > TIME_TOLERANCE:
             raise ReadError(
                 MetadataIssue.TIME_MISMATCH,
-                f"time_coverage_{name} is {moment.isoformat()}, the key says {groups[name]}",
+                f"time_coverage_{name} is {moment.isoformat()}, the key has {groups[name]}",
             )
     # Without the creation stamp: a copy with the name of a re-issue is still the same granule.
     name = request.key.rpartition("/")[2].rpartition("_c")[0]
@@ -107,7 +107,7 @@ def check_key(request: ReadRequest, attributes: Mapping[str, str], start: dateti
 def expect(what: str, observed: object, expected: object) -> None:
     """Raise ReadError(INCOMPLETE_PRODUCT_METADATA) when file and key differ."""
     if observed != expected:
-        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"{what} is {observed}, the key says {expected}")
+        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, f"{what} is {observed}, the key has {expected}")
 
 
 def _stamp(text: str) -> datetime:

@@ -182,7 +182,7 @@ def _lead(groups: Mapping[str, str]) -> timedelta | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 4):
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"lead {text!r} of the key is no number of hours")
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"lead {text!r} of the key is not a number of hours")
     return timedelta(hours=int(text))
 
 

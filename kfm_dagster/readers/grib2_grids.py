@@ -154,7 +154,7 @@ def _angle(value: int, basic: int = 1, divisions: int = _MICRODEGREES) -> float:
 
 def _point(latitude: float, longitude: float) -> tuple[float, float]:
     if not (abs(latitude) <= 90 and abs(longitude) <= 360):
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{latitude}, {longitude} is no latitude and longitude")
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{latitude}, {longitude} is not a latitude and longitude")
     return latitude, longitude
 
 

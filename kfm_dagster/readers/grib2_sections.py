@@ -184,7 +184,7 @@ def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
         check_end(window, end)
         following = find_message(window, end)
     if window.size - end > STRAY_BYTES:
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the one that ends at byte {end}")
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"no GRIB message follows the message that ends at byte {end}")
 
 
 def _read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:

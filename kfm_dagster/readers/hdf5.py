@@ -84,7 +84,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
         code = MetadataIssue.TRUNCATED_OBJECT if _SIGNATURE.startswith(head) else MetadataIssue.UNREADABLE_FORMAT
         raise ReadError(code, f"no HDF5 signature in the first {len(head)} bytes")
     if len(head) < _SUPERBLOCK_BYTES:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(head)} bytes are no whole HDF5 superblock")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(head)} bytes are less than an HDF5 superblock")
     version = head[8]
     # Offsets of: size of offsets, size of lengths, base address, end-of-file address, address of the root's header.
     layouts = {0: (13, 14, 24, 40, 64), 1: (13, 14, 28, 44, 68), 2: (9, 10, 12, 28, 36), 3: (9, 10, 12, 28, 36)}
@@ -93,7 +93,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     offset_size, length_size, base, end, root = layouts[version]
     # NetCDF-4 writes 8-byte offsets and lengths and no user block.
     if head[offset_size] != 8 or head[length_size] != 8 or any(head[base : base + 8]):
-        raise unreadable("the superblock is not one that NetCDF-4 writes")
+        raise unreadable("NetCDF-4 writes no such superblock")
     stated = int.from_bytes(head[end : end + 8], "little")
     if version >= _CHECKED_VERSION:
         verified(head[:_CHECKED_BYTES], "the superblock")
@@ -109,7 +109,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
         sound = sound and head[base + 8 : base + 16] == _NOWHERE == head[end + 8 : end + 16]
         sound = sound and int.from_bytes(head[root + 8 : root + 12], "little") <= 1
     if not sound:
-        raise unreadable("the superblock is not one that NetCDF-4 writes")
+        raise unreadable("NetCDF-4 writes no such superblock")
     if stated != blocks.size:
         code = MetadataIssue.TRUNCATED_OBJECT if stated > blocks.size else MetadataIssue.UNREADABLE_FORMAT
         raise ReadError(code, f"{blocks.size} bytes, the superblock states {stated}")
@@ -140,7 +140,7 @@ class Hdf5Object:
         if count == 0:
             return ""
         if datatype.struct_code is not None or count != 1:
-            raise unreadable(f"attribute {name} is no single text")
+            raise unreadable(f"attribute {name} is not a single text")
         length = _text_bytes(datatype, attribute)
         if length > MAX_TEXT_BYTES:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"attribute {name} has {length} bytes")
@@ -153,7 +153,7 @@ class Hdf5Object:
             return None
         value = self._value(attribute)
         if not isinstance(value, int | float):
-            raise unreadable(f"attribute {name} is no single number")
+            raise unreadable(f"attribute {name} is not a single number")
         return float(value)
 
     def attributes(self) -> dict[str, AttributeValue]:
@@ -182,34 +182,34 @@ class Hdf5Object:
             bodies = self._messages.get(messages.ATTRIBUTE, ())
             self._compact_attributes = {messages.attribute_name(body): messages.attribute(body) for body in bodies}
             if len(self._compact_attributes) < len(bodies):
-                raise unreadable("an object with two attributes of one name")
+                raise unreadable("an object with two attributes of the same name")
         return self._compact_attributes
 
-    def _value(self, found: messages.Attribute) -> AttributeValue | None:
-        datatype = messages.known_datatype(found.datatype)
-        count = messages.element_count(found.dataspace)
+    def _value(self, attribute: messages.Attribute) -> AttributeValue | None:
+        datatype = messages.known_datatype(attribute.datatype)
+        count = messages.element_count(attribute.dataspace)
         if datatype is None:
             return None
         if datatype.struct_code is None:
             if count == 0:
                 return ""
-            if count > 1 or _text_bytes(datatype, found) > MAX_TEXT_BYTES:
+            if count > 1 or _text_bytes(datatype, attribute) > MAX_TEXT_BYTES:
                 return None
-            return self._text(datatype, found).decode("utf-8", errors="replace")
+            return self._text(datatype, attribute).decode("utf-8", errors="replace")
         if not 0 < count <= MAX_NUMBERS:
             return None
         order, code = datatype.struct_code[0], datatype.struct_code[1]
-        numbers = list(struct.unpack_from(f"{order}{count}{code}", found.data))
+        numbers = list(struct.unpack_from(f"{order}{count}{code}", attribute.data))
         return numbers[0] if count == 1 else numbers
 
-    def _text(self, datatype: Datatype, found: messages.Attribute) -> bytes:
+    def _text(self, datatype: Datatype, attribute: messages.Attribute) -> bytes:
         """Return the bytes of a single text without its padding, from the attribute or the heap."""
         if datatype.in_heap:
-            length, address, index = _IN_HEAP.unpack_from(found.data)
+            length, address, index = _IN_HEAP.unpack_from(attribute.data)
             # An empty text has no place in a heap.
             data = self._heap.read(address, index, length) if length else b""
         else:
-            data = found.data[: datatype.size]
+            data = attribute.data[: datatype.size]
         text = data.rstrip(_PADDING[datatype.pad])
         if b"\0" in text:
             raise unreadable(f"a text with a NUL in it: {text[:80]!r}")
@@ -240,11 +240,11 @@ class Hdf5Group(Hdf5Object):
         kinds = self._messages.keys() & {messages.SYMBOL_TABLE, messages.LINK_INFO}
         self._dense_links = self._dense(messages.LINK_INFO, lambda body: messages.hard_link(body)[0], optional_bytes=8)
         if len(kinds) != 1 or (self._dense_links is not None and messages.LINK in self._messages):
-            raise unreadable(f"the root is no group, or has {len(kinds)} kinds of indexes")
+            raise unreadable(f"the root is not a group, or has {len(kinds)} kinds of indexes")
         links = self._messages.get(messages.LINK, ())
         self._members = dict(messages.hard_link(body) for body in links)
         if len(self._members) < len(links):
-            raise unreadable("a group with two members of one name")
+            raise unreadable("a group with two members of the same name")
         for body in self._messages.get(messages.SYMBOL_TABLE, ()):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
 
@@ -259,7 +259,7 @@ class Hdf5Group(Hdf5Object):
             return None
         dataset = Hdf5Dataset(self._file, address, self._heap, name=name)
         if not dataset.has_values:
-            raise unreadable(f"{name} is no variable")
+            raise unreadable(f"{name} is not a variable")
         return dataset
 
     def datasets(self) -> dict[str, Hdf5Dataset]:
@@ -353,5 +353,5 @@ class Hdf5Dataset(Hdf5Object):
         return bodies[0]
 
 
-def _text_bytes(datatype: Datatype, found: messages.Attribute) -> int:
-    return int(_IN_HEAP.unpack_from(found.data)[0]) if datatype.in_heap else datatype.size
+def _text_bytes(datatype: Datatype, attribute: messages.Attribute) -> int:
+    return int(_IN_HEAP.unpack_from(attribute.data)[0]) if datatype.in_heap else datatype.size

@@ -148,7 +148,7 @@ class StoredValues:
             start = chunk.place[0] * self._chunk_bytes if chunk.place else 0
             end = min(start + self._chunk_bytes, len(values))
             if len(data) < end - start:
-                raise unreadable(f"a chunk of variable {self.name} is no whole one of {self._chunk_bytes} bytes")
+                raise unreadable(f"a chunk of variable {self.name} does not have its {self._chunk_bytes} bytes")
             values[start:end] = data[: end - start]
         return bytes(values)
 
@@ -170,12 +170,12 @@ def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, n
         if identifier == FLETCHER32:
             data, checksum = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
             if fletcher32(data) != int.from_bytes(checksum, "little"):
-                raise unreadable(f"the checksum of a chunk of variable {name} is another one")
+                raise unreadable(f"the checksum of a chunk of variable {name} does not match")
         elif identifier == DEFLATE:
             inflate = zlib.decompressobj()
             data = inflate.decompress(data, length + CHECKSUM_BYTES)
             if not inflate.eof:
-                raise unreadable(f"a chunk of variable {name} is no whole one of {length} bytes")
+                raise unreadable(f"a chunk of variable {name} does not inflate to its {length} bytes")
         elif identifier == SHUFFLE:
             count = len(data) // size
             data = b"".join(bytes(data[at::count][:size]) for at in range(count))

@@ -135,7 +135,7 @@ def _compound(body: bytes, at: int, depth: int) -> int:
         end = offset + element_size(body[place:])
         place = _datatype(body, place, depth - 1)
     if len(names) < count:
-        raise unreadable("members of a compound type with one name")
+        raise unreadable("two members of a compound type with the same name")
     return place
 
 
@@ -200,7 +200,7 @@ def verified(data: bytes, what: str) -> bytes:
     """Return a structure without its checksum, 4 bytes. Raises ReadError(UNREADABLE_FORMAT)."""
     body = data[:-CHECKSUM_BYTES]
     if lookup3(body) != int.from_bytes(data[-CHECKSUM_BYTES:], "little"):
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: the checksum of {what} is another one")
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"HDF5: the checksum of {what} does not match")
     return body
 
 

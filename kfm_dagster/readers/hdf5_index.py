@@ -146,7 +146,7 @@ def dense_storage(file: FileBytes, heap_at: int, tree_at: int, name_of: Callable
         message = heap.message(heap_id)
         name = name_of(message)
         if name_hash(name) != hash_ or name in messages:
-            raise unreadable(f"the name {name[:80]!r} is there twice, or has another hash than its index says")
+            raise unreadable(f"the name {name[:80]!r} occurs twice, or its hash differs from its index")
         messages[name] = message
     return messages
 
@@ -177,7 +177,7 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
         latest = number
         yield number, heap_id
     if total:
-        raise unreadable(f"an index of names has {-total} entries more than it says")
+        raise unreadable(f"an index of names has {-total} entries more than it states")
 
 
 def _tree_2_records(
@@ -334,7 +334,7 @@ class _FractalHeap:
             # The checksum covers the whole block, with zeros in its own place.
             whole = block[:at] + bytes(CHECKSUM_BYTES) + block[at + CHECKSUM_BYTES :]
             if self._checked and lookup3(whole) != int.from_bytes(block[at : at + CHECKSUM_BYTES], "little"):
-                raise unreadable(f"the checksum of the fractal heap's block at address {address:#x} is another one")
+                raise unreadable(f"the checksum of the fractal heap's block at address {address:#x} does not match")
         return block
 
     def _of_this_heap(self, block: bytes, signature: bytes, offset: int) -> bytes:

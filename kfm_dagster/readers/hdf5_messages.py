@@ -111,7 +111,7 @@ def read_messages(file: FileBytes, address: int) -> Messages:
                 messages.setdefault(kind, []).append(body)
     # Version 1 states the number of messages.
     if version == 1 and count > _PREFIX_1.unpack(start)[1]:
-        raise unreadable(f"an object header of {count} messages, more than it says")
+        raise unreadable(f"an object header of {count} messages, more than it states")
     return messages
 
 

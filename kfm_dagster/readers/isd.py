@@ -143,8 +143,8 @@ class _Reports:
     def _refused(self, line: bytes) -> ReadError:
         if _CONTROL.match(line) and len(line) >= MANDATORY_BYTES:
             other, own = line[4:15].decode("ascii"), self.station.decode("ascii")
-            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {other}; the key says {own}")
-        return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{line[:60]!r} is no report's control data section")
+            return ReadError(MetadataIssue.PLATFORM_MISMATCH, f"a report is of station {other}; the key names {own}")
+        return ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{line[:60]!r} is not a report's control data section")
 
 
 def read_isd(request: ReadRequest) -> HeaderMetadata:
@@ -165,7 +165,7 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
     if not reports.first[:4] == reports.last[:4] == groups["year"].encode("ascii"):
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the reports are from {first:%Y-%m-%dT%H:%MZ} to {last:%Y-%m-%dT%H:%MZ}; the key says {groups['year']}",
+            f"the reports are from {first:%Y-%m-%dT%H:%MZ} to {last:%Y-%m-%dT%H:%MZ}; the key has {groups['year']}",
         )
     kinds = list(reports.kinds.values())
     places = [kind.position for kind in kinds if kind.position is not None]
@@ -237,7 +237,7 @@ def _moment(stamp: bytes) -> datetime:
         moment = datetime.strptime(day + ("0000" if at_midnight else hour), "%Y%m%d%H%M").replace(tzinfo=UTC)
         return moment + timedelta(days=at_midnight)
     except (ValueError, OverflowError):
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{stamp!r} is no time of a report") from None
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{stamp!r} is not the time of a report") from None
 
 
 def _properties(
@@ -289,5 +289,5 @@ def _findings(reports: _Reports) -> Iterator[tuple[MetadataIssue, str]]:
     if reports.unread:
         yield MetadataIssue.COMPLETENESS_UNCHECKED, reports.unread
     if reports.odd:
-        text = f"{reports.odd} of {reports.records} reports are not as long as they say"
+        text = f"{reports.odd} of {reports.records} reports do not have their stated length"
         yield MetadataIssue.COMPLETENESS_UNCHECKED, text

@@ -64,7 +64,7 @@ def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
     start, end = _interval(header, valid, findings)
     date = request.groups.get("date", "")
     if not rfc3339(start).translate({ord(sign): None for sign in "-:T"}).startswith(date):
-        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file begins at {rfc3339(start)}, the key says {date}")
+        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file begins at {rfc3339(start)}, the key has {date}")
     return HeaderMetadata(
         start=start,
         end=end,
@@ -95,7 +95,7 @@ def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) 
         start, end = valid
     else:
         attributes = {name: header.attributes.get(name) for name in names}
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"no axis of times is understood, and there is {attributes}")
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"no known axis of times; the file has {attributes}")
     if end < start:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the file ends at {end} before it starts at {start}")
     return start, end

@@ -138,7 +138,7 @@ def _read(source: ByteSource, *, starts: bool) -> Chunk:
     if missing > 0:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the LDM record ends {missing} bytes past the end")
     if missing < 0:
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{-missing} bytes follow the LDM record; a chunk is one")
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{-missing} bytes follow the only LDM record of the chunk")
     pattern: Pattern | None = None
     first: tuple[int, bytes] | None = None
     last: tuple[int, bytes] | None = None
@@ -169,7 +169,7 @@ def _check_times(chunk: Chunk, start: datetime) -> None:
     if abs(header - start) > TIME_TOLERANCE or not in_order or not within_volume:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the key says {start:%Y-%m-%dT%H:%M:%SZ}; the chunk says {header:%Y-%m-%dT%H:%M:%SZ} in its header and "
+            f"the key has {start:%Y-%m-%dT%H:%M:%SZ}; the chunk has {header:%Y-%m-%dT%H:%M:%SZ} in its header and "
             f"{first:%Y-%m-%dT%H:%M:%SZ} to {last:%Y-%m-%dT%H:%M:%SZ} in its radials; expected the header within "
             f"{TIME_TOLERANCE.seconds} s, the radials within {LONGEST_VOLUME.seconds} s",
         )

@@ -108,14 +108,14 @@ def _tail_start(size: int) -> int:
     return max(((size - 1) // READ_BYTES - TAIL_BLOCKS + 1) * READ_BYTES, HEADER_BYTES)
 
 
-def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
+def _of_ends(first: Radial, volume_messages: Iterable[tuple[int, bytes]]) -> VolumeEnd:
     """Return the volume's end by its first radial and its last messages.
 
     A cut is for surveillance (reflectivity and polarimetry), for Doppler (velocity and width), or for both (ICD
     2620002, table XI, waveform): a volume begins with the first kind, so that the cuts at its two ends have all
     moments if velocity is among them.
     """
-    last, moments = _survey(found)
+    last, moments = _survey(volume_messages)
     moments |= set(first.moments)
     return VolumeEnd(
         radial=last,
@@ -124,11 +124,11 @@ def _of_ends(first: Radial, found: Iterable[tuple[int, bytes]]) -> VolumeEnd:
     )
 
 
-def _survey(found: Iterable[tuple[int, bytes]]) -> tuple[Radial | None, set[str]]:
+def _survey(volume_messages: Iterable[tuple[int, bytes]]) -> tuple[Radial | None, set[str]]:
     """Return the last radial, and the moments of the radials that begin or end a cut."""
     last: tuple[int, bytes] | None = None
     moments: set[str] = set()
-    for kind, body in found:
+    for kind, body in volume_messages:
         if kind in {1, 31}:
             last = kind, body
             if radial_status(kind, body) != INTERMEDIATE:
@@ -145,7 +145,7 @@ def _ordered(moments: set[str]) -> tuple[str, ...]:
 
 def _unchecked(last: Radial | None) -> str | None:
     if last is None:
-        return "there is no radial in the last record"
+        return "the last record has no radial"
     if last.status != END_OF_VOLUME:
         return (
             f"the last radial (cut {last.cut}, status {last.status}) is not the end of a volume: the radar stopped, or "

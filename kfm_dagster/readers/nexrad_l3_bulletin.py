@@ -85,7 +85,10 @@ def read_bulletin(data: bytes) -> Bulletin:
         plain = _inflated(message)
         inner = _HEADING.match(plain[:HEADING_BYTES]) or _heading(plain, _control_block_bytes(plain))
         if inner.groups() != heading.groups():
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "the heading within the zlib frames is another one")
+            raise ReadError(
+                MetadataIssue.UNREADABLE_FORMAT,
+                "the zlib frames have another heading",
+            )
         message = plain[inner.end() :]
     wmo = heading["wmo"].decode("ascii")
     # Notices in plain text (WMO-No. 386, attachment II-5, table B1, NO); radar data are SD, their status NX.

@@ -224,7 +224,7 @@ def _product(data: bytes, code: int, time: datetime | None, radar_id: int, surpl
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"the product description begins with {divider}, expected -1")
     if product != code:
         raise ReadError(
-            MetadataIssue.UNREADABLE_FORMAT, f"the header says product {code}, the product description {product}"
+            MetadataIssue.UNREADABLE_FORMAT, f"the header has product {code}, the product description {product}"
         )
     volume_day, volume_seconds, product_day, product_seconds, first, second, elevation, third, *later = rest
     parameters, offsets = (first, second, third, *later[:7]), later[7:]
@@ -286,7 +286,7 @@ def _blocks(message: bytes, offsets: Sequence[int]) -> tuple[tuple[str, ...], st
             raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the {name} block lies past the message's end")
         divider, identity, length = _BLOCK.unpack_from(message, start)
         if (divider, identity) != (_DIVIDER, number):
-            return tuple(names), f"no {name} block stands at byte {start}, where the description says"
+            return tuple(names), f"no {name} block begins at byte {start}, the offset in the description"
         if start + length > len(message):
             raise ReadError(
                 MetadataIssue.TRUNCATED_OBJECT, f"the {name} block ends {start + length - len(message)} bytes too late"

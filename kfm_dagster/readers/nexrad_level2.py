@@ -105,10 +105,10 @@ def read_volume(source: ByteSource) -> Volume:
     )
 
 
-def _head(found: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]:
+def _head(volume_messages: Iterator[tuple[int, bytes]]) -> tuple[Radial, dict[int, bytes]]:
     """Return the first radial, and the bodies of the messages before it, keyed by type."""
     bodies: dict[int, bytes] = {}
-    for kind, body in found:
+    for kind, body in volume_messages:
         if kind in {1, 31}:
             return decode_radial(kind, body), bodies
         bodies[kind] = body
@@ -211,13 +211,13 @@ def _check_time(volume: Volume, nominal: datetime) -> None:
     if max(header, first, nominal) - min(header, first, nominal) > TIME_TOLERANCE:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the key says {nominal:%Y-%m-%dT%H:%M:%SZ}; the volume header says {header:%Y-%m-%dT%H:%M:%SZ}, "
+            f"the key has {nominal:%Y-%m-%dT%H:%M:%SZ}; the volume header has {header:%Y-%m-%dT%H:%M:%SZ}, "
             f"the first radial {first:%Y-%m-%dT%H:%M:%SZ}; expected all within {TIME_TOLERANCE.seconds} s",
         )
     if last and not first <= last.time <= first + LONGEST_VOLUME:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the first radial says {first:%Y-%m-%dT%H:%M:%SZ}, the last one {last.time:%Y-%m-%dT%H:%M:%SZ}; expected "
+            f"the first radial has {first:%Y-%m-%dT%H:%M:%SZ}, the last {last.time:%Y-%m-%dT%H:%M:%SZ}; expected "
             f"up to {LONGEST_VOLUME.seconds} s after it",
         )
 

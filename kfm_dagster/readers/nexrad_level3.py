@@ -126,21 +126,21 @@ def _check_identifier(bulletin: Bulletin, groups: Mapping[str, str]) -> None:
     if stated != key:
         raise ReadError(
             MetadataIssue.PLATFORM_MISMATCH,
-            f"the object is {stated[1]} of {stated[0]}; the key says {key[1]} of {key[0]}",
+            f"the object is {stated[1]} of {stated[0]}; the key names {key[1]} of {key[0]}",
         )
 
 
 def _text(bulletin: Bulletin, nominal: datetime) -> _Content:
     """Read a free text message; its own end, or its transmission's, proves it whole."""
     if not bulletin.message.strip() or not bulletin.message.isascii():
-        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{bulletin.wmo} is no plain text")
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"{bulletin.wmo} is not a plain text")
     start = bulletin.time_near(nominal)
     _check_time(nominal, start, start + timedelta(minutes=1))
     return _Content(
         code=FREE_TEXT,
         start=start,
         end=start,
-        unchecked=None if bulletin.is_closed else "a plain text does not say how long it is",
+        unchecked=None if bulletin.is_closed else "a plain text does not state its length",
     )
 
 
@@ -152,7 +152,7 @@ def _message(message: Message, nominal: datetime) -> _Content:
     if header_time is not None and abs(header_time - generated) > LONGEST_GENERATION:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the header says {rfc3339(header_time, timespec='seconds')}, the product was generated at "
+            f"the header has {rfc3339(header_time, timespec='seconds')}, the product was generated at "
             f"{rfc3339(generated, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
         )
     # Unidata names an object by its volume's start; any time from there to the product's generation is valid.
@@ -196,7 +196,7 @@ def _check_time(nominal: datetime, first: datetime, last: datetime) -> None:
     if not first - TIME_TOLERANCE <= nominal <= last + TIME_TOLERANCE:
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,
-            f"the key says {rfc3339(nominal, timespec='seconds')}; expected {rfc3339(first, timespec='seconds')} to "
+            f"the key has {rfc3339(nominal, timespec='seconds')}; expected {rfc3339(first, timespec='seconds')} to "
             f"{rfc3339(last, timespec='seconds')} within {TIME_TOLERANCE.seconds} s",
         )
 

@@ -227,7 +227,7 @@ def time_of(day: int, milliseconds: int) -> datetime:
     ICD 2620002, table II, note 1. Raises ReadError(INVALID_TIME_RANGE).
     """
     if not 1 <= day <= 0xFFFF or not 0 <= milliseconds < _DAY_MS:
-        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, millisecond {milliseconds} is no time")
+        raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"day {day}, millisecond {milliseconds} is not a time")
     return _EPOCH + timedelta(days=day - 1, milliseconds=milliseconds)
 
 

@@ -90,9 +90,7 @@ def radar_position(stated: Position | None, site: Site | None, name: str) -> Pos
         return site
     # A NaN fails this test. No radar is beyond 65 degrees; past 85 the disc would hold a pole.
     if not (-85 <= stated.latitude <= 85 and -180 <= stated.longitude <= 180):
-        raise ReadError(
-            MetadataIssue.INVALID_GEOMETRY, f"the radar is said to be at {stated.latitude}, {stated.longitude}"
-        )
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"the radar states {stated.latitude}, {stated.longitude}")
     if site is not None:
         _refuse_distant(stated, site)
     return stated
@@ -108,8 +106,8 @@ def _refuse_distant(stated: Position, site: Site) -> None:
     if distance > POSITION_TOLERANCE_M:
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY,
-            f"the radar is said to be at {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km from "
-            f"where {site.icao} is; expected {POSITION_TOLERANCE_M // 1000} km at most",
+            f"the radar states {stated.latitude:.4f}, {stated.longitude:.4f}, {distance / 1000:.0f} km from "
+            f"{site.icao}'s; expected {POSITION_TOLERANCE_M // 1000} km at most",
         )
 
 
@@ -164,7 +162,7 @@ def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str)
     """
     for name, part in parts.items():
         if part is not None and part.icao not in {"", icao}:
-            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {name} says {part.icao!r}; the key says {icao!r}")
+            raise ReadError(MetadataIssue.PLATFORM_MISMATCH, f"the {name} names {part.icao!r}, the key names {icao!r}")
 
 
 def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
@@ -172,7 +170,7 @@ def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
     version = groups.get("version", header.version)
     if header.version != version:
         raise ReadError(
-            MetadataIssue.KEY_MISMATCH, f"the volume header says {header.magic!r}; the key is of version {version!r}"
+            MetadataIssue.KEY_MISMATCH, f"the volume header has {header.magic!r}; the key is of version {version!r}"
         )
 
 

@@ -200,7 +200,7 @@ BAD_INPUT: dict[str, tuple[list[str], dict[str, str], ExitCode, list[str]]] = {
         ["queue kfm-nodd-primary does not answer"],
     ),
     "no batches at all": (["worker", "--max-batches", "0"], {}, ExitCode.USAGE, ["--max-batches", "1<=x<=999999999"]),
-    "missing objects": (["demo", "--objects", "no/such"], {}, ExitCode.USAGE, ["--objects is no folder", "no/such"]),
+    "missing objects": (["demo", "--objects", "no/such"], {}, ExitCode.USAGE, ["--objects is not a folder", "no/such"]),
     "no objects": (
         ["demo", "--objects", "empty"],
         {},

@@ -200,7 +200,7 @@ def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(call: Call, tmp
         ({"DATASET": "My_Data"}, "no dataset id"),
         ({"--like": "rap"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
-        ({"--topic": "NewGFSObject"}, "the topic is no ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
+        ({"--topic": "NewGFSObject"}, "the topic is not an ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
         ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),
     ):
         given = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "b", "--topic": TOPIC} | changed_options

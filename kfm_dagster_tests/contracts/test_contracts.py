@@ -137,7 +137,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"storage.listing": ["hrrr.%Y{a}"], "storage.listing_sets": {"a": ["1", "1"]}}, "a value twice"),
         ({"storage.listing": ["hrrr.%Y{a:>9}"]}, "a brace that belongs to no"),
         ({"storage.listing": ["hrrr.%Y{a}{b}"], "storage.listing_sets": hundreds}, "10201 prefixes; 10000 at most"),
-        ({"storage.listing": ["hrrr.%Y%m%d/con*/"]}, "no whole folder"),
+        ({"storage.listing": ["hrrr.%Y%m%d/con*/"]}, "not a whole folder"),
         ({"stac.item_id": "{version}"}, "version"),
         ({"storage.key_grammar.implied": {"version": {"by": "site", "values": {}, "otherwise": "6"}}}, "implied.*site"),
         ({"storage.key_grammar.implied": {"date": {"by": "date", "values": {}, "otherwise": "6"}}}, "implied.*date"),
@@ -146,7 +146,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"storage.mirrors": {"gcs": "https://example.org/{nope}"}}, "nope"),
         ({"storage.mirrors": {"gcs": "http://example.org/{key}"}}, "mirrors.gcs"),
         ({"ledger.extension_fields": ["nope"]}, "nope"),
-        ({"ledger.extension_fields": ["region"]}, "coverage tells products by"),
+        ({"ledger.extension_fields": ["region"]}, "coverage distinguishes products by"),
         ({"metadata_extract.units": [{"fields": ["gsd"], "unit": "m", "minimum": 2, "maximum": 1}]}, "maximum"),
         ({"coverage.products": [{"name": "a", "per_hour": 1}] * 2}, "twice"),
         ({"metadata_extract.key_values": {"native.Ni": {"nope": {"a": 1}}}}, "nope"),
@@ -194,8 +194,8 @@ def test_extension_fields_cannot_shadow_the_ledger() -> None:
 @pytest.mark.clause("OPR-13")
 def test_clashing_contracts_are_refused() -> None:
     for changes, says in [
-        ({}, "one dataset id"),
-        ({"metadata.id": "hrrr-two"}, "one STAC collection"),
+        ({}, "share a dataset id"),
+        ({"metadata.id": "hrrr-two"}, "the same STAC collection"),
         ({"metadata.id": "hrrr-two", "stac.collection": "hrrr-two"}, "same keys"),
         (
             {"metadata.id": "two", "stac.collection": "two", "storage.buckets": ["other"], "queue": {"name": "other"}},
@@ -215,7 +215,7 @@ ARCHIVE = BUILTIN["nexrad-l2.yaml"]
 def test_who_adds_to_another_s_collection_names_its_owner_and_is_governed_as_it_is() -> None:
     topic = {"arn": "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"}
     for changes, says in [
-        ({"stac.collection_of": None}, "two contracts write one STAC collection"),
+        ({"stac.collection_of": None}, "two contracts write the same STAC collection"),
         ({"stac.collection_of": "hrrr"}, "differs from that of the dataset"),
         ({"stac.collection_of": "nexrad-l2-chunks"}, "differs from that of the dataset"),
         ({"stac.collection": "nexrad"}, "differs from that of the dataset"),
@@ -269,7 +269,7 @@ def test_orphan_contracts_are_refused(tmp_path: Path, contracts: ContractRegistr
     (tmp_path / "mine.yml").write_text(HRRR)
     with pytest.raises(ContractError, match=r"mine\.yml"):
         ContractRegistry.load(tmp_path)
-    with pytest.raises(ContractError, match="no folder"):
+    with pytest.raises(ContractError, match="not a folder"):
         ContractRegistry.load(tmp_path / "absent")
     with pytest.raises(ContractError, match="no dataset contract"):
         ContractRegistry.of([])

@@ -249,7 +249,7 @@ def test_a_folder_of_chunks_is_announced_as_their_own_feed_does(
     assert [one.rejections for one in parsed] == [()] * 4
     assert sorted(unit.key[-5:] for one in parsed for unit in one.envelopes) == ["001-S", "002-I", "003-I", "004-E"]
     wrong = ObjectEvent(bucket=CHUNKS_BUCKET, key="KTWX/x", size=1, etag="0" * 32, event_time=datetime.now(UTC))
-    with pytest.raises(ConfigurationError, match="no key of a NEXRAD chunk"):
+    with pytest.raises(ConfigurationError, match="not of a NEXRAD chunk"):
         feed.announce([wrong])
 
 

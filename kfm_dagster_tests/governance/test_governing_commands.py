@@ -334,7 +334,7 @@ def test_a_switch_is_on_until_it_is_taken_back_or_expires(call: Call, deployment
     actions = [row["action"] for row in call("governance", "log", "--json").rows]
     assert actions == ["kill_switch_off", "kill_switch_off", "kill_switch_on", "kill_switch_on"]
     changes = [row["change"] for row in call("governance", "log", "--json").rows]
-    assert changes == [None, None, "until it is taken back", f"until {one['expires_at']}"]
+    assert changes == [None, None, "until it is released", f"until {one['expires_at']}"]
 
 
 @pytest.mark.clause("BEY-06")

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.oisst import oisst_samples
 from kfm_dagster.errors import ContractError, RefusedError
-from kfm_dagster.followers.geoparquet.search import Wanted, search
+from kfm_dagster.followers.geoparquet.search import SearchCriteria, search
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import discovery
 from kfm_dagster.ingest.discovery import DayListing, MessageParse, Source
@@ -478,7 +478,7 @@ def test_a_backfill_reaches_the_first_object_of_an_archive(
     [day] = day_progress(face.pipeline.database, backfill.backfill_id)
     assert (day.listed, day.left_out) == (2, {"key_grammar_mismatch": {"keys": 1, "first": neighbour}})
     settings = face.pipeline.settings
-    [table] = search(open_publisher(settings.catalog), [dataset], Wanted(end=datetime(1990, 1, 1, tzinfo=UTC)))
+    [table] = search(open_publisher(settings.catalog), [dataset], SearchCriteria(end=datetime(1990, 1, 1, tzinfo=UTC)))
     assert table.num_rows == len({one.stac_item_id for one in records.values()})
 
 

@@ -193,7 +193,7 @@ def test_what_is_no_station_year_is_refused(reports: Reports, code: MetadataIssu
 def test_a_report_of_another_length_than_it_says_is_suspect() -> None:
     for odd in (REPORTS[3][:-7] + b"\n", REPORTS[3][:-1] + b"x\n", b"    " + REPORTS[3][4:]):
         [finding] = read(packed(*REPORTS[:3], odd, *REPORTS[4:])).findings
-        assert finding == (MetadataIssue.COMPLETENESS_UNCHECKED, "1 of 8 reports are not as long as they say")
+        assert finding == (MetadataIssue.COMPLETENESS_UNCHECKED, "1 of 8 reports do not have their stated length")
 
 
 # --- cut objects

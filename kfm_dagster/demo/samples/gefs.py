@@ -83,7 +83,7 @@ def gefs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     Their sidecars are the third part of `make_gefs`. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
-        raise ValueError(f"a day has {OBJECTS_PER_DAY} GEFS keys, {count} were asked for")
+        raise ValueError(f"a day has {OBJECTS_PER_DAY} GEFS keys, {count} were requested")
     for (lead, kind), member, hour in islice(product(_KINDS, MEMBERS, CYCLES), count):
         run = datetime(day.year, day.month, day.day, hour, tzinfo=UTC)
         key, content, _ = make_gefs(run=run, lead=lead, member=member, product=kind)

@@ -101,7 +101,7 @@ def gfs_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     Their sidecars are the third part of `make_gfs` and `make_gfs_wave`. Raises ValueError if a day has fewer.
     """
     if count > OBJECTS_PER_DAY:
-        raise ValueError(f"a day has {OBJECTS_PER_DAY} GFS keys, {count} were asked for")
+        raise ValueError(f"a day has {OBJECTS_PER_DAY} GFS keys, {count} were requested")
     for lead, (kind, grid), hour in islice(product(LEADS, (*PRODUCTS, *WAVES), CYCLES), count):
         run = datetime(day.year, day.month, day.day, hour, tzinfo=UTC)
         if (kind, grid) in PRODUCTS:

@@ -61,7 +61,7 @@ def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[
     scans = _scans(day)
     total = len(scans) * len(granules)
     if not 0 <= count <= total:
-        raise ValueError(f"a day has {total} objects, {count} asked")
+        raise ValueError(f"a day has {total} objects, {count} requested")
     for number in range(count):
         scan, granule = divmod(number * total // count, len(granules))
         (start, region), (product, band) = scans[scan], granules[granule]

@@ -73,7 +73,7 @@ def goes_glm_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[
     MOST_FLASHES flashes in turn. Raises ValueError when the day has fewer.
     """
     if not 0 <= count <= FILES_A_DAY:
-        raise ValueError(f"a day has {FILES_A_DAY} objects, {count} asked")
+        raise ValueError(f"a day has {FILES_A_DAY} objects, {count} requested")
     midnight = datetime.combine(day, time(), UTC)
     for number in range(count):
         start = midnight + timedelta(seconds=number * FILES_A_DAY // count * _SECONDS)

@@ -120,7 +120,7 @@ def make_template(
     content = buffer.getvalue()
     for name, text in placeholders.items():
         if content.count(text) != 1:
-            raise AssertionError(f"placeholder {text!r} must stand once in the template")
+            raise AssertionError(f"placeholder {text!r} must occur once in the template")
         offsets[name] = content.index(text)
     return Template(content=content, offsets=offsets)
 

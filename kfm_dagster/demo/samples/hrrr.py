@@ -116,7 +116,7 @@ def hrrr_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     Their sidecars are the third part of `make_hrrr`. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
-        raise ValueError(f"a day has {OBJECTS_PER_DAY} HRRR keys, {count} were asked for")
+        raise ValueError(f"a day has {OBJECTS_PER_DAY} HRRR keys, {count} were requested")
     names = product(range(MAX_LEAD + 1), REGIONS, PRODUCTS, range(24))
     for lead, region, kind, hour in islice(names, count):
         run = datetime(day.year, day.month, day.day, hour, tzinfo=UTC)

@@ -84,7 +84,7 @@ def mrms_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
-        raise ValueError(f"a day has {OBJECTS_PER_DAY} MRMS keys, {count} were asked for")
+        raise ValueError(f"a day has {OBJECTS_PER_DAY} MRMS keys, {count} were requested")
     midnight = datetime.combine(day, time(), UTC)
     for frame, region, kind in islice(product(range(_FRAMES), REGIONS, PRODUCTS), count):
         yield BUCKET, *make_mrms(valid=midnight + frame * CADENCE + _FIRST, product=kind, region=region)

@@ -115,7 +115,7 @@ def nbm_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     Their sidecars are the third part of `make_nbm`. Raises ValueError when a day has fewer keys.
     """
     if count > OBJECTS_PER_DAY:
-        raise ValueError(f"a day has {OBJECTS_PER_DAY} NBM keys, {count} were asked for")
+        raise ValueError(f"a day has {OBJECTS_PER_DAY} NBM keys, {count} were requested")
     for lead, region, kind, hour in islice(product(LEADS, REGIONS, PRODUCTS, range(24)), count):
         run = datetime(day.year, day.month, day.day, hour, tzinfo=UTC)
         key, content, _ = make_nbm(run=run, lead=lead, product=kind, region=region)

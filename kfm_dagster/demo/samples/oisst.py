@@ -41,7 +41,7 @@ def make_oisst(day: date, *, preliminary: bool = False) -> tuple[str, bytes]:
     Raises ValueError for a day before the record.
     """
     if day < FIRST_DAY:
-        raise ValueError(f"OISST begins on {FIRST_DAY}, there is no analysis of {day}")
+        raise ValueError(f"OISST begins on {FIRST_DAY}, no analysis of {day} exists")
     name = f"oisst-avhrr-v02r01.{day:%Y%m%d}{'_preliminary' if preliminary else ''}.nc"
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver="earliest") as file:
@@ -57,7 +57,7 @@ def oisst_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     They are the preliminary and the final object. Raises ValueError for a greater `count`.
     """
     if not 0 <= count <= 2:
-        raise ValueError(f"a day has 2 objects, {count} asked")
+        raise ValueError(f"a day has 2 objects, {count} requested")
     for preliminary in (True, False)[:count]:
         key, content = make_oisst(day, preliminary=preliminary)
         yield BUCKET, key, content

@@ -115,7 +115,7 @@ class Subscription(Strict):
     target: AnnouncementTarget
     datasets: Annotated[list[str], Field(min_length=1)] | None = Field(None, description="Default: all.")
     kinds: list[ChangeKind] = Field(
-        list(ChangeKind), min_length=1, description="What is announced; default: everything."
+        list(ChangeKind), min_length=1, description="Kinds of changes to announce; default: all."
     )
     bbox: tuple[float, float, float, float] | None = Field(
         None, description="West, south, east, north; west > east crosses the antimeridian. Footprints that meet it."
@@ -123,7 +123,7 @@ class Subscription(Strict):
     filter: str | dict[str, Any] | None = Field(None, description="CQL2, as text or JSON.")
     since: AwareDatetime | None = Field(
         None,
-        description="What changed before is not announced. Default: a new subscription begins with all that stands.",
+        description="Earlier changes are not announced. Default: a new subscription begins with all current Items.",
     )
     after: list[Literal["stac-api", "geoparquet", "virtual-zarr"]] = Field(
         [], description="Places that have a change before it is announced. Default: the catalog's files alone."

@@ -59,7 +59,7 @@ class AnnouncementSource(FollowerSource):
                     next_step="make it, or correct the target in announcements.yaml",
                 )
             else:
-                yield f"{sub.name}: {sub.target} {'is there' if is_there else 'answers, and may not be asked for more'}"
+                yield f"{sub.name}: {sub.target} {'exists' if is_there else 'answers, and permits no further check'}"
 
 
 def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:

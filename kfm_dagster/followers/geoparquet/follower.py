@@ -77,20 +77,20 @@ class GeoParquet:
             # Remove descriptions first, so that no reader opens a description without its parts.
             self._remove(directory, sorted(names, key=lambda name: name.endswith(".parquet")))
 
-    def _write(self, where: str, stands: Day, changes: Sequence[ItemChange]) -> None:
+    def _write(self, where: str, current: Day, changes: Sequence[ItemChange]) -> None:
         """Apply the changes to a day: write its parts, then its description."""
         changed_ids = pa.array([change.item_id for change in changes], pa.string())
-        affected = [part for part in stands.parts if pc.any(pc.is_in(self._ids_of(where, part), changed_ids)).as_py()]
+        affected = [part for part in current.parts if pc.any(pc.is_in(self._ids_of(where, part), changed_ids)).as_py()]
         tables = [without(self._read(where, part), changed_ids) for part in affected]
         if items := [change.item for change in changes if change.item is not None]:
             tables.append(to_table(items))
-        others = [part for part in stands.parts if part not in affected]
+        others = [part for part in current.parts if part not in affected]
         mergeable = to_merge(others, sum(table.num_rows for table in tables))
         tables += [self._read(where, part) for part in mergeable]
         tables = [table for table in tables if table.num_rows]
         through = max(change.change_id for change in changes)
-        new = dict(parts_of(ordered(merged(tables)), stands.after(through, ()).prefix)) if tables else {}
-        day = stands.after(through, [*(part for part in others if part not in mergeable), *new])
+        new = dict(parts_of(ordered(merged(tables)), current.after(through, ()).prefix)) if tables else {}
+        day = current.after(through, [*(part for part in others if part not in mergeable), *new])
         self._publish(where, day, {part.name: content for part, content in new.items()})
 
     def _publish(self, where: str, day: Day, new: Mapping[str, bytes]) -> None:
@@ -158,7 +158,7 @@ class GeoParquet:
         return self._ids[path]
 
 
-def compacted(stands: Day, contents: Sequence[bytes], through: int) -> tuple[Day, bytes] | None:
+def compacted(current: Day, contents: Sequence[bytes], through: int) -> tuple[Day, bytes] | None:
     """Merge a day's parts into one part, with its bytes; None without a common schema.
 
     `contents` are the bytes of the day's parts, in their order. Row groups are ordered by the time of their first Item.
@@ -170,7 +170,7 @@ def compacted(stands: Day, contents: Sequence[bytes], through: int) -> tuple[Day
         return None
     numbered = chain.from_iterable(
         ((group, file, at) for at, group in enumerate(part.groups))
-        for part, file in zip(stands.parts, files, strict=True)
+        for part, file in zip(current.parts, files, strict=True)
     )
     groups = sorted(numbered, key=lambda entry: (entry[0].start, entry[0].end, entry[2]))
     sink = pa.BufferOutputStream()
@@ -182,7 +182,7 @@ def compacted(stands: Day, contents: Sequence[bytes], through: int) -> tuple[Day
             )
             writer.write_table(rows, row_group_size=rows.num_rows)
     content = sink.getvalue().to_pybytes()
-    day = stands.after(through, ())
+    day = current.after(through, ())
     name = f"{day.prefix}-{hashlib.sha256(content).hexdigest()[:12]}.parquet"
     part = DayPart(name=name, size=len(content), groups=tuple(group for group, *_ in groups))
     return day.after(through, [part]), content

@@ -39,7 +39,7 @@ A list property meets `=` if it contains the value. A property that an Item lack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class SearchCriteria:
     """Conditions of a search, all required.
 
     Times are inclusive; west > east crosses the antimeridian.
@@ -51,7 +51,7 @@ class Wanted:
     conditions: tuple[PropertyCondition, ...] = ()
 
 
-def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> Iterator[pa.Table]:
+def search(publisher: Publisher, collections: Iterable[str], criteria: SearchCriteria) -> Iterator[pa.Table]:
     """Yield tables of the matching Items by collection and day (`rows.to_items`).
 
     Raises PublishError, and DependencyUnavailableError if files stay missing.
@@ -59,10 +59,10 @@ def search(publisher: Publisher, collections: Iterable[str], wanted: Wanted) -> 
     for collection in collections:
         for year in years(publisher, collection):
             # An accumulation that ends at New Year is filed under the new year.
-            if wanted.end is None or int(year) <= wanted.end.year + 1:
+            if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
                 for _, day in sorted(_days(publisher, directory).items()):
-                    yield from _of_day(publisher, directory, day, wanted)
+                    yield from _of_day(publisher, directory, day, criteria)
 
 
 def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
@@ -86,46 +86,46 @@ def _days(publisher: Publisher, where: str) -> dict[str, Day]:
     return read_days(publisher, where, files_of(publisher.names(where)))
 
 
-def _of_day(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> list[pa.Table]:
+def _of_day(publisher: Publisher, where: str, day: Day, criteria: SearchCriteria) -> list[pa.Table]:
     """Return the matches in a state of a day, or in the next if parts are removed meanwhile."""
     for _ in range(TRIES - 1):
         try:
-            return list(_of_parts(publisher, where, day, wanted))
+            return list(_of_parts(publisher, where, day, criteria))
         except PublishError:
             day = _days(publisher, where).get(day.day, Day(day=day.day))
-    return list(_of_parts(publisher, where, day, wanted))
+    return list(_of_parts(publisher, where, day, criteria))
 
 
-def _of_parts(publisher: Publisher, where: str, day: Day, wanted: Wanted) -> Iterator[pa.Table]:
+def _of_parts(publisher: Publisher, where: str, day: Day, criteria: SearchCriteria) -> Iterator[pa.Table]:
     for part in day.parts:
-        if groups := [number for number, group in enumerate(part.groups) if _may_hold(group, wanted)]:
+        if groups := [number for number, group in enumerate(part.groups) if _may_hold(group, criteria)]:
             with publisher.open(f"{where}/{part.name}", size=part.size) as file:
-                rows = _matching(pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups), wanted)
+                rows = _matching(pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups), criteria)
             if rows.num_rows:
                 yield rows
 
 
-def _may_hold(group: RowGroup, wanted: Wanted) -> bool:
-    if wanted.start is not None and group.end < rfc3339(wanted.start):
+def _may_hold(group: RowGroup, criteria: SearchCriteria) -> bool:
+    if criteria.start is not None and group.end < rfc3339(criteria.start):
         return False
-    if wanted.end is not None and group.start > rfc3339(wanted.end):
+    if criteria.end is not None and group.start > rfc3339(criteria.end):
         return False
-    if wanted.bbox is None:
+    if criteria.bbox is None:
         return True
-    return group.bbox is not None and _meet(group.bbox, wanted.bbox)
+    return group.bbox is not None and _meet(group.bbox, criteria.bbox)
 
 
-def _meet(one: Bbox, other: Bbox) -> bool:
+def _meet(box: Bbox, other: Bbox) -> bool:
     """Return whether two boxes intersect; only `other` may cross the antimeridian."""
-    (west, south, east, north), (other_west, other_south, other_east, other_north) = one, other
+    (west, south, east, north), (other_west, other_south, other_east, other_north) = box, other
     if south > other_north or north < other_south:
         return False
     meets = (west <= other_east, east >= other_west)
     return any(meets) if other_west > other_east else all(meets)
 
 
-def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
-    for condition in wanted.conditions:
+def _matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
+    for condition in criteria.conditions:
         rows = rows.filter(_holds(rows, condition))
     west, south, east, north = boxes(rows)
     places = pa.table({
@@ -133,8 +133,8 @@ def _matching(rows: pa.Table, wanted: Wanted) -> pa.Table:
         "west": west, "south": south, "east": east, "north": north, "starts": times(rows, "start_datetime"),
         "ends": times(rows, "end_datetime"),
     })  # fmt: skip
-    box = zip(("west", "south", "east", "north"), wanted.bbox or (None,) * 4, strict=True)
-    bounds = (("starts", wanted.start), ("ends", wanted.end))
+    box = zip(("west", "south", "east", "north"), criteria.bbox or (None,) * 4, strict=True)
+    bounds = (("starts", criteria.start), ("ends", criteria.end))
     query = pa.table({
         **{name: pa.array([bound], pa.float64()) for name, bound in box},
         **{name: pa.array([time], TIME).cast(pa.int64()) for name, time in bounds},

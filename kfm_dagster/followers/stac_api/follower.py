@@ -146,7 +146,7 @@ def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemCha
         tx.run(step, collection_id=collection_id)
     if differing := tx.run("differing", collection_id=collection_id).scalars().all():
         raise FollowError(
-            observed=f"{collection_id}: {', '.join(differing)} do not stand as they were written",
+            observed=f"{collection_id}: {', '.join(differing)} differ from their written content",
             next_step="see what else writes to the API's database (triggers, rules)",
         )
 
@@ -164,7 +164,7 @@ def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes:
     last = changes[-1]
     if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:
         raise FollowError(
-            "the STAC API follows another ledger, or one that was put back to an earlier day",
+            "the STAC API follows another ledger, or a ledger that was restored to an earlier day",
             observed=f"{collection_id}: change {last.change_id} of {last.changed_at:%Y-%m-%d %H:%M:%S} UTC",
             expected=f"a number above {row.change_id}",
             next_step=f"kfm stac rebuild --collection {collection_id}",

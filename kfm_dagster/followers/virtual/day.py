@@ -49,12 +49,12 @@ class DayOfStores:
         self._content = self._at(LIST)
         self.listed = [] if self._content is None else _STORES.validate_python(orjson.loads(self._content)["stores"])
 
-    def content(self, one: Listed) -> bytes:
+    def content(self, listed: Listed) -> bytes:
         """Return the document of a store of the list. Raises FollowError and PublishError."""
-        document = self._at(one.href)
+        document = self._at(listed.href)
         if document is None:
             raise FollowError(
-                observed=f"{self._folder}/{one.href} is gone", next_step="kfm stac rebuild --place virtual-zarr"
+                observed=f"{self._folder}/{listed.href} is gone", next_step="kfm stac rebuild --place virtual-zarr"
             )
         return document
 
@@ -128,5 +128,5 @@ def store_of(content: bytes, href: str) -> VirtualCube:
         return from_document(content)
     except (ValueError, KeyError, TypeError) as error:
         raise FollowError(
-            observed=f"{href} is no store of ours", next_step="kfm stac rebuild --place virtual-zarr"
+            observed=f"{href} is not a store of this package", next_step="kfm stac rebuild --place virtual-zarr"
         ) from error

@@ -61,7 +61,7 @@ def read_grib2_step(
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a GRIB2 object is ordered by {[*_TIMES]}, not by {along}")
     chosen = {name: place for name, place in layers.items() if _chosen(name, fields)}
     if len(chosen) > MAX_FIELDS:
-        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{len(chosen)} fields are asked for, more than {MAX_FIELDS}")
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{len(chosen)} fields are requested, more than {MAX_FIELDS}")
     shared = Counter(offset for offset, _ in layers.values())
     messages: dict[str, GribMessage] = {}
     refused: list[str] = []
@@ -135,7 +135,7 @@ def _undecodable(message: GribMessage) -> str | None:
     packed_bits, missing_values, width_bits, length_bits = section[19], section[22], section[36], section[46]
     faults = {
         0: not packed_bits and reference and "it is constant, without packed values",
-        3: (missing_values and "its missing values stand among the packed ones")
+        3: (missing_values and "its missing values are among the packed values")
         or (not (width_bits and length_bits) and "its groups are of one width, or of one length"),
         40: not packed_bits and "it is constant, without an image",
     }
@@ -146,7 +146,7 @@ def _frame(message: GribMessage) -> tuple[bytes, datetime, timedelta | None]:
     return message.grid, message.reference, message.product.step
 
 
-def _step(first: GribMessage, found: Mapping[str, GribMessage], refused: Sequence[str]) -> CubeStep:
+def _step(first: GribMessage, fields: Mapping[str, GribMessage], refused: Sequence[str]) -> CubeStep:
     grid = describe_grid(first.grid)
     reference = first.reference
     times = {REFERENCE_TIME: reference, VALID_TIME: reference + (first.product.step or timedelta(0))}
@@ -155,7 +155,7 @@ def _step(first: GribMessage, found: Mapping[str, GribMessage], refused: Sequenc
         attributes = {"standard_name": _TIMES[name], "units": _EPOCH_UNITS, "calendar": "proleptic_gregorian"}
         variables[name] = StoredVariable(attributes=attributes)
     images: dict[str, tuple[StoredChunk, ...]] = {}
-    for name, message in found.items():
+    for name, message in fields.items():
         field = _FIELD.fullmatch(name)
         for variable in _names(field) if field else ():
             images[variable] = (StoredChunk((0, 0), message.offset, message.length),)

@@ -41,7 +41,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
             # A HEAD request pins the version to read; its size shows whether it is the Item's.
             actual = source.head().size
             if size is not None and actual != size:
-                return f"{uri} has {actual} bytes, its Item says {size}"
+                return f"{uri} has {actual} bytes, its Item has {size}"
         if contract.metadata_extract.reader == "grib2":
             # An Item that was registered before its sidecar index has no layers.
             layers = {

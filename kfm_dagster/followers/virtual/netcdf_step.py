@@ -87,7 +87,7 @@ def _step(root: Hdf5Group, along: str) -> CubeStep:
     usable = {variable.name: variable for variable in named if _can_be_referred_to(variable)}
     order = usable.get(along)
     if order is None or order.dimensions:
-        raise unreadable(f"there is no scalar variable {along}")
+        raise unreadable(f"scalar variable {along} does not exist")
     variables: dict[str, StoredVariable] = {}
     fixed: dict[str, bytes] = {}
     values: dict[str, bytes] = {}
@@ -108,22 +108,22 @@ def _step(root: Hdf5Group, along: str) -> CubeStep:
             continue
         variables[name] = _variable(variable, stored)
     if not images or any(along in variable.dimensions for variable in variables.values()):
-        raise unreadable(f"there is no image, or {along} is a dimension already")
+        raise unreadable(f"no image exists, or {along} is a dimension already")
     attributes = dict(_finite(shown(root.attributes()), _GLOBAL))
     return CubeStep(attributes=attributes, variables=variables, fixed=fixed, values=values, images=images)
 
 
-def _can_be_referred_to(one: NamedDataset) -> bool:
+def _can_be_referred_to(named: NamedDataset) -> bool:
     """Return whether a variable has numbers, no empty dimension, and a name valid in a path."""
-    plain = one.name.isprintable() and "/" not in one.name and not one.name.startswith(".")
-    return plain and one.dataset.data_type is not None and all(one.dataset.shape)
+    plain = named.name.isprintable() and "/" not in named.name and not named.name.startswith(".")
+    return plain and named.dataset.data_type is not None and all(named.dataset.shape)
 
 
-def _variable(one: NamedDataset, stored: StoredValues) -> StoredVariable:
-    attributes = dict(_finite(one.attributes, None if _GRID_MAPPING in one.attributes else _MEANING))
+def _variable(named: NamedDataset, stored: StoredValues) -> StoredVariable:
+    attributes = dict(_finite(named.attributes, None if _GRID_MAPPING in named.attributes else _MEANING))
     fill = attributes.pop(FILL, None)
     return StoredVariable(
-        dimensions=one.dimensions,
+        dimensions=named.dimensions,
         attributes=attributes,
         data_type=np.dtype(stored.datatype.struct_code).str,
         shape=stored.shape,
@@ -143,17 +143,17 @@ def _finite(
             yield name, value
 
 
-def _chunks_of(one: NamedDataset, stored: StoredValues) -> tuple[StoredChunk, ...]:
+def _chunks_of(named: NamedDataset, stored: StoredValues) -> tuple[StoredChunk, ...]:
     """Return an image's chunks. Raises ReadError if a store's values would differ from the file."""
     if set(stored.filters) - KNOWN_FILTERS:
-        raise unreadable(f"variable {one.name} uses filters {stored.filters}")
+        raise unreadable(f"variable {named.name} uses filters {stored.filters}")
     if stored.layout.compact is not None:
-        raise unreadable(f"variable {one.name} stands in the header")
+        raise unreadable(f"variable {named.name} is stored in the header")
     chunks = stored.chunks()
     if len(chunks) < stored.chunk_count:
         unwritten = stored.fill or bytes(stored.datatype.size)
-        fill = one.attributes.get(FILL)
+        fill = named.attributes.get(FILL)
         is_finite = isinstance(fill, int | float) and math.isfinite(fill)
         if not is_finite or struct.pack(stored.datatype.struct_code or "", fill) != unwritten:
-            raise unreadable(f"variable {one.name} has chunks that nobody wrote, and {FILL} {fill}")
+            raise unreadable(f"variable {named.name} has unwritten chunks, and {FILL} {fill}")
     return chunks

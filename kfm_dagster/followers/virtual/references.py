@@ -104,12 +104,12 @@ class VirtualCube:
         return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
 
 
-def frame_of(found: CubeStep, *, along: str) -> Frame:
+def frame_of(cube_step: CubeStep, *, along: str) -> Frame:
     """Return the frame of an object's store."""
-    metadata: dict[str, dict[str, Any]] = {_GROUP: {"zarr_format": 2}, _ATTRIBUTES: dict(found.attributes)}
-    for name, variable in sorted(found.variables.items()):
+    metadata: dict[str, dict[str, Any]] = {_GROUP: {"zarr_format": 2}, _ATTRIBUTES: dict(cube_step.attributes)}
+    for name, variable in sorted(cube_step.variables.items()):
         dimensions, shape, chunk = list(variable.dimensions), list(variable.shape), list(variable.chunk)
-        if name not in found.fixed:
+        if name not in cube_step.fixed:
             dimensions, shape, chunk = [along, *dimensions], [0, *shape], [1, *chunk]
         metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, _DIMENSIONS: dimensions}
         metadata[f"{name}/{_ARRAY}"] = array_of(
@@ -118,22 +118,24 @@ def frame_of(found: CubeStep, *, along: str) -> Frame:
             message=variable.message,
             data_type=variable.data_type,
             fill=variable.fill,
-            filters=_filters(variable) if name in found.images else None,
+            filters=_filters(variable) if name in cube_step.images else None,
         )
-    return Frame(along=along, metadata=metadata, fixed=found.fixed)
+    return Frame(along=along, metadata=metadata, fixed=cube_step.fixed)
 
 
-def step_of(found: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, datetime: str) -> StoreStep:
+def step_of(
+    cube_step: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, datetime: str
+) -> StoreStep:
     """Return an object as a step of its store."""
-    (place,) = np.frombuffer(found.values[along], found.variables[along].data_type)
+    (place,) = np.frombuffer(cube_step.values[along], cube_step.variables[along].data_type)
     return StoreStep(
         item_id=item_id,
         content_sha256=content_sha256,
         uri=uri,
         datetime=datetime,
         place=float(place),
-        values=found.values,
-        chunks=found.images,
+        values=cube_step.values,
+        chunks=cube_step.images,
     )
 
 

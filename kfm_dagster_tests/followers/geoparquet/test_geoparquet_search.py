@@ -25,7 +25,7 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.followers.geoparquet import parts
 from kfm_dagster.followers.geoparquet.follower import GeoParquet
 from kfm_dagster.followers.geoparquet.rows import to_items
-from kfm_dagster.followers.geoparquet.search import Wanted, search
+from kfm_dagster.followers.geoparquet.search import SearchCriteria, search
 from kfm_dagster_tests.catalog.envelopes import DAY, box, candidates, goes
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 from kfm_dagster_tests.commands import Call
@@ -71,7 +71,7 @@ def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any],
 
 def found(publisher: Publisher, **wanted: Any) -> list[str]:
     """The ids of what is found."""
-    return sorted(one["id"] for rows in search(publisher, [ABI], Wanted(**wanted)) for one in to_items(rows))
+    return sorted(one["id"] for rows in search(publisher, [ABI], SearchCriteria(**wanted)) for one in to_items(rows))
 
 
 def arcs(west: float, east: float) -> list[tuple[float, float]]:

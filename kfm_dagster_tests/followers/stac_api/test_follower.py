@@ -208,7 +208,7 @@ def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
     write("again", goes(0))
     assert following.catch_up([follower]) == 0
     [place] = [one for one in following.states() if one.failures]
-    assert "do not stand as they were written" in str(place.last_error)
+    assert "differ from their written content" in str(place.last_error)
     assert api.rows() == before
 
 
