@@ -63,7 +63,7 @@ def test_an_item_that_the_index_does_not_know_is_told_and_nothing_is_made_up(
     (result,) = register(goes(0))
     stranger = replace(result, item_id="nobody", content_sha256="0" * 64)
     before = _collections(database)
-    with pytest.raises(DependencyUnavailableError, match="observed goes-abi.*expected content 0"):
+    with pytest.raises(DependencyUnavailableError, match=r"observed goes-abi.*expected content 0"):
         catalog.verify("hrrr", [stranger])
     assert _collections(database) == before
 
