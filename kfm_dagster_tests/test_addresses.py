@@ -107,7 +107,7 @@ def test_dagster_shows_no_dsn_of_the_resource() -> None:
     resource = WalResource(dsn=PLACES[1])
     assert SECRET not in repr(resource)
     schema = resource.get_resource_definition().config_schema.as_field().config_type
-    assert schema.fields["dsn"].is_secret  # type: ignore[attr-defined]
+    assert schema.fields["dsn"].is_secret
 
 
 def test_a_wrong_dsn_of_the_resource_is_refused_unseen() -> None:

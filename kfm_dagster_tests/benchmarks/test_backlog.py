@@ -37,7 +37,6 @@ def test_the_cpu_of_runs_that_have_ended_is_counted(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
-        assert server.stdout is not None
         assert server.stdout.readline() == "done\n"
         assert cpu_seconds_of([server.pid]) >= 2 * BURNT_SECONDS
         by_process = cpu_seconds_by_process({CODE_SERVER: server.pid})

@@ -60,8 +60,8 @@ REFUSED_BY_LOADER: dict[str, dict[str, Any]] = {
     "a kill without end": changed(0, nth=None),
     "two ways to count": changed(0, nth=1, at_most=1),
     "a chance of one occasion": changed(0, nth=1, probability=0.5),
-    "a name twice": {**SOUND, "rules": [SOUND["rules"][0]] * 2},  # type: ignore[index]
-    "no mapping": [],  # type: ignore[dict-item]
+    "a name twice": {**SOUND, "rules": [SOUND["rules"][0]] * 2},
+    "no mapping": [],
 }
 
 

@@ -64,7 +64,7 @@ def test_late_events_are_announced_after_the_pause() -> None:
     events = [item.event() for item in volumes(12)]
     disorder = Disorder(seed=3, duplicate=0.5, late=0.3)
     recorded = Recorded()
-    messages = Producer(recorded, disorder, sleep=recorded.sleep).announce(events, late_by_seconds=90)  # type: ignore[arg-type]
+    messages = Producer(recorded, disorder, sleep=recorded.sleep).announce(events, late_by_seconds=90)
     timely, late = disordered(events, disorder)
     assert recorded.done == [timely, 90, late]
     assert messages == len(timely) + len(late) > len(events)

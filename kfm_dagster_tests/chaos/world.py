@@ -36,7 +36,6 @@ from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
-    Clock,
     StoredObject,
     announce,
     assert_conserved,
@@ -110,7 +109,6 @@ def items() -> list[StoredObject]:
 def one_pass(world: World, pipeline: Pipeline, number: int) -> bool:
     """Do what is to be done, once; return whether nothing is left. Raises what a fault makes it raise."""
     clock = pipeline.clock
-    assert isinstance(clock, Clock)
     clock.forward(3600 * (number + 1))
     _send(world, pipeline)
     # Nobody else works here, so every run that holds a claim is dead.

@@ -218,7 +218,7 @@ def test_a_run_s_process_is_alive_until_it_ends_though_the_one_that_forked_it_is
     process.start()
     # Opened from both sides, so that it does run.
     with (tmp_path / "fifo").open("wb"):
-        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
         process.join()
         assert process.exitcode == UNKNOWN_EXIT
         assert process.is_alive()

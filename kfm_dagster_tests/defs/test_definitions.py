@@ -102,7 +102,6 @@ def test_every_dataset_is_late_by_its_contract_and_a_sample_never(contracts: Con
     # A full disk of GOES is the latest for 15 minutes; observations at the surface are listed once an interval.
     assert whole["goes_abi"] == dg.FreshnessPolicy.time_window(timedelta(hours=1), timedelta(minutes=30))
     listing = contracts["surface-obs"].storage.scheduled_listing
-    assert listing is not None
     assert whole["surface_obs"].warn_window.to_timedelta() == timedelta(seconds=2 * listing.every_seconds)
     assert whole.keys() - policies(Settings(scheduled_listings=False)).keys() == {"surface_obs"}
     assert policies(Settings(feed=FeedKind.SAMPLE)) == {}

@@ -10,7 +10,7 @@ from kfm_dagster.defs.jobs import EVIDENCE_JOB
 from kfm_dagster.defs.sensors import EVIDENCE_SECONDS, evidence_runs
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.cases import QuarantineCases
-from kfm_dagster_tests.integration.chain import Clock, announce, open_pipeline, take, volumes
+from kfm_dagster_tests.integration.chain import announce, open_pipeline, take, volumes
 from kfm_dagster_tests.transactions import own_tx
 
 JANE = Decision(actor="jane", reason="looked odd", change_ref="CHG-7")
@@ -20,7 +20,6 @@ JANE = Decision(actor="jane", reason="looked odd", change_ref="CHG-7")
 def test_a_case_without_evidence_is_asked_for_once_in_a_while(tmp_path: Path) -> None:
     pipeline = open_pipeline(tmp_path, tmp_path)
     clock = pipeline.clock
-    assert isinstance(clock, Clock)
     cases = QuarantineCases(pipeline.database, clock=clock)
     assert evidence_runs(cases, at=clock()) == []
     take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in volumes(2)))

@@ -56,7 +56,6 @@ def instance(
         monkeypatch.setenv("KFM_DAGSTER_DSN", request.getfixturevalue("empty_postgres_url"))
     prepare(home, dagster_yaml=dagster_yaml_for(os.environ, home))
     opened = opened_instance(home)
-    assert opened is not None
     with opened:
         yield opened
 
@@ -108,7 +107,6 @@ def test_a_run_goes_once_it_ended_before_and_not_at_the_moment(
 ) -> None:
     first, _ = ran(), ran()
     [record] = instance.get_run_records(dg.RunsFilter(run_ids=[first]))
-    assert record.end_time is not None
     ended = datetime.fromtimestamp(record.end_time, UTC)
     assert going(instance, bench, ended) == set()
     assert going(instance, bench, ended + timedelta(milliseconds=1)) == {first}

@@ -54,7 +54,6 @@ def test_reexecutions_are_found_where_dagster_keeps_its_runs(home: Path, monkeyp
     first, begun = asked.of(ROOTS[0])
     assert (first.run_id, first.root_run_id, first.started_at, first.ended_at) == (RUNS[0], ROOTS[0], None, None)
     assert (begun.run_id, begun.root_run_id) == (RUNS[2], ROOTS[0])
-    assert begun.ended_at is not None
     assert abs((datetime.now(UTC) - begun.ended_at).total_seconds()) < 600
     assert [one.run_id for one in asked.beginning(RUNS[0][:8], limit=2)] == RUNS[:2]
     assert list(asked.beginning(RUNS[2], limit=5)) == [begun]

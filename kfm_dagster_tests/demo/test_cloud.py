@@ -282,7 +282,6 @@ def test_the_server_ends_when_its_parent_is_killed() -> None:
         "    time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()

@@ -214,7 +214,7 @@ def test_an_effect_that_raises_leaves_nothing_but_a_failed_intent(node: CountLin
         )
         raise OSError("the disk is full")
 
-    node.apply = apply  # type: ignore[method-assign]
+    node.apply = apply
     with pytest.raises(OSError, match="disk is full"):
         run_node(made, node, run_id=RUN, code=CODE)
     assert statuses(made) == [IntentStatus.FAILED]
@@ -233,7 +233,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_applied(node: CountLines, d
         (node.folder / effect.record["sha256"]).write_bytes(b"torn")
         return effect
 
-    node.transform = torn  # type: ignore[method-assign]
+    node.transform = torn
     with pytest.raises(OSError, match="stands where"):
         run_node(made, node, run_id=RUN, code=CODE)
     assert statuses(made) == [IntentStatus.FAILED]

@@ -55,7 +55,7 @@ def test_a_crash_anywhere_and_a_replay_end_as_a_clean_run(node: CountLines, data
     for at in count(1):
         crashed = named(f"crashed-{at}")
         with dying(database, at=at) as death:
-            crashed.reached = lambda death=death: death.reach("a file operation")  # type: ignore[misc]
+            crashed.reached = lambda death=death: death.reach("a file operation")
             run_node(made, crashed, run_id=RUN, code=CODE)
         begun = any(intent.node == crashed.name for intent in made.intents.of_run(RUN))
         report = replay_intents(made, rebuilt, node=crashed.name)
@@ -102,9 +102,7 @@ def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines
         raise AssertionError("nothing is to be computed")
 
     assert replay_intents(made, never).skipped == [lost.wal_id]
-    found = made.intents.get(lost.wal_id)
-    assert found is not None
-    assert found.status is IntentStatus.SKIPPED
+    assert made.intents.get(lost.wal_id).status is IntentStatus.SKIPPED
 
 
 @pytest.mark.clause("IEN-09")
@@ -181,10 +179,10 @@ def test_a_run_takes_its_own_unresolved_intent_up_again(node: CountLines, databa
     def broken(effect: Effect) -> None:
         raise OSError("the disk is away")
 
-    node.verify = broken  # type: ignore[method-assign]
+    node.verify = broken
     with pytest.raises(OSError, match="away"):
         run_node(made, node, run_id=RUN, code=CODE)
-    node.verify = honest  # type: ignore[method-assign]
+    node.verify = honest
     assert run_node(made, node, run_id=RUN, code=CODE).status is IntentStatus.APPLIED
     assert len(made.intents.of_run(RUN)) == 1
 

@@ -20,7 +20,7 @@ from kfm_dagster.run_state.record import InputReference, Outcome
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.storage.object_handle import ObjectReadError
-from kfm_dagster_tests.integration.chain import DAY, Clock, good, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.integration.chain import DAY, good, open_pipeline, put, run_chain, volumes
 
 DATASET = "nexrad-l2"
 WINDOW = ("2025-04-02T00:00:00.000000Z", "2025-04-03T00:00:00.000000Z")
@@ -94,7 +94,6 @@ def test_a_run_that_has_listed_is_skipped_whatever_has_come_since(pipeline: Pipe
     assert again[0].skipped is SkipCause.ALREADY_SUCCEEDED
     assert again[0].state.inputs_hash == first.state.inputs_hash
     other: list[StageBatch] = []
-    assert isinstance(pipeline.clock, Clock)
     run_chain(pipeline, DATASET, DAY.isoformat(), "run-2", seen=other.append)
     assert other[0].skipped is None
     assert other[0].state.inputs_hash != first.state.inputs_hash
@@ -112,9 +111,7 @@ def test_a_listing_that_fails_is_a_failed_stage_and_the_next_attempt_lists_again
         listing = node(pipeline, Source.LISTING)
         with pytest.raises(StageFailedError):
             pipeline.stages.run(listing, run_id="run-1", upstream=None)
-    state = pipeline.stages.run_states.get(listing.kind, "run-1")
-    assert state is not None
-    assert state.outcome is Outcome.FAILED
+    assert pipeline.stages.run_states.get(listing.kind, "run-1").outcome is Outcome.FAILED
     listing = node(pipeline, Source.LISTING)
     batch = pipeline.stages.commit(pipeline.stages.run(listing, run_id="run-1", upstream=None))
     assert len(batch.envelopes) == 2

@@ -123,7 +123,7 @@ def open_pipeline(
             registry=ContractRegistry.load(),
             database=Database.open(chosen.database_url),
             clock=Clock(),
-            connect_queue=lambda *_: fake,  # type: ignore[arg-type, return-value]
+            connect_queue=lambda *_: fake,
         )
     )
 
@@ -167,7 +167,6 @@ def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
 
 def deliver(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -> IntakeReport:
     """Store objects, and record one message that announces all of them."""
-    assert pipeline.settings.object_root is not None
     put(pipeline.settings.object_root, items)
     return take(pipeline, announce([item.event() for item in items], registry=pipeline.registry, name=name))
 
@@ -270,7 +269,6 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
     """Let due retries in and run what is pending, as the ledger's sensor does, until all is done, evidence too."""
     for number in range(rounds):
         clock = pipeline.clock
-        assert isinstance(clock, Clock)
         clock.forward(3600)
         own_tx(pipeline.ledger).retry_due(now=clock(), limit=LIMIT)
         pending = pipeline.ledger.pending_by_partition()
@@ -291,7 +289,6 @@ def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str
         route = registry.route(bucket=bucket, key=key)
         if route.contract is not None and route.kind is KeyKind.DATA:
             match = registry.grammars[route.contract.id].match(key)
-            assert match is not None
             found.setdefault((route.contract.id, match.start.date().isoformat()), []).append(f"s3://{bucket}/{key}")
     return found
 

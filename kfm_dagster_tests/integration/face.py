@@ -87,9 +87,7 @@ class Face:
             requests = self.tick(sensor).run_requests or []
             idle = 0 if requests else idle + 1
             for request in requests:
-                result = self.launch(request)
-                assert result is not None
-                assert result.success
+                assert self.launch(request).success
             launched += requests
         return launched
 

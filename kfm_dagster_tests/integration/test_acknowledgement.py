@@ -21,7 +21,6 @@ from kfm_dagster.views.feeds import IGNORED, IgnoredFilter, rejected_message
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     PARTITION,
-    Clock,
     CrashError,
     Failpoint,
     FakeQueue,
@@ -58,7 +57,6 @@ def run(pipeline: Pipeline, run_id: str = "run-1") -> None:
 
 
 def due_retries(pipeline: Pipeline) -> None:
-    assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(3600)
     own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
 

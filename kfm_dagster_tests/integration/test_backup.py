@@ -39,7 +39,6 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     START,
-    Clock,
     StoredObject,
     announce,
     assert_conserved,
@@ -99,7 +98,6 @@ class Deployment:
         before.close()
         self.typed(self.restore)
         self.pipeline = self.open_again()
-        assert isinstance(self.pipeline.clock, Clock)
         self.pipeline.clock.now = before.clock()
 
     def documents(self) -> dict[str, Any]:

@@ -268,9 +268,9 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     found = list(compare_run(pipeline, dataset="hrrr", run_id="first"))
     assert found
     assert not [one for one in found if one.keys_differing or one.results_differing]
-    version = own_tx(pipeline.ledger).history(unit)[-1].version  # type: ignore[arg-type]
+    version = own_tx(pipeline.ledger).history(unit)[-1].version
     own_tx(pipeline.ledger).override(
-        {unit: version},  # type: ignore[dict-item]
+        {unit: version},
         from_status=Status.SUCCEEDED,
         action=GovernanceAction.REPEAT,
         decision=PERSON,

@@ -154,7 +154,7 @@ def test_the_same_worker_goes_on_and_everything_is_there_once(
 
     run_chain(pipeline, DATASET, PARTITION, RUN)
     # What message_parse had claimed is nobody's batch now; its lease runs out, as that of any lost worker.
-    pipeline.clock.forward(3600)  # type: ignore[attr-defined]
+    pipeline.clock.forward(3600)
     own_tx(pipeline.ledger).release_lost()
     work_until_done(pipeline)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}

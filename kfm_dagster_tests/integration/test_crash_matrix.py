@@ -74,7 +74,7 @@ def story(pipeline: Pipeline, day: date) -> dict[str, Any]:
         "attempts": record.attempts,
         "history": [(entry.from_status, entry.to_status) for entry in own_tx(pipeline.ledger).history(record.wal_id)],
         "intents": [(intent.node.split("@")[0], intent.status) for intent in intents],
-        "outputs": [pipeline.nodes.newest(intent.node).content_hash == intent.content_hash for intent in intents],  # type: ignore[union-attr]
+        "outputs": [pipeline.nodes.newest(intent.node).content_hash == intent.content_hash for intent in intents],
         "run_states": [(state.dataset_id, state.outcome) for state in pipeline.stages.run_states.of_run(run_of(day))],
         "steps": _ends(pipeline, day),
         "lineage": sorted((link.path, link.state) for link in pipeline.lineage.links_of(record.wal_id)),

@@ -63,7 +63,6 @@ def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, obj
     for state in states:
         stored = from_parquet((Path(face.pipeline.settings.storage) / str(state.artifact_uri)).read_bytes())
         recalled = face.pipeline.stages.port.load_output(state.dataset_id, state.run_id)
-        assert recalled is not None
         assert [unit.wal_id for unit in stored] == [unit.wal_id for unit in recalled.envelopes]
         assert {unit.object_uri for unit in stored} == {item.uri for item in volumes(2)}
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {result.dagster_run.run_id}
@@ -128,7 +127,7 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     again = execute(instance, dg.ReexecutionOptions.from_failure(first.run_id, instance))
     assert again.success
     assert again.run_id != first.run_id
-    assert instance.get_run_by_id(again.run_id).root_run_id == first.run_id  # type: ignore[union-attr]
+    assert instance.get_run_by_id(again.run_id).root_run_id == first.run_id
     assert [step for step in executed(again) if "every_unit" not in step] == [
         "stac_register",
         "provenance_emit",
@@ -193,7 +192,7 @@ def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
 
     again = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
     assert again.success
-    assert instance.get_run_by_id(again.run_id).root_run_id == first.run_id  # type: ignore[union-attr]
+    assert instance.get_run_by_id(again.run_id).root_run_id == first.run_id
     # What had failures, too: its units are another run's to try again.
     assert skipped(again) == [str(operator) for operator in operators()]
     assert (traces.records(pipeline), traces.catalog_tree(Path(pipeline.settings.catalog))) == before

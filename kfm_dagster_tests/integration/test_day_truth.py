@@ -36,7 +36,6 @@ def one_is_quarantined(face: Face, objects: Path) -> dg.ExecuteInProcessResult:
 
 def tags(face: Face, result: dg.ExecuteInProcessResult) -> dict[str, str]:
     run = face.instance.get_run_by_id(result.run_id)
-    assert run is not None
     return {name: value for name, value in run.tags.items() if name.startswith(("kfm/quarantined", "kfm/empty"))}
 
 
@@ -55,7 +54,7 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert check.description == "1 of 5 units of the day failed or are quarantined"
     assert (check.metadata["run_units"].value, check.metadata["run_failing"].value) == (2, 0)
-    [row] = check.metadata["failing_units"].records  # type: ignore[union-attr]
+    [row] = check.metadata["failing_units"].records
     assert (row.data["object_uri"], row.data["code"]) == (volumes(1)[0].uri, GateIssue.G4)
     gate = gates(later)[G4]
     assert (gate.passed, gate.severity) == (False, dg.AssetCheckSeverity.WARN)

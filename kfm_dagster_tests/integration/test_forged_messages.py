@@ -100,7 +100,6 @@ def test_a_forged_record_with_a_higher_sequencer_does_not_displace_the_real_late
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path
 ) -> None:
     [item] = volumes(1)
-    assert item.stored is not None
     later = item.stored[:9] + b"002" + item.stored[12:]  # the volume's number
     put(objects, [item])
     take(verifying, sns.signed(of(0, contracts, day=3)))

@@ -54,12 +54,11 @@ def hourly(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the contract expect one volume an hour, as many as the samples of a day have."""
     coverage = Coverage(settles_after_seconds=0, products=[ExpectedProduct(name="volumes", per_hour=1)])
     contract = pipeline.registry[DATASET].model_copy(update={"coverage": coverage})
-    monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)  # type: ignore[arg-type]
+    monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)
 
 
 def at(pipeline: Pipeline, now: datetime) -> None:
     """Set the pipeline's clock."""
-    assert isinstance(pipeline.clock, Clock)
     pipeline.clock.now = now
 
 
@@ -107,7 +106,6 @@ def drawn(svg: str) -> tuple[int, str]:
     root = ET.fromstring(svg)
     space = "{http://www.w3.org/2000/svg}"
     said = root.find(f"{space}desc")
-    assert said is not None
     return sum(rect.get("class") == "m" for rect in root.iter(f"{space}rect")), str(said.text)
 
 
@@ -252,7 +250,7 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
     def watched(*products: ExpectedProduct, followed: tuple[str, ...]) -> tuple[list[str], timedelta]:
         coverage = Coverage(settles_after_seconds=0, products=list(products))
         contract = pipeline.registry[DATASET].model_copy(update={"coverage": coverage})
-        monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)  # type: ignore[arg-type]
+        monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)
         feeds = [
             FollowedProduct(dataset=DATASET, product=name, followed_since=MIDNIGHT, looked_until=None)
             for name in followed
@@ -260,7 +258,6 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda self: feeds)
         seen.clear()
         due = FeedWatch(pipeline).watch()
-        assert due is not None
         return sorted(seen), due - LATER
 
     def product(name: str, per_hour: int = 1, **more: Any) -> ExpectedProduct:
@@ -346,9 +343,7 @@ def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
         f"2 gaps open, 0 closed: {DATASET}: 2 of 12 hours are short, the worst has 0%, the first is {DAY} 05 UTC"
     )
     shown = storage.get_latest_asset_check_execution_by_key([FEED_CHECK])[FEED_CHECK].event
-    assert shown is not None
-    evaluation = shown.dagster_event.event_specific_data  # type: ignore[union-attr]
-    assert isinstance(evaluation, dg.AssetCheckEvaluation)
+    evaluation = shown.dagster_event.event_specific_data
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
     picture = str(evaluation.metadata["picture"].value)
     assert drawn(base64.b64decode(picture.partition("base64,")[2].rstrip(")")).decode())[0] == 2

@@ -65,9 +65,7 @@ def intents(face: Face) -> list[tuple[str, str]]:
 
 
 def first_intent(face: Face) -> IntentStatus:
-    found = face.pipeline.nodes.intents.get(1)
-    assert found is not None
-    return found.status
+    return face.pipeline.nodes.intents.get(1).status
 
 
 def work(face: Face) -> int:
@@ -170,10 +168,6 @@ def test_a_node_that_claims_nothing_is_applied_from_its_own_intent(
     assert work(face) == 0
     code, [row], _ = kfm(*REPLAY, "--confirm")
     assert (code, row["intent"], row["action"]) == (0, intent.wal_id, "run")
-    applied = face.pipeline.nodes.intents.get(intent.wal_id)
-    assert applied is not None
-    assert applied.status is IntentStatus.APPLIED
-    output = face.pipeline.nodes.newest(intent.node)
-    assert output is not None
-    assert output.record["units"] == 2
+    assert face.pipeline.nodes.intents.get(intent.wal_id).status is IntentStatus.APPLIED
+    assert face.pipeline.nodes.newest(intent.node).record["units"] == 2
     assert kfm(*REPLAY)[:2] == (0, [])

@@ -46,9 +46,7 @@ def work(face: Face, sensor: str) -> list[set[str]]:
     """Tick a sensor and launch what it asks for; returns the datasets of each run."""
     requests = face.tick(sensor).run_requests
     for request in requests:
-        result = face.launch(request)
-        assert result is not None
-        assert result.success
+        assert face.launch(request).success
     return [asked_datasets(request) for request in requests]
 
 

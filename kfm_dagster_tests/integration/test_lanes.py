@@ -106,7 +106,7 @@ def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(
     [live] = face.tick("nodd_messages").run_requests
     assert (live.tags["kfm/lane"], live.partition_key) == ("live", PARTITION)
     assert int(live.tags["dagster/priority"]) > 0 > int(bulk.tags["dagster/priority"])
-    assert face.launch(live).success  # type: ignore[union-attr]
+    assert face.launch(live).success
     [record] = own_tx(face.pipeline.ledger).find(partition=PARTITION)
     assert (record.status, record.lane) == (Status.SUCCEEDED, Lane.LIVE)
 

@@ -371,7 +371,7 @@ def test_another_provider_s_etags_are_not_held_against_those_of_messages(
     contract = ingested.registry[DATASET]
     storage = contract.storage.model_copy(update={"provider": "gcp"})
     elsewhere = contract.model_copy(update={"storage": storage})
-    monkeypatch.setitem(ingested.registry.contracts, DATASET, elsewhere)  # type: ignore[arg-type]
+    monkeypatch.setitem(ingested.registry.contracts, DATASET, elsewhere)
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
 
 

@@ -133,7 +133,7 @@ def test_a_stage_refused_by_the_clock_succeeds_with_its_inputs_once_the_clock_is
         attempts_at_look.append(store.since(datetime(2000, 1, 1, tzinfo=UTC)))
         return monitored(contract, objects)
 
-    clock.decided = recorded  # type: ignore[method-assign]
+    clock.decided = recorded
     result = face.execute(JOB, partition=DAY.isoformat())
 
     assert result.success

@@ -141,7 +141,7 @@ def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
         update={"data_asset": contract.stac.data_asset.model_copy(update={"title": "Volume"})}
     )
     monkeypatch.setitem(
-        face.pipeline.registry.contracts, "nexrad-l2", contract.model_copy(update={"stac": stac})  # type: ignore[arg-type]
+        face.pipeline.registry.contracts, "nexrad-l2", contract.model_copy(update={"stac": stac})
     )  # fmt: skip
     second = face.execute("ingest_nexrad_l2", partition=PARTITION)
     check = unit_check(second)

@@ -147,13 +147,10 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pip
     assert state_of(pipeline) == before
     assert_conserved(pipeline)
     store = pipeline.stages.lifecycle.store
-    newest = own_tx(store).newest("failing", failed.kind)
-    assert newest is not None
-    assert newest.state is StageState.ROLLED_BACK
+    assert own_tx(store).newest("failing", failed.kind).state is StageState.ROLLED_BACK
     if last == MessageParse.operator:
         assert rollback is None
     else:
-        assert rollback is not None
         assert list(rollback.compensated) == COMPENSATED.get(last, [])
         assert compensations(pipeline) == ["done", *["done"] * len(rollback.compensated), "run rolled back"]
         unit = own_tx(pipeline.ledger).find(status=Status.PENDING, limit=1)[0]
@@ -161,7 +158,6 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pip
         assert codes[-3:] == ["claimed", LedgerCode.ROLLED_BACK, "retry"]
         assert unit.last_error_message == f"the run was taken back: {WHY}"
         parsed = pipeline.stages.run_states.get("nexrad-l2.message_parse", "failing")
-        assert parsed is not None
         assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, failed.kind)
     verify_chain(store.audit.lines())
 
@@ -187,13 +183,9 @@ def test_a_run_whose_re_execution_fails_sooner_is_taken_back_whole(
     monkeypatch.setattr(MetadataExtract, "params", lambda _: {"other": True})
     failed = run_until(pipeline, MetadataExtract.operator, point="computed", run_id="twice")
 
-    rollback = roll_back(failed, WHY)
-
-    assert rollback is not None
-    assert list(rollback.compensated) == ["nexrad-l2.stac_register"]
+    assert list(roll_back(failed, WHY).compensated) == ["nexrad-l2.stac_register"]
     assert state_of(pipeline) == before
     taken_back = states.get("nexrad-l2.stac_register", "twice")
-    assert taken_back is not None
     assert (taken_back.artifact_uri, taken_back.rolled_back_by) == (None, failed.kind)
     run_chain(pipeline, DATASET, PARTITION, "next", Source.LEDGER)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
@@ -274,9 +266,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
         write(self, record, content)
 
     monkeypatch.setattr(ObjectRunState, "_write", sometimes)
-    rollback = roll_back_or_leave(failed, WHY)
-    assert rollback is not None
-    assert list(rollback.compensated) == COMPENSATED[Settle.operator]
+    assert list(roll_back_or_leave(failed, WHY).compensated) == COMPENSATED[Settle.operator]
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
     is_told = len(unanswered) == 1
     assert compensations(pipeline) == ["done"] * 3 + ["run rolled back"] + (
@@ -315,7 +305,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
     stalled = node(pipeline, kind, "slow")
 
     def sleeps(_batch: Sequence[Envelope]) -> None:
-        pipeline.clock.forward(2_000)  # type: ignore[attr-defined]  # a test's clock
+        pipeline.clock.forward(2_000)
         assert len(own_tx(pipeline.ledger).release_lost().requeued) == UNITS
         run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
         raise ConnectionError("the connection that it waited on is gone")
@@ -326,9 +316,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
     assert roll_back_or_leave(stalled, WHY) is None
     assert_whole(pipeline)
     assert compensations(pipeline) == ["left"]
-    newest = own_tx(pipeline.stages.lifecycle.store).newest("slow", stalled.kind)
-    assert newest is not None
-    assert newest.state is StageState.FAILED
+    assert own_tx(pipeline.stages.lifecycle.store).newest("slow", stalled.kind).state is StageState.FAILED
 
 
 def ingest(pipeline: Pipeline) -> None:
@@ -362,7 +350,7 @@ def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pip
     unit = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0]
     versions = {unit.wal_id: unit.version}
     repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
-    assert own_tx(pipeline.ledger).override(versions, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
+    assert own_tx(pipeline.ledger).override(versions, **repeat) == {unit.wal_id}
     run_chain(pipeline, DATASET, PARTITION, "repeat", Source.LEDGER)
     replayed(pipeline)
     assert_whole(pipeline)

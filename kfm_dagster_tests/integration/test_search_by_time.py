@@ -14,7 +14,7 @@ from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.demo.samples import gfs, hrrr, mrms, nbm
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.commands import Call
-from kfm_dagster_tests.integration.chain import Clock, good, partitions_of, put, run_chain
+from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_chain
 from kfm_dagster_tests.transactions import own_tx
 
 RUN = datetime(2025, 12, 30, 18, tzinfo=UTC)
@@ -66,15 +66,12 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     from pystac_client import Client  # here, because its jsonschema takes seconds of every worker
 
     pipeline = make_pipeline(url=database_url, geoparquet=True, stac_api_dsn=stac_api_url)
-    assert isinstance(pipeline.clock, Clock)
     pipeline.clock.forward(86_400)
     ids: dict[str, str] = {}
     for name, (dataset, key, content, index) in made().items():
         bucket = pipeline.registry[dataset].storage.buckets[0]
         put(objects, [good(bucket, key, content), *([good(bucket, f"{key}.idx", index.encode())] if index else [])])
-        match = pipeline.registry.grammars[dataset].match(key)
-        assert match is not None
-        ids[match.item_id] = name
+        ids[pipeline.registry.grammars[dataset].match(key).item_id] = name
     for dataset, partition in partitions_of(objects, pipeline.registry):
         run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
     # Identity and folder are the run's.

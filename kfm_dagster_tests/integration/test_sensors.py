@@ -107,9 +107,7 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
     # They were parsed by the tick, and no run reads them again.
     file.unlink()
     for request in tick.run_requests:
-        result = face.launch(request)
-        assert result is not None
-        assert result.success
+        assert face.launch(request).success
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 6}
     assert set(queue.deleted) == {message.receipt_handle for message in batch}
 
@@ -212,7 +210,7 @@ def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(
     assert [request.run_key for request in one] == [request.run_key for request in other]
     [request] = one
     assert request.run_config["ops"]["nexrad_l2__message_parse"]["config"]["source"] == Source.LEDGER.name
-    assert face.launch(request).success  # type: ignore[union-attr]
+    assert face.launch(request).success
     assert face.launch(request) is None
     assert "nothing is pending" in face.tick("nodd_ledger").skip_message
 
@@ -220,7 +218,7 @@ def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(
     face.tick("nodd_ledger")
     [later] = face.tick("nodd_ledger").run_requests
     assert later.run_key != request.run_key
-    assert face.launch(later).success  # type: ignore[union-attr]
+    assert face.launch(later).success
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
 
 

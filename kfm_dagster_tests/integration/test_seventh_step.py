@@ -103,8 +103,7 @@ def test_a_run_does_it_and_can_be_compared_with_itself(pipeline: Pipeline, objec
     pipeline.card = pipeline.card.model_copy(update={"machine": machine})
     run(pipeline, objects, "one")
     assert len(NoteTake.taken) == 2
-    state = pipeline.stages.run_states.get(f"nexrad-l2.{VERB}", "one")
-    assert state is not None
+    assert pipeline.stages.run_states.get(f"nexrad-l2.{VERB}", "one") is not None
     compared = {one.stage: one.units for one in compare_run(pipeline, dataset="nexrad-l2", run_id="one")}
     assert list(compared) == [
         f"nexrad-l2.{operator}" for operator in ("stac_register", VERB, "metadata_extract", "integrity_check")
@@ -121,7 +120,6 @@ def test_what_it_did_is_taken_back_with_the_run(
             run(pipeline, objects, "one")
     assert len(NoteTake.taken) == 2
     rollback = roll_back(node(pipeline, ProvenanceEmit, "one"), WHY)
-    assert rollback is not None
     assert list(rollback.compensated) == ["nexrad-l2.stac_register", f"nexrad-l2.{VERB}"]
     assert NoteTake.taken == []
 

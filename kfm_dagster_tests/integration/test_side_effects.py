@@ -41,7 +41,6 @@ class Recorder:
     seen: list[tuple[str, dict[str, Status]]] = field(default_factory=list)
 
     def note(self, effect: str) -> None:
-        assert self.pipeline is not None
         # A connection of its own: it sees what is committed and nothing else.
         self.seen.append((effect, {uri: record.status for uri, record in traces.records(self.pipeline).items()}))
 

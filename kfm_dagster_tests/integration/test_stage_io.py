@@ -57,7 +57,6 @@ def test_a_skip_is_asked_of_the_port_before_the_operator_works_and_only_there(
 
     def says_so(port: RunStatePort, key: RunStateKey, **_: Any) -> StageBatch:
         found = port.load_output(key.dataset_id, first.dagster_run.run_id)
-        assert found is not None
         return replace(found, state=replace(found.state, run_id=key.run_id), skipped=SkipCause.ALREADY_SUCCEEDED)
 
     monkeypatch.setattr(RunStatePort, "skip", says_so)
@@ -116,7 +115,6 @@ def test_materialisations_and_observations_say_what_the_command_says(
     forced = face.execute(JOB, partition=PARTITION, tags={FORCE_TAG: "the reader was wrong"})
     for result, skipped in ((first, (None, None)), (second, ("yes", str(len(NODES)))), (forced, (None, None))):
         run = face.instance.get_run_by_id(result.dagster_run.run_id)
-        assert run is not None
         assert (run.tags.get(SKIPPED_TAG), run.tags.get(f"{SKIPPED_TAG}.nexrad-l2")) == skipped
     reader = Explanations(database=face.pipeline.database, run_states=face.pipeline.stages.run_states)
     for result in (first, second, forced):

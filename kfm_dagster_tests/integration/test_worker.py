@@ -109,7 +109,6 @@ class Desk:
 @pytest.fixture
 def desk(pipeline: Pipeline, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A worker that waits on no wall clock, neither at rest nor at the queue."""
-    assert isinstance(pipeline.clock, Clock)
     desk = Desk(pipeline, Time(pipeline.clock))
     receive = queue.receive
 
@@ -319,7 +318,7 @@ def test_what_others_leave_pending_is_worked_once_they_had_their_time(
             return taken
         return receive(*given, **more)
 
-    queue.receive = receiving  # type: ignore[method-assign]
+    queue.receive = receiving
     if seen_after is None:
         take(desk.pipeline, message)
     desk.work_until(60)
@@ -336,7 +335,7 @@ def test_a_unit_is_tried_again_by_the_look_that_finds_it_due(desk: Desk, objects
     assert (record.status, record.next_attempt_at is None) == (Status.FAILED, False)
     put(objects, [item])
     desk.work_until(1000)
-    due = (record.next_attempt_at - began).total_seconds()  # type: ignore[operator]
+    due = (record.next_attempt_at - began).total_seconds()
     assert due <= desk.reported[1] < due + LOOK_SECONDS
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
 
@@ -514,7 +513,6 @@ def _reported(instance: dg.DagsterInstance) -> list[tuple[dg.AssetKey, str | Non
     for key in asset_keys(DATASET):
         for record in instance.fetch_materializations(key, limit=100).records:
             event = record.asset_materialization
-            assert event is not None
             shown = {name: value.value for name, value in event.metadata.items()}
             found.append((key, event.partition, record.run_id, shown))
     return found

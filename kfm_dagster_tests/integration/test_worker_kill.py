@@ -48,7 +48,6 @@ def test_it_ends_after_its_batch_when_it_is_told_to(
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as process:  # fmt: skip
             try:
-                assert process.stdout is not None
                 batch = json.loads(process.stdout.readline())
                 process.send_signal(number)
                 said = process.communicate(timeout=HANG_SECONDS)

@@ -181,7 +181,7 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: objec
         sqs_primary_queue=f"{name}-work",
         sqs_dlq_queue=f"{name}-dead",
         retry_backoff_seconds=60,
-        **settings,  # type: ignore[arg-type]
+        **settings,
     )
     return DlqFixture(
         pipeline=open_pipeline(cloud, chosen, ContractRegistry.load()),
@@ -219,6 +219,5 @@ def one_attempt_only(registry: ContractRegistry) -> ContractRegistry:
 def reopened(dlq_fixture: DlqFixture, **changes: object) -> DlqFixture:
     """The same queues and database under other settings, or under other contracts (`registry`)."""
     registry = changes.pop("registry", dlq_fixture.pipeline.registry)
-    assert isinstance(registry, ContractRegistry)
     settings = dlq_fixture.pipeline.settings.model_copy(update=changes)
     return dataclasses.replace(dlq_fixture, pipeline=open_pipeline(dlq_fixture.cloud, settings, registry))

@@ -107,10 +107,8 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     ledger = dlq_fixture.pipeline.ledger
     for wal_id in dlq_fixture.wal_ids([MISSING[0], UNKNOWN[0]]):
         record = own_tx(ledger).get(wal_id)
-        assert record is not None
         assert (record.status, record.lane) == (Status.PENDING, Lane.BULK)
     requeued = own_tx(ledger).get(dlq_fixture.wal_ids([MISSING[0]])[0])
-    assert requeued is not None
     assert (requeued.replay_reason, requeued.replay_run_id) == ("dlq-drain", report.run_id)
     counted = dead_letters_counted(dlq_fixture)
     # 210 had been received before; the units of those that failed and of those that were never seen were taken up.
@@ -254,7 +252,6 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
     )
 
     assert (report.end, report.exit_code) == (End.RECURRENCE, ExitCode.FINISHED_WITH_FAILURES)
-    assert report.detail is not None
     assert "missing_object" in report.detail
     # Three came back after the first batch and three after the second, so there was no third.
     assert report.units["requeued"] == 20
@@ -273,9 +270,7 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
 
 
 def _status(dlq_fixture: DlqFixture, number: int) -> Status:
-    record = own_tx(dlq_fixture.pipeline.ledger).get(dlq_fixture.wal_ids([number])[0])
-    assert record is not None
-    return record.status
+    return own_tx(dlq_fixture.pipeline.ledger).get(dlq_fixture.wal_ids([number])[0]).status
 
 
 @pytest.mark.clause("RPL-06")
@@ -313,7 +308,6 @@ def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_del
         {LetterOutcome.DELETED: 2},
     )
     record = own_tx(strict.pipeline.ledger).get(strict.wal_ids([0])[0])
-    assert record is not None
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
     assert strict.dead_bodies() == []
     strict.assert_sound()

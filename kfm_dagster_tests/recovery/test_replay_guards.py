@@ -235,7 +235,6 @@ def test_a_kill_switch_refuses_the_start_and_holds_a_running_replay(stand: Stand
     for _ in range(3):
         stand.clock.forward(600)
         held = stand.engine.advance(run.replay_run_id).hold
-        assert held is not None
         assert (held.reason, "nexrad-l2" in held.observed) == (HoldReason.GUARD, True)
     assert stand.statuses() == {"pending": 2, "failed": 2}
     assert not stand.engine.at_work()
@@ -259,7 +258,7 @@ def grant(stand: Stand, *, attempts: int) -> None:
     """Change the contract's attempts, as a release may."""
     contract = stand.pipeline.registry["nexrad-l2"]
     retry = contract.retry.model_copy(update={"max_attempts": attempts})
-    stand.pipeline.registry.contracts["nexrad-l2"] = contract.model_copy(update={"retry": retry})  # type: ignore[index]
+    stand.pipeline.registry.contracts["nexrad-l2"] = contract.model_copy(update={"retry": retry})
 
 
 @pytest.mark.clause("WAL-10", "RPL-03")
@@ -371,7 +370,6 @@ def test_a_replay_gives_way_to_live_units_that_wait_and_goes_on_by_itself(stand:
     stand.bring("pending", first=50)
     stand.clock.forward(STOP + 1)
     held = stand.engine.advance(run.replay_run_id).hold
-    assert held is not None
     assert held.reason is HoldReason.QUEUE_AGE
     assert stand.engine.report(run.replay_run_id).hold == held
     assert stand.engine.at_work()
@@ -389,7 +387,6 @@ def test_batches_in_flight_hold_the_next_one_until_they_are_done(stand: Stand) -
     assert engine.advance(run.replay_run_id).admitted is not None
     stand.clock.forward(600)
     held = engine.advance(run.replay_run_id).hold
-    assert held is not None
     assert held.reason is HoldReason.IN_FLIGHT
     claimed = stand.claim(run_id="run-2")
     assert engine.advance(run.replay_run_id).hold == held
@@ -405,5 +402,4 @@ def test_a_limit_that_a_release_lowers_holds_a_running_replay(stand: Stand) -> N
     stricter: Limits = stand.limited(max_batch_size=1).limits[Environment.DEV]
     engine = ReplayEngine(pipeline=stand.pipeline, limits={Environment.DEV: stricter})
     held = engine.advance(run.replay_run_id).hold
-    assert held is not None
     assert (held.reason, "max_batch_size" in held.observed) == (HoldReason.GUARD, True)

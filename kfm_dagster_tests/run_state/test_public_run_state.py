@@ -42,7 +42,6 @@ def contract_with(contracts: ContractRegistry, governance: dict[str, Any]) -> Da
 def item_of(contracts: ContractRegistry, contract: DatasetContract) -> dict[str, Any]:
     """The Item of a scan, as stac-register builds it."""
     match = contracts.grammars["goes-abi"].match(goes().key)
-    assert match is not None
     return build_item(goes(), contract=contract, match=match, run_state=run_state("goes-abi"))
 
 

@@ -46,7 +46,7 @@ class DeltaTables(MutableMapping[str, str]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def table(self, name: str):  # type: ignore[no-untyped-def]
+    def table(self, name: str):
         from deltalake import DeltaTable
 
         return DeltaTable(self.folder / name)

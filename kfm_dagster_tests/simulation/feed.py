@@ -131,7 +131,6 @@ class Feed:
         ).record()
         unit = self._unit(record, sample)
         match = self._registry.grammars[unit.dataset].match(unit.key)
-        assert match is not None
         version = Version(
             unit=unit,
             item_id=match.item_id,

@@ -129,7 +129,6 @@ class SimulatedObject(ObjectHandle):
 
 def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str, Any]) -> bytes:
     """Return an object that says what a sample says, with some properties besides or instead."""
-    assert sample.metadata is not None
     said = {name: value for name, value in sample.metadata.stac_properties.items() if name not in TIMES | UNCITED}
     document = {
         "start": sample.time_range_start,

@@ -118,9 +118,7 @@ def headers(objects: Objects) -> Iterator[tuple[str, HeaderMetadata]]:
     """What the readers make of objects, by dataset; what they refuse is left out."""
     for bucket, key, content, sidecar in objects:
         contract = CONTRACTS.route(bucket=bucket, key=key).contract
-        assert contract is not None
         match = CONTRACTS.grammars[contract.id].match(key)
-        assert match is not None
         request = ReadRequest(key=key, groups=match.groups, source=BytesSource(content), sidecar=sidecar)
         try:
             yield contract.id, READERS[contract.metadata_extract.reader](request)
@@ -133,10 +131,8 @@ def extracted(objects: Objects) -> list[Envelope]:
     units = []
     for bucket, key, content, sidecar in objects:
         contract = CONTRACTS.route(bucket=bucket, key=key).contract
-        assert contract is not None
         grammar = CONTRACTS.grammars[contract.id]
         match = grammar.match(key)
-        assert match is not None
         uri, etag = f"s3://{bucket}/{key}", hashlib.md5(content).hexdigest()
         unit = Envelope(
             wal_id=wal_id(dataset=contract.id, object_uri=uri, time_range_start=match.start, object_version=etag),
@@ -167,7 +163,6 @@ def extracted(objects: Objects) -> list[Envelope]:
 def emitted(unit: Envelope) -> Envelope:
     """The unit as it leaves a chain in which everything went well."""
     match = CONTRACTS.grammars[unit.dataset].match(unit.key)
-    assert match is not None
     return unit.evolve(
         stac=StacResult(
             write_status=StacStatus.CREATED,

@@ -84,7 +84,6 @@ def first_with(dataset: str, change: Callable[[Envelope], Envelope]) -> tuple[En
 
 def metadata_with(**changes: Any) -> Callable[[Envelope], Envelope]:
     def change(unit: Envelope) -> Envelope:
-        assert unit.metadata is not None
         return unit.evolve(metadata=replace(unit.metadata, **changes))
 
     return change
@@ -94,7 +93,6 @@ def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
     """Change properties; `__` stands for the colon, None removes one."""
 
     def change(unit: Envelope) -> Envelope:
-        assert unit.metadata is not None
         found = {**unit.metadata.stac_properties, **{name.replace("__", ":"): value for name, value in changes.items()}}
         return metadata_with(stac_properties={name: value for name, value in found.items() if value is not None})(unit)
 
@@ -103,7 +101,6 @@ def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
 
 def stac_with(**changes: Any) -> Callable[[Envelope], Envelope]:
     def change(unit: Envelope) -> Envelope:
-        assert unit.stac is not None
         return unit.evolve(stac=replace(unit.stac, **changes))
 
     return change
@@ -120,7 +117,6 @@ def ring(*positions: tuple[float, float]) -> dict[str, Any]:
 def full_day(dataset: str, day: date) -> list[ProductCount]:
     """As many objects as the contract expects, in every hour."""
     coverage = CONTRACTS[dataset].coverage
-    assert coverage is not None
     return [
         ProductCount(hour=hour, groups={**product.groups, "band": "02"}, objects=product.per_hour)
         for product in coverage.products
@@ -134,7 +130,6 @@ def partition(counts: Sequence[ProductCount], *, day: date = DAY) -> PartitionFa
 
 
 def owner(unit: Envelope, **changes: Any) -> CatalogOwner:
-    assert unit.stac is not None
     values = {
         "item_id": unit.stac.item_id,
         "wal_id": unit.wal_id,
@@ -218,7 +213,7 @@ def cases() -> dict[Gate, list[Case]]:
                     "item_id is missing": first_with("goes-abi", stac_with(item_id=None)),
                     "activity_id is missing": first_with(
                         "goes-abi",
-                        lambda unit: unit.evolve(provenance=replace(unit.provenance, activity_id=None)),  # type: ignore[type-var]
+                        lambda unit: unit.evolve(provenance=replace(unit.provenance, activity_id=None)),
                     ),
                     "dataset is": first_with("hrrr", lambda unit: unit.evolve(dataset="rap"))[::-1],
                     "ends before it starts": first_with(
@@ -451,9 +446,7 @@ def _share_of(gate: Gate) -> tuple[Subject, float]:
     one = properties_with(nexrad__new=1) if gate is Gate.G2 else properties_with(nexrad__latitude=91)
     found = subject(*first_with("nexrad-l2", one))
     (verdict,) = evaluate(found, gates=(gate,))
-    numbers = re.match(r"(\d+) of (\d+)", verdict.observed)
-    assert numbers is not None
-    in_order, total = map(int, numbers.groups())
+    in_order, total = map(int, re.match(r"(\d+) of (\d+)", verdict.observed).groups())
     assert in_order == total - 1
     return found, 1 - 1 / total if gate is Gate.G2 else in_order / total
 
@@ -473,9 +466,7 @@ def test_a_share_passes_at_its_threshold_and_fails_one_step_past(gate: Gate) -> 
 @pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_past(dataset: str) -> None:
-    freshness = CONTRACTS[dataset].freshness
-    assert freshness is not None
-    budget = timedelta(seconds=freshness.budget_seconds)
+    budget = timedelta(seconds=CONTRACTS[dataset].freshness.budget_seconds)
     for age, units in ((budget, 0), (budget + timedelta(microseconds=1), 1)):
         (verdict,) = evaluate(
             subject(*first_with(dataset, lambda unit, age=age: unit.evolve(event_time=REFERENCE - age))),

@@ -97,7 +97,6 @@ def test_content_that_another_run_applied_is_handed_on_with_its_run(runner: Stag
     assert (batch.skipped, batch.applied_by) == (SkipCause.CONTENT_APPLIED, "run")
     assert list(batch.envelopes) == list(first.envelopes)
     recorded = runner.run_states.get("nexrad-l2.integrity_check", "other")
-    assert recorded is not None
     assert (recorded.outcome, recorded.artifact_sha256) == (Outcome.SKIPPED, first.state.artifact_sha256)
     assert recorded.validation_summary["applied_by"] == "run"
     assert runner.port.load_output("nexrad-l2.integrity_check", "other") is not None
@@ -192,7 +191,6 @@ def test_only_success_causes_a_skip(runner: StageRunner, batch: list[Envelope], 
 def test_an_executed_node_records_its_validations(runner: StageRunner) -> None:
     execute(runner, FakeNode([envelope(1), failed(envelope(2)), envelope(3)]))
     state = runner.run_states.get("nexrad-l2.integrity_check", "run")
-    assert state is not None
     assert state.validation_summary == {"checks": 3, "passed": 2, "failed": 1}
 
 
@@ -212,9 +210,7 @@ def test_a_failing_node_is_classed_recorded_and_runs_again(
     with pytest.raises(StageFailedError) as failure:
         execute(runner, FakeNode([], fails=cause))
     assert failure.value.error_class is error_class
-    state = runner.run_states.get("nexrad-l2.integrity_check", "run")
-    assert state is not None
-    assert state.outcome is Outcome.FAILED
+    assert runner.run_states.get("nexrad-l2.integrity_check", "run").outcome is Outcome.FAILED
     assert execute(runner, FakeNode([envelope(1)])).state.outcome is Outcome.SUCCESS
 
 

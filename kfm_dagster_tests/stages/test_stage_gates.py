@@ -214,7 +214,6 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
     node = FakeEffectNode([envelope(1)], verdicts=[fault(gate)])
     with pytest.raises(StageFailedError) as failed:
         execute(runner, node, upstream=first(runner))
-    assert failed.value.decision is not None
     assert failed.value.decision.stops == {stop}
     assert node.calls == ["transform", "compensate"]
     assert lines(runner)[1:] == [
@@ -227,7 +226,6 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     assert newest.compensation == {"undone": 1}
     recorded = runner.run_states.get(SECOND, "run")
-    assert recorded is not None
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
 
 
@@ -241,13 +239,10 @@ def test_under_the_strict_card_every_gate_stops_its_stage_and_rolls_it_back(
     node = FakeEffectNode([envelope(number) for number in range(3)], verdicts=[fault(gate, *units)])
     with pytest.raises(StageFailedError) as failed:
         execute(strict, node, upstream=first(strict, units=3))
-    assert failed.value.decision is not None
     assert failed.value.decision.stops == ({STOPS[gate]} if gate in STOPS else set())
     assert [event for kind, event in lines(strict) if kind == "stop"] == ([STOPS[gate]] if gate in STOPS else [])
     assert state(strict) is StageState.ROLLED_BACK
-    recorded = strict.run_states.get(SECOND, "run")
-    assert recorded is not None
-    assert recorded.outcome is Outcome.FAILED
+    assert strict.run_states.get(SECOND, "run").outcome is Outcome.FAILED
 
 
 @pytest.mark.clause("PCS-20")
@@ -260,9 +255,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
     assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
     # Units that leave stop nothing, and the audit tells of no stop.
     assert [event for kind, event in lines(runner) if kind == "stop"] == []
-    recalled = runner.port.load_output(SECOND, "run")
-    assert recalled is not None
-    assert list(recalled.envelopes) == list(batch.envelopes)
+    assert list(runner.port.load_output(SECOND, "run").envelopes) == list(batch.envelopes)
     # Who has left keeps the first reason.
     gone = failed(envelope(1))
     both = FakeNode([gone], verdicts=[fault(Gate.G1, 1), fault(Gate.G8, 1)], setting=3)
@@ -377,7 +370,6 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
             execute(runner, node, upstream=upstream)
     assert state(runner) is StageState.ROLLED_BACK
     recorded = runner.run_states.get(SECOND, "run")
-    assert recorded is not None
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     assert [one.state for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == SECOND] == [
@@ -413,7 +405,6 @@ def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record
     with pytest.raises(StageFailedError):
         runner.run(slow, run_id="run", upstream=upstream)
     recorded = runner.run_states.get(SECOND, "run")
-    assert recorded is not None
     assert recorded.outcome is Outcome.SUCCESS
     assert recorded.artifact_uri is not None
     assert "compensate" not in slow.calls
@@ -523,7 +514,6 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
     # What the first run applied comes back, so that the node's window moves on where nothing is computed.
     node, upstream = FakeNode([], setting=1), first(runner, "third")
     told = own_tx(runner.lifecycle.store).newest("run", SECOND)
-    assert told is not None
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:
             lock_node(node.name, tx=committing)
@@ -531,7 +521,6 @@ def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_th
             await_a_wait(runner.database, handing_on)
             runner.lifecycle.store.audit.append([told.event(AuditKind.GATE, "G1")], tx=committing)
         skipped = handing_on.result().skipped
-    assert skipped is not None
     assert skipped.applied_by == "run"
 
 
