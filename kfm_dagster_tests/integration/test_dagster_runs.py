@@ -20,7 +20,7 @@ from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalRe
 from kfm_dagster.defs.sensors import ingest_sensors
 from kfm_dagster.errors import ContractError
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
-from kfm_dagster.ingest.nodes import IntegrityCheck, operators
+from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.ledger.state_machine import Status
@@ -275,19 +275,16 @@ def once(of: Any, *, where: Any = lambda *_: True) -> Any:
 
 
 @pytest.mark.clause("PCS-04", "PCS-06")
-@pytest.mark.parametrize("place", ["run-state is read", "the stage computes", "its failure is written down, too"])
-def test_a_database_that_is_away_for_a_moment_is_asked_again(
-    face: Face, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_database_that_is_away_for_a_moment_is_asked_again(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     deliver(face.pipeline, *volumes(2))
-    if place == "run-state is read":
-        of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
-        monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
-    else:
-        monkeypatch.setattr(IntegrityCheck, "transform", once(IntegrityCheck.transform))
-    if place == "its failure is written down, too":
-        monkeypatch.setattr(IdempotentNodes, "fail", once(IdempotentNodes.fail))
+    # Where run-state is read, where a stage computes, and where a stage's failure is written down, too.
+    of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
+    monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
+    for kind in (MetadataExtract, StacRegister):
+        monkeypatch.setattr(kind, "transform", once(kind.transform))
+    registering = once(IdempotentNodes.fail, where=lambda _, intent, *__: "stac_register" in intent.node)
+    monkeypatch.setattr(IdempotentNodes, "fail", registering)
     result = face.execute("ingest_nexrad_l2", partition=DAY.isoformat())
-    steps = [event.event_type_value for event in result.all_events]
-    assert steps.count("STEP_UP_FOR_RETRY") == 1
+    retried = [event.step_key for event in result.all_events if event.event_type_value == "STEP_UP_FOR_RETRY"]
+    assert retried == [f"nexrad_l2__{kind.operator}" for kind in (IntegrityCheck, MetadataExtract, StacRegister)]
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}

@@ -218,28 +218,18 @@ def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_
 
 
 @pytest.mark.one_database
-@pytest.mark.clause("OPR-27", "DAG-12", "SEC-05")
-def test_a_day_before_the_dataset_begins_is_rejected(
+@pytest.mark.clause("OPR-27", "DAG-12", "SEC-05", "BEY-03")
+def test_of_a_lowered_window_a_day_waits_for_a_reload_and_one_before_the_dataset_begins_is_rejected(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
     own_tx(face.pipeline.window).lower(OLD_DAY - timedelta(days=9), actor="ada", reason="an earlier day")
-    queue.waiting += [of_day(OLD_DAY - timedelta(days=1), objects, contracts), tonight(objects, contracts)]
-    assert served(face)[0] == {"2025-04-02"}
-    [rejected] = face.pipeline.deliveries.rejected(limit=10)
-    assert (rejected.reason_code, str(OLD_DAY) in rejected.detail) == ("invalid_time_range", True)
-    assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED}
-
-
-@pytest.mark.one_database
-@pytest.mark.clause("DAG-12", "SEC-05", "BEY-03")
-def test_a_day_by_which_the_window_was_lowered_waits_until_the_code_location_is_loaded_again(
-    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
-) -> None:
-    own_tx(face.pipeline.window).lower(OLD_DAY, actor="ada", reason="an earlier day")
-    queue.waiting += [of_day(OLD_DAY, objects, contracts), tonight(objects, contracts)]
+    days = (OLD_DAY, OLD_DAY - timedelta(days=1))
+    queue.waiting += [*(of_day(day, objects, contracts) for day in days), tonight(objects, contracts)]
     partitions, said = served(face)
     assert partitions == {"2025-04-02"}
     assert "1 units of 2014-07-30 wait: the code location was loaded before" in said
+    [rejected] = face.pipeline.deliveries.rejected(limit=10)
+    assert (rejected.reason_code, str(OLD_DAY) in rejected.detail) == ("invalid_time_range", True)
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}
     assert IGNORED.query(face.pipeline, IgnoredFilter(), None, 10).rows == []
 

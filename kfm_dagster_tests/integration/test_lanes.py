@@ -169,18 +169,6 @@ def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
     assert limits["kfm/lane"] < queue["max_concurrent_runs"]
 
 
-@pytest.mark.clause("BEY-14", "DAG-05", "DAG-09")
-def test_what_is_started_by_hand_counts_as_bulk_work_and_a_dataset_is_the_pool_of_its_steps(
-    face: Face, objects: Path
-) -> None:
-    steps = face.repository.assets_defs_by_key
-    assert {steps[key].op.pool for key in asset_keys("nexrad-l2")} == {"nexrad-l2"}
-    put(objects, volumes(2))
-    result = face.execute("ingest_nexrad_l2", partition=PARTITION)
-    assert result.dagster_run.tags["kfm/lane"] == "bulk"
-    assert {record.lane for record in traces.records(face.pipeline).values()} == {Lane.BULK}
-
-
 @pytest.mark.clause("WSM-11", "BEY-02")
 def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
     face: Face, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
@@ -207,8 +195,12 @@ def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
     assert own_tx(face.pipeline.ledger.leases).all() == []
 
 
-@pytest.mark.clause("BEY-13")
-def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, contracts: ContractRegistry) -> None:
+@pytest.mark.clause("BEY-13", "BEY-14", "DAG-05", "DAG-09")
+def test_a_run_that_is_started_by_hand_is_bulk_work_and_says_when_another_run_took_its_units(
+    face: Face, objects: Path
+) -> None:
+    steps = face.repository.assets_defs_by_key
+    assert {steps[key].op.pool for key in asset_keys("nexrad-l2")} == {"nexrad-l2"}
     put(objects, volumes(2))
     taken: list[str] = []
 
@@ -221,6 +213,8 @@ def test_a_run_whose_units_another_run_took_says_so(face: Face, objects: Path, c
         patch.setattr(ProvenanceEmit, "transform", lambda self: (take_away(), emit(self))[1])
         result = face.execute("ingest_nexrad_l2", partition=PARTITION)
     assert taken
+    assert result.dagster_run.tags["kfm/lane"] == "bulk"
+    assert {record.lane for record in traces.records(face.pipeline).values()} == {Lane.BULK}
     check = unit_check(result)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert check.description == "2 of 2 units of this run were another run's when this one settled them"

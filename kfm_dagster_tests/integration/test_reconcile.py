@@ -130,10 +130,24 @@ def test_each_difference_is_named_and_no_other(ingested: Pipeline, objects: Path
         }
 
 
-def test_an_object_so_young_may_still_be_announced(ingested: Pipeline, objects: Path) -> None:
+def test_an_object_is_missed_after_a_while_and_entered_with_a_record_once_its_dataset_is_on(
+    ingested: Pipeline, objects: Path
+) -> None:
     for late, missed in ((timedelta(seconds=1), 0), (timedelta(0), 1)):
         stored(objects, volumes(4)[3], ago=ON_ITS_WAY - late)
-        assert len(compare_day(ingested, DATASET, DAY).missing_units) == missed
+        compared = compare_day(ingested, DATASET, DAY)
+        assert len(compared.missing_units) == missed
+    ingested.ledger.switches.engage(DATASET, WHY)
+    with pytest.raises(RefusedError, match="is switched off"):
+        repair_day(ingested, compared, WHY, limit=10)
+    assert len(compare_day(ingested, DATASET, DAY).missing_units) == 1
+    ingested.ledger.switches.release(DATASET, WHY)
+    earlier = DAY.replace(year=2024)
+    repair_day(ingested, replace(compared, day=earlier), WHY, limit=9)
+    [entry] = own_tx(ingested.ledger.log).entries(action=GovernanceAction.RECONCILED)
+    assert entry.details == {"day": earlier.isoformat(), "objects": 1, "requeued": 0}
+    # The window reaches back to the repaired day.
+    assert ingested.window.first_day() == earlier
 
 
 def test_a_repair_enters_no_more_than_its_limit_and_says_what_is_left(ingested: Pipeline, objects: Path) -> None:
@@ -201,15 +215,6 @@ def test_no_replay_is_begun_whose_object_is_gone_or_was_written_again(ingested: 
     assert (done["entered"], done["repeated"], done["left"]) == (1, 1, 3)
     # Which is in the bucket: what was entered makes its Item.
     assert "item_without_success" not in differing(compare_day(ingested, DATASET, DAY))
-
-
-def test_nothing_is_repaired_of_a_dataset_that_is_switched_off(ingested: Pipeline, objects: Path) -> None:
-    never_announced(ingested, objects)
-    compared = compare_day(ingested, DATASET, DAY)
-    ingested.ledger.switches.engage(DATASET, WHY)
-    with pytest.raises(RefusedError, match="is switched off"):
-        repair_day(ingested, compared, WHY, limit=10)
-    assert len(compare_day(ingested, DATASET, DAY).missing_units) == 1
 
 
 def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject]:
@@ -373,12 +378,3 @@ def test_another_provider_s_etags_are_not_held_against_those_of_messages(
     elsewhere = contract.model_copy(update={"storage": storage})
     monkeypatch.setitem(ingested.registry.contracts, DATASET, elsewhere)
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
-
-
-def test_a_repair_is_on_record_and_lowers_the_window_to_its_day(ingested: Pipeline, objects: Path) -> None:
-    never_announced(ingested, objects)
-    earlier = DAY.replace(year=2024)
-    repair_day(ingested, replace(compare_day(ingested, DATASET, DAY), day=earlier), WHY, limit=9)
-    [entry] = own_tx(ingested.ledger.log).entries(action=GovernanceAction.RECONCILED)
-    assert entry.details == {"day": earlier.isoformat(), "objects": 1, "requeued": 0}
-    assert ingested.window.first_day() == earlier

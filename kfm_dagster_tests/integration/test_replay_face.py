@@ -48,18 +48,16 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return {name: value.value for name, value in output.step_output_data.metadata.items()}
 
 
-def failing(face: Face, objects: Path) -> None:
-    """One unit that failed because its object was not there; it is there now."""
+@pytest.mark.clause("RPL-01", "RPL-04", "RPL-05")
+def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_what_the_sensor_carries_out(
+    face: Face, objects: Path
+) -> None:
+    """One unit failed because its object was not there; it is there by the time of the replay."""
     [item] = volumes(1)
     take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
     put(objects, [missing(item)])
     face.execute("ingest_nexrad_l2", partition=PARTITION)
     put(objects, [item])
-
-
-@pytest.mark.clause("RPL-01", "RPL-04")
-def test_the_job_is_a_dry_run_unless_told_and_refuses_as_the_command_does(face: Face, objects: Path) -> None:
-    failing(face, objects)
     before = every_row(face.pipeline.database)
     dry = replayed(face, **SCOPE)
     assert dry.success
@@ -73,10 +71,6 @@ def test_the_job_is_a_dry_run_unless_told_and_refuses_as_the_command_does(face: 
     assert not replayed(face, **SCOPE, dry_run=False).success, "it has no reason"
     assert every_row(face.pipeline.database) == before
 
-
-@pytest.mark.clause("RPL-01", "RPL-05")
-def test_the_job_starts_a_replay_that_the_sensor_carries_out(face: Face, objects: Path) -> None:
-    failing(face, objects)
     started = replayed(face, **SCOPE, **WHY, dry_run=False)
     assert started.success
     replay_run_id = shown(started)["replay_run_id"]

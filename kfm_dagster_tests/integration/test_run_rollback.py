@@ -230,7 +230,7 @@ def test_a_run_is_not_taken_back_under_the_process_that_took_the_failed_stage_ov
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_catalog_that_cannot_be_reached_leaves_the_claims_to_the_units_next_attempt(
+def test_claims_stay_while_the_catalog_cannot_be_reached_and_a_rollback_is_done_whose_commit_had_no_answer(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(pipeline, *volumes(UNITS))
@@ -241,8 +241,19 @@ def test_a_catalog_that_cannot_be_reached_leaves_the_claims_to_the_units_next_at
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}
     assert state_of(pipeline)["lineage"] == links
     monkeypatch.undo()
-    assert roll_back(failed, WHY) is not None
+    commits = count(1)
+
+    def lost(failpoint: Failpoint, _: Labels) -> None:
+        if failpoint is Failpoint.DATABASE_COMMIT_AFTER and next(commits) == 1:
+            raise ConnectionError("the server closed the connection")
+
+    install(lost)
+    try:
+        assert roll_back_or_leave(failed, WHY) is not None
+    finally:
+        install(None)
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
+    assert list(pipeline.stages.lifecycle.store.audit.lines())[-1]["event"] == "run rolled back"
 
 
 @pytest.mark.clause("PCS-03", "RSP-07")
@@ -274,25 +285,6 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
     )
     upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != failed.kind]
     assert [state.rolled_back_by for state in upstream] == [failed.kind if is_told else None] * 5
-
-
-@pytest.mark.clause("PCS-03")
-def test_a_rollback_whose_commit_was_not_answered_is_done(pipeline: Pipeline) -> None:
-    deliver(pipeline, *volumes(UNITS))
-    failed = run_until(pipeline, Settle.operator, point="computed", run_id="failing")
-    commits = count(1)
-
-    def lost(failpoint: Failpoint, _: Labels) -> None:
-        if failpoint is Failpoint.DATABASE_COMMIT_AFTER and next(commits) == 1:
-            raise ConnectionError("the server closed the connection")
-
-    install(lost)
-    try:
-        assert roll_back_or_leave(failed, WHY) is not None
-    finally:
-        install(None)
-    assert traces.statuses(pipeline) == {Status.PENDING: 3}
-    assert list(pipeline.stages.lifecycle.store.audit.lines())[-1]["event"] == "run rolled back"
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")

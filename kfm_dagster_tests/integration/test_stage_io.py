@@ -20,7 +20,7 @@ from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.stages import port
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.port import RunStateKey, RunStatePort
-from kfm_dagster_tests.integration.chain import DAY, PARTITION, put, volumes
+from kfm_dagster_tests.integration.chain import PARTITION, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
 
 pytestmark = pytest.mark.one_database
@@ -102,12 +102,13 @@ def versions(result: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.clause("DAG-02", "DAG-16", "RSP-12")
+@pytest.mark.clause("DAG-02", "DAG-16", "RSP-12", "IEN-11")
 def test_materialisations_and_observations_say_what_the_command_says(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, volumes(1))
     first = face.execute(JOB, partition=PARTITION)
+    assert_steps_are_published(face, first.dagster_run.run_id)
     with monkeypatch.context() as patch:
         # An unchanged day of ten thousand units costs no more than one of ten: nothing is read again.
         patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch that was handed on was read"))
@@ -144,13 +145,8 @@ def test_materialisations_and_observations_say_what_the_command_says(
     assert {metadata.get("forced") for metadata in materialisations(forced).values()} == {"the reader was wrong"}
 
 
-@pytest.mark.clause("IEN-11")
-def test_a_run_publishes_its_steps_when_it_ends_and_each_uses_what_the_one_before_made(
-    face: Face, objects: Path
-) -> None:
-    """By itself: a materialisation of the command line has no sensor."""
-    put(objects, volumes(1))
-    run = face.execute(JOB, partition=DAY.isoformat()).dagster_run.run_id
+def assert_steps_are_published(face: Face, run: str) -> None:
+    """The run published its steps at its end, by itself; each uses what the one before it made."""
     root = Path(face.pipeline.settings.lineage) / "steps"
     for _ in range(2):  # the sensor finds nothing unpublished
         [told] = root.glob("openlineage/*/*.ndjson")

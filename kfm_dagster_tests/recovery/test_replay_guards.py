@@ -179,16 +179,6 @@ def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path:
 
 
 @pytest.mark.clause("RPL-03")
-def test_explicit_units_stand_for_a_scope_and_a_bounded_selection_passes(stand: Stand) -> None:
-    units = stand.bring("failed", 3)
-    named = without(datasets=0, event_time=0, status=0).model_dump(mode="json")
-    named["spec"]["filters"]["wal_ids"] = [units[1].wal_id]
-    plan = stand.engine.plan(selection_of(named, source="the test"))
-    assert (plan.refusals, [unit.wal_id for unit in plan.units]) == ((), [units[1].wal_id])
-    assert stand.engine.plan(selection()).refusals == ()
-
-
-@pytest.mark.clause("RPL-03")
 def test_limits_are_stricter_towards_prod() -> None:
     names = [
         "max_selection_records", "max_batch_size", "max_batches", "records_per_second", "batches_per_minute",
@@ -204,20 +194,19 @@ def test_limits_are_stricter_towards_prod() -> None:
 
 
 @pytest.mark.clause("RPL-03")
-def test_a_selection_that_matches_more_than_is_allowed_is_refused_unless_it_takes_the_first(stand: Stand) -> None:
-    units = stand.bring("failed", 5)
+def test_units_and_batches_of_a_selection_are_counted_against_its_limits(stand: Stand) -> None:
+    units = [unit.wal_id for unit in stand.bring("failed", 5)]
+    # Units by name need no other scope.
+    named = without(datasets=0, event_time=0, status=0).model_dump(mode="json")
+    named["spec"]["filters"]["wal_ids"] = [units[1]]
+    plan = stand.engine.plan(selection_of(named, source="the test"))
+    assert (plan.refusals, [unit.wal_id for unit in plan.units]) == ((), [units[1]])
+    assert stand.engine.plan(selection()).refusals == ()
     engine = stand.limited(max_selection_records=4)
     with pytest.raises(GuardError, match="max_selection_records"):
         engine.start(selection(), PERSON)
     plan = engine.plan(selection(limits={"max_records": 3}))
-    assert (plan.refusals, plan.more, [unit.wal_id for unit in plan.units]) == (
-        (), True, [unit.wal_id for unit in units[:3]],
-    )  # fmt: skip
-
-
-@pytest.mark.clause("RPL-03")
-def test_a_selection_that_needs_more_batches_than_it_allows_is_refused(stand: Stand) -> None:
-    stand.bring("failed", 5)
+    assert (plan.refusals, plan.more, [unit.wal_id for unit in plan.units]) == ((), True, units[:3])
     with pytest.raises(GuardError, match="max_batches"):
         stand.engine.start(selection(limits={"batch_size": 2, "max_batches": 2}), PERSON)
     assert stand.engine.plan(selection(limits={"batch_size": 2, "max_batches": 3})).batches == 3

@@ -56,18 +56,20 @@ def lineage_of(contract: DatasetContract, folder: Path) -> dict[str, str]:
     return {path.relative_to(folder / "lineage").as_posix(): path.read_text(encoding="utf-8") for path in files}
 
 
-@pytest.mark.clause("RSP-09")
+@pytest.mark.clause("RSP-09", "RSP-13")
 @pytest.mark.parametrize(
-    ("governance", "node"),
-    [(OPEN, "goes-abi.stac_register"), *((governance, f"{MASKED}.stac_register") for governance in GOVERNED)],
+    ("governance", "name"), [(OPEN, "goes-abi"), *((governance, MASKED) for governance in GOVERNED)]
 )
-def test_items_facets_and_prov_name_the_run_and_the_node(
-    contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any], node: str
+def test_items_facets_and_prov_name_the_run_and_the_node_and_no_governed_dataset(
+    contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any], name: str
 ) -> None:
-    contract = contract_with(contracts, governance)
-    assert item_of(contracts, contract)["properties"]["kfm:run_state"] == run_state("goes-abi") | {"dataset_id": node}
+    contract, node = contract_with(contracts, governance), f"{name}.stac_register"
+    item, files = item_of(contracts, contract), lineage_of(contract, tmp_path)
+    assert item["properties"]["kfm:run_state"] == run_state("goes-abi") | {"dataset_id": node}
+    for path, text in {"item": orjson.dumps(item).decode(), **files}.items():
+        assert name in path + text
+        assert ("goes-abi" in path + text) is (name == "goes-abi")
 
-    files = lineage_of(contract, tmp_path)
     [events] = [text for name, text in files.items() if name.endswith(".ndjson")]
     facet = json.loads(events.splitlines()[1])["run"]["facets"]["kfmRunState"]
     schema = json.loads(FACET.read_text(encoding="utf-8"))
@@ -80,18 +82,6 @@ def test_items_facets_and_prov_name_the_run_and_the_node(
     assert [one["kfm:run_id"] for one in nodes if "Activity" in one["type"]] == [RUN_ID]
     assert [one["kfm:dataset_id"] for one in nodes if "kfm:StacItem" in one["type"]] == [node]
     assert all("kfm:run_id" not in one for one in nodes if "Entity" in one["type"])
-
-
-@pytest.mark.clause("RSP-13")
-@pytest.mark.parametrize("governance", GOVERNED)
-def test_no_public_output_names_a_governed_dataset(
-    contracts: ContractRegistry, tmp_path: Path, governance: dict[str, Any]
-) -> None:
-    contract = contract_with(contracts, governance)
-    public = {"item": orjson.dumps(item_of(contracts, contract)).decode(), **lineage_of(contract, tmp_path)}
-    for name, text in public.items():
-        assert "goes-abi" not in name + text
-        assert MASKED in name + text
 
 
 @pytest.mark.clause("RSP-13")

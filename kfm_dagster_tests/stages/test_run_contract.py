@@ -170,28 +170,26 @@ def test_a_stage_that_fails_leaves_a_failed_intent_that_its_next_attempt_takes_u
     assert [intent.status for intent in runner.nodes.intents.of_run("run")] == [IntentStatus.APPLIED]
 
 
-@pytest.mark.clause("RSP-05")
+@pytest.mark.clause("RSP-05", "RSP-06")
 @pytest.mark.parametrize(
-    ("batch", "outcome"),
+    ("batch", "passed", "outcome"),
     [
-        ([envelope(1)], Outcome.SUCCESS),
-        ([], Outcome.SUCCESS),
-        ([envelope(1), failed(envelope(2))], Outcome.PARTIAL),
-        ([failed(envelope(2))], Outcome.FAILED),
+        ([envelope(1)], 1, Outcome.SUCCESS),
+        ([], 0, Outcome.SUCCESS),
+        ([envelope(1), failed(envelope(2)), envelope(3)], 2, Outcome.PARTIAL),
+        ([failed(envelope(2))], 0, Outcome.FAILED),
     ],
 )
-def test_only_success_causes_a_skip(runner: StageRunner, batch: list[Envelope], outcome: Outcome) -> None:
-    assert execute(runner, FakeNode(batch)).state.outcome is outcome
+def test_an_executed_node_records_its_validations_and_only_success_causes_a_skip(
+    runner: StageRunner, batch: list[Envelope], passed: int, outcome: Outcome
+) -> None:
+    state = execute(runner, FakeNode(batch)).state
+    assert runner.run_states.get("nexrad-l2.integrity_check", "run") == state
+    assert state.outcome is outcome
+    assert state.validation_summary == {"checks": len(batch), "passed": passed, "failed": len(batch) - passed}
     again = FakeNode(batch)
     assert (execute(runner, again).skipped is not None) == (outcome is Outcome.SUCCESS)
     assert ("transform" in again.calls) == (outcome is not Outcome.SUCCESS)
-
-
-@pytest.mark.clause("RSP-06")
-def test_an_executed_node_records_its_validations(runner: StageRunner) -> None:
-    execute(runner, FakeNode([envelope(1), failed(envelope(2)), envelope(3)]))
-    state = runner.run_states.get("nexrad-l2.integrity_check", "run")
-    assert state.validation_summary == {"checks": 3, "passed": 2, "failed": 1}
 
 
 @pytest.mark.clause("RSP-05")

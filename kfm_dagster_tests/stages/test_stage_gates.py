@@ -72,7 +72,7 @@ def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> Stag
     return newest.state if newest else None
 
 
-@pytest.mark.clause("PCS-01", "PCS-07")
+@pytest.mark.clause("PCS-01", "PCS-07", "PCS-15")
 def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
     batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
@@ -87,6 +87,11 @@ def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) 
         ("transition", "running>succeeded"),
     ]
     assert verify_chain(runner.lifecycle.store.audit.lines()) == 7
+    forced = FakeNode([envelope(1)], setting=2)
+    runner.commit(runner.run(forced, run_id="other", upstream=first(runner, "other"), force="the reader was wrong"))
+    assert lines(runner, run_id="other")[:2] == [("override", "forced"), ("transition", "pending>running")]
+    [override, *_] = runner.lifecycle.store.audit.of_stage("other", SECOND)
+    assert override["details"] == {"reason": "the reader was wrong"}
 
 
 @pytest.mark.clause("PCS-02", "PCS-15")
@@ -149,15 +154,6 @@ def test_an_upstream_that_only_run_state_knows_must_not_have_failed(runner: Stag
     with pytest.raises(StageFailedError, match="its upstream has not succeeded"):
         execute(runner, node, upstream=of_old)
     assert node.calls == []
-
-
-@pytest.mark.clause("PCS-15")
-def test_what_is_forced_is_an_override_in_the_audit(runner: StageRunner) -> None:
-    upstream = first(runner)
-    runner.commit(runner.run(FakeNode([envelope(1)]), run_id="run", upstream=upstream, force="the reader was wrong"))
-    assert lines(runner)[:2] == [("override", "forced"), ("transition", "pending>running")]
-    [told] = [line for line in runner.lifecycle.store.audit.of_stage("run", SECOND) if line["kind"] == "override"]
-    assert told["details"] == {"reason": "the reader was wrong"}
 
 
 @pytest.mark.clause("PCS-07")
