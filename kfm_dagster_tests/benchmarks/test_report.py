@@ -1,7 +1,9 @@
-"""`make bench` measures the rows that are asked for, and writes the document from what they printed."""
+"""`make bench` measures the rows that are asked for, counts every process, and writes the document."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from benchmarks import report
 from benchmarks.backlog import BenchResult
 from benchmarks.latency import percentiles
 from benchmarks.pressure import CALLS, Phase
+from benchmarks.processes import CODE_SERVER, RUN, cpu_seconds_by_process, cpu_seconds_of
 from benchmarks.report import Case, cases, main
 from benchmarks.surroundings import Place
 
@@ -126,3 +129,39 @@ def test_rows_can_be_measured_one_at_a_time(tmp_path: Path, ran: list[str]) -> N
     assert ran == [case.command for case in ROWS if case.table == "latency"]
     assert all(command in text for command in ran)
     assert "A store that takes its time" not in text
+
+
+BURNT_SECONDS = 0.4
+RUNS = f"""
+import multiprocessing, sys, time
+
+def run():
+    while time.process_time() < {BURNT_SECONDS}:
+        pass
+
+if __name__ == "__main__":
+    # As the code server does: a process of its own forks the runs, and waits for them.
+    context = multiprocessing.get_context("forkserver")
+    runs = [context.Process(target=run) for _ in range(2)]
+    for one in runs:
+        one.start()
+    for one in runs:
+        one.join()
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_cpu_of_runs_that_have_ended_is_counted(tmp_path: Path) -> None:
+    script = tmp_path / "runs.py"
+    script.write_text(RUNS, encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout.readline() == "done\n"
+        assert cpu_seconds_of([server.pid]) >= 2 * BURNT_SECONDS
+        by_process = cpu_seconds_by_process({CODE_SERVER: server.pid})
+        # The system rounds each time down to hundredths of a second.
+        assert by_process[RUN] >= 2 * BURNT_SECONDS - 0.04
+        assert by_process[CODE_SERVER] + by_process[RUN] == pytest.approx(cpu_seconds_of([server.pid]), abs=0.1)
+        server.communicate()

@@ -150,10 +150,7 @@ def finish(world: World) -> dict[str, Any]:
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """What every way to the end must have in common."""
     assert_conserved(pipeline)
-    lineage = Path(pipeline.settings.lineage)
-    told, edges = traces.events(lineage), traces.prov_edges(lineage)
-    traces.assert_once(told)
-    traces.assert_once(edges)
+    told, edges = traces.told_once(pipeline)
     return {
         "ledger": traces.outcomes(pipeline),
         "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),

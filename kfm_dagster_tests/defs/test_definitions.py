@@ -1,7 +1,9 @@
-"""The resolved graph against the contracts, and what the UI tells of every part of it."""
+"""The resolved graph against the contracts, what the UI tells of every part of it, and `dg` over the checkout."""
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -205,3 +207,26 @@ def test_assembling_opens_no_connection_and_no_file(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("KFM_HOME", raising=False)
     build_definitions(Settings()).resolve_asset_graph()
     assert list(tmp_path.iterdir()) == []
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.clause("DAG-08")
+def test_dg_lists_and_checks_every_definition(contracts: ContractRegistry, tmp_path: Path) -> None:
+    environment = {**os.environ, "KFM_HOME": str(tmp_path / "home"), "DAGSTER_DISABLE_TELEMETRY": "1"}
+    environment.pop("DAGSTER_HOME", None)
+
+    def dg(*arguments: str) -> str:
+        command = [str(Path(sys.executable).parent / "dg"), *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "All definitions loaded successfully" in dg("check", "defs")
+    listed = json.loads(dg("list", "defs", "--json"))
+    assert {asset["group_name"] for asset in listed["assets"]} == {"queue", *(slug(one.id) for one in contracts)}
+    assert {"ingest", "replay", "retention"} <= {job["name"] for job in listed["jobs"]}
+    assert {"nodd_messages", "nodd_ledger"} <= {sensor["name"] for sensor in listed["sensors"]}

@@ -1,4 +1,4 @@
-"""Objects that are truncated, missing, wrong, hostile or of an unusual size: each unit alone has its code."""
+"""Objects that are truncated, missing, wrong, hostile or worse than before: each unit alone has its code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from kfm_dagster.alerts.plan import AlertRule
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, StacIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.feed import ObjectEvent
-from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.nodes import (
@@ -37,6 +39,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators import stac_register as operators_of_a_batch
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectError
+from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
@@ -279,3 +282,70 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
     assert traces.items(Path(pipeline.settings.catalog)) == before
     assert pipeline.ledger.mismatches(limit=10) == []
+
+
+BEGIN = datetime.combine(DAY, time(6), UTC)
+GOOD = {
+    "goes-abi": ("noaa-goes19", *make_goes_abi(product="ABI-L1b-RadC", start=BEGIN, satellite=19, band=13)),
+    "hrrr": ("noaa-hrrr-bdp-pds", *make_hrrr(run=BEGIN, lead=7)[:2]),
+    "nexrad-l2": ("unidata-nexrad-level2", *make_nexrad_level2(site="KICT", start=BEGIN)),
+}
+
+
+def bring(pipeline: Pipeline, objects: Path, dataset: str, content: bytes, *, hour: int) -> None:
+    """Store a version of the dataset's object, announce it, and run what is pending."""
+    bucket, key, _ = GOOD[dataset]
+    put(objects, [good(bucket, key, content)])
+    event = ObjectEvent(
+        bucket=bucket,
+        key=key,
+        size=len(content),
+        etag=hashlib.md5(content).hexdigest(),
+        event_time=datetime(2025, 4, 3, hour, tzinfo=UTC),
+    )
+    take(pipeline, announce([event], registry=pipeline.registry))
+    run_chain(pipeline, dataset, DAY.isoformat(), f"run-{hour}", Source.LEDGER)
+
+
+def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
+    evaluator = pipeline.alert_evaluator()
+    evaluator.evaluate()
+    return [
+        (one.subject, one.place, one.run_id or "")
+        for one in evaluator.store.listed()
+        if one.rule == AlertRule.WORSE_OBJECT
+    ]
+
+
+@pytest.mark.clause("OPR-20")
+@pytest.mark.parametrize("dataset", GOOD)
+def test_a_cut_version_is_quarantined_and_the_item_of_the_whole_one_stays_until_another_is_whole(
+    pipeline: Pipeline, objects: Path, dataset: str
+) -> None:
+    whole = GOOD[dataset][2]
+    bring(pipeline, objects, dataset, whole, hour=1)
+    catalog = Path(pipeline.settings.catalog)
+    before = trees.walk(catalog)
+    assert firing(pipeline) == []
+
+    bring(pipeline, objects, dataset, whole[:-50], hour=2)
+    assert trees.walk(catalog) == before
+    unit = next(iter(traces.records(pipeline).values())).wal_id
+    first, second = own_tx(pipeline.ledger).versions(unit)
+    assert (first.status, second.status) == (Status.SUCCEEDED, Status.QUARANTINED)
+    record = own_tx(pipeline.ledger).get(second.wal_id)
+    assert (record.attempts, record.last_error_code) == (1, "truncated_object")
+    assert firing(pipeline) == [(dataset, "truncated_object", "run-2")]
+    if dataset == "hrrr":
+        again = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
+        bring(pipeline, objects, dataset, again, hour=3)
+        assert firing(pipeline) == []
+        (item,) = traces.items(catalog).values()
+        assert item["assets"]["data"]["file:checksum"] == "d50110" + hashlib.md5(again).hexdigest()
+
+
+@pytest.mark.clause("OPR-20")
+def test_a_bad_object_without_a_good_item_is_no_such_alert(pipeline: Pipeline, objects: Path) -> None:
+    bring(pipeline, objects, "hrrr", GOOD["hrrr"][2][:-50], hour=1)
+    assert {record.status for record in traces.records(pipeline).values()} == {Status.QUARANTINED}
+    assert firing(pipeline) == []

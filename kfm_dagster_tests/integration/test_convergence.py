@@ -51,10 +51,7 @@ def take_items(pipeline: Pipeline) -> None:
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """What two ways to one outcome must have in common."""
-    lineage = Path(pipeline.settings.lineage)
-    told, edges = traces.events(lineage), traces.prov_edges(lineage)
-    traces.assert_once(told)
-    traces.assert_once(edges)
+    told, edges = traces.told_once(pipeline)
     return {
         "ledger": traces.outcomes(pipeline),
         "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),

@@ -1,9 +1,9 @@
-"""What comes by time: beams of a day and alerts (`nodd_due`), retention by its schedule, ticks of a quiet interval."""
+"""What comes by time: beams of a day and alerts (`nodd_due`), evidence, retention, ticks of a quiet interval."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,19 +15,21 @@ import sqlalchemy as sa
 
 from kfm_dagster import outbox
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.jobs import PATH_JOB
+from kfm_dagster.defs.jobs import EVIDENCE_JOB, PATH_JOB
 from kfm_dagster.defs.resources import SqsQueueResource, open_pipeline
+from kfm_dagster.defs.sensors import EVIDENCE_SECONDS, evidence_runs
 from kfm_dagster.exports.validation import validate_report
-from kfm_dagster.governance.log import GovernanceAction
+from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.path_arrivals import LOOKS_BACK, PAUSE
-from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
 from kfm_dagster_tests.factories import received_long_ago
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
-from kfm_dagster_tests.integration.chain import DAY, announce, deliver, put, volumes
+from kfm_dagster_tests.integration.chain import DAY, announce, deliver, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, asked_datasets
 from kfm_dagster_tests.transactions import own_tx
 
@@ -242,3 +244,24 @@ def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_
     message = announce([unit.event()], registry=contracts)
     client.waiting = [{"MessageId": message.message_id, "Body": message.body, "ReceiptHandle": "r"}]
     assert [len(face.tick(sensor).run_requests) for sensor in sensors if sensor == "nodd_messages"] == [1]
+
+
+JANE = Decision(actor="jane", reason="looked odd", change_ref="CHG-7")
+
+
+@pytest.mark.clause("SEC-12")
+def test_a_case_without_evidence_is_asked_for_once_in_a_while(make_pipeline: Callable[..., Pipeline]) -> None:
+    pipeline = make_pipeline()
+    clock = pipeline.clock
+    cases = QuarantineCases(pipeline.database, clock=clock)
+    assert evidence_runs(cases, at=clock()) == []
+    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in volumes(2)))
+    first, second = (record.wal_id for record in own_tx(pipeline.ledger).find())
+    own_tx(pipeline.ledger).quarantine([first], reason_code="looked_odd", decision=JANE)
+    [asked] = evidence_runs(cases, at=clock())
+    clock.forward(EVIDENCE_SECONDS - 1)
+    own_tx(pipeline.ledger).quarantine([second], reason_code="looked_odd", decision=JANE)
+    assert (asked.job_name, evidence_runs(cases, at=clock())) == (EVIDENCE_JOB, [asked])
+    clock.forward(1)
+    [again] = evidence_runs(cases, at=clock())
+    assert again.run_key != asked.run_key

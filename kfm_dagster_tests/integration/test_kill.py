@@ -1,8 +1,12 @@
-"""A whole deployment whose runs, daemon and code server die by SIGKILL: nothing is lost, nothing is doubled."""
+"""A deployment whose runs, daemon and code server die by SIGKILL, and a worker that is told to end: nothing is lost."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, timedelta
@@ -21,6 +25,7 @@ from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
+from kfm_dagster.errors import ExitCode
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, MetadataExtract, ProvenanceEmit, Settle, StacRegister
@@ -28,6 +33,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds
+from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
@@ -149,3 +155,42 @@ def _assert_failures_are_told(pipeline: Pipeline, home: Path) -> None:
     failed = Counter(event["run"]["facets"]["kfmWal"]["wal_id"] for event in told if event["eventType"] == "FAIL")
     records = own_tx(pipeline.ledger).find(limit=1000)
     assert failed == Counter({record.wal_id: 1 for record in records if record.attempts > 1})
+
+
+SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
+
+
+@pytest.fixture
+def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[str, str]:
+    """The environment of an embedded cloud whose queue announces three units."""
+    clouds.feed(cloud_server, contracts, nexrad_level2_samples(DAY, 3), visibility_timeout=10, max_receive_count=1000)
+    return dict(cloud_server.environment())
+
+
+@pytest.mark.clause("BEY-16")
+@pytest.mark.timeout(HANG_SECONDS + 60)
+@pytest.mark.one_database
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_after_its_batch_when_it_is_told_to(
+    announced: dict[str, str], database_url: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    variables = announced | {"KFM_HOME": str(tmp_path / "home"), "KFM_WAL_DSN": database_url}
+    with environment(variables):
+        with subprocess.Popen(
+            [sys.executable, "-c", SERVE, "worker", "--json"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as process:  # fmt: skip
+            try:
+                batch = json.loads(process.stdout.readline())
+                process.send_signal(number)
+                said = process.communicate(timeout=HANG_SECONDS)
+            finally:
+                process.kill()
+        assert (process.returncode, said[0]) == (ExitCode.DONE, "")
+        [line] = said[1].splitlines()
+        assert line.startswith("kfm worker: Dagster is not told of what is stored")
+        pipeline = Pipeline.open(Settings.load())
+        [record] = {(record.status, record.ingest_run_id) for record in own_tx(pipeline.ledger).find(limit=10)}
+        assert record == (Status.SUCCEEDED, batch["run_id"])
+        pipeline.close()

@@ -1,41 +1,60 @@
-"""A volume's Item as its chunks come, in any order, over crashes and rollbacks, until the archive has the volume."""
+"""A volume's Item as its chunks come, in any order, over crashes; one that no chunk ended is closed by a later one."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
+from kfm_dagster.contracts.envelope import CLOSED, Lane
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET as ARCHIVE_BUCKET
 from kfm_dagster.demo.samples.nexrad_level2 import make_nexrad_level2
-from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest import intake
+from kfm_dagster.ingest.nodes import MetadataExtract, Source
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ingest.recording import close, ensure_units
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster.readers.nexrad_chunk import LATER_VOLUME
+from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
+    PARTITION,
     Clock,
+    CrashError,
+    Failpoint,
     StoredObject,
+    assert_conserved,
     good,
     open_pipeline,
+    put,
     run_chain,
+    take,
+    volumes,
     work_until_done,
 )
-from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, work
+from kfm_dagster_tests.integration.chunk_feed import ARCHIVE, CHUNKS, arrive, ingest, notice, work
 from kfm_dagster_tests.transactions import own_tx
 
 START = datetime.combine(DAY, time(6, 0, 3, 250_000), UTC)
-SITE = "KICT"
-ITEM_ID = f"{SITE}{START:%Y%m%d_%H%M%S}_V06"
-S, I2, I3, E = (good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=SITE, start=START))
-WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=SITE, start=START))
+RADAR = "KICT"
+ITEM_ID = f"{RADAR}{START:%Y%m%d_%H%M%S}_V06"
+S, I2, I3, E = (good(BUCKET, key, content) for key, content in make_nexrad_chunks(site=RADAR, start=START))
+WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=RADAR, start=START))
 
 
 def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
@@ -48,9 +67,7 @@ def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """What two ways to one outcome have in common: the Item, what became of each unit, and that all is told once."""
-    lineage = Path(pipeline.settings.lineage)
-    for told in (traces.events(lineage), traces.prov_edges(lineage)):
-        traces.assert_once(told)
+    traces.told_once(pipeline)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     records = traces.records(pipeline)
     assert all(pipeline.lineage.links_of(record.wal_id) for record in records.values())
@@ -67,7 +84,7 @@ def test_an_item_begins_with_the_first_chunk_grows_with_each_and_is_the_archive_
         item = item_of(pipeline)
         properties = item["properties"]
         assert (properties["nexrad:chunks"], properties["nexrad:complete"]) == (number, chunk is E)
-        assert (properties["nexrad:site"], properties["nexrad:vcp"], properties["kfm:dataset"]) == (SITE, 212, CHUNKS)
+        assert (properties["nexrad:site"], properties["nexrad:vcp"], properties["kfm:dataset"]) == (RADAR, 212, CHUNKS)
         assert properties["datetime"] == f"{START:%Y-%m-%dT%H:%M:%S}.000000Z"
         assert item["collection"] == ARCHIVE
         assert item["assets"]["data"]["href"] == chunk.uri
@@ -179,3 +196,306 @@ def test_the_item_is_that_of_the_last_chunk_or_the_archive_s_in_every_order(
     work_until_done(pipeline)
     assert everything(pipeline)["item"] == item_alone(WHOLE if seed % 2 else E)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5 if seed % 2 else 4}
+
+
+SITE = "KTWX"
+MIDNIGHT = datetime.combine(DAY, time(), UTC) + timedelta(days=1)
+STARTS = tuple(MIDNIGHT + timedelta(minutes=minutes) for minutes in (-12, -6, 1))
+"""Of three volumes: two before midnight and one after it."""
+
+
+@cache
+def volume(site: str, number: int, at: datetime | None = None) -> tuple[StoredObject, ...]:
+    """The chunks S, I, I and E of the n-th volume; all have one number, as they do again after a thousand."""
+    made = make_nexrad_chunks(site=site, start=at or STARTS[number], volume_number=7)
+    return tuple(good(BUCKET, key, content) for key, content in made)
+
+
+def archived(site: str, number: int) -> StoredObject:
+    return good(ARCHIVE_BUCKET, *make_nexrad_level2(site=site, start=STARTS[number], volume_number=7))
+
+
+FIRST, SECOND, THIRD = (volume(SITE, number) for number in range(3))
+
+
+def ledger_of(pipeline: Pipeline) -> dict[tuple[str, str | None], NoddWalRecord]:
+    """Every record of chunks, by object and version."""
+    found = own_tx(pipeline.ledger).find(dataset=CHUNKS, limit=10_000)
+    return {(record.object_uri, record.object_version): record for record in found}
+
+
+def closings(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
+    return {uri: record for (uri, version), record in ledger_of(pipeline).items() if version == CLOSED}
+
+
+def items_of(pipeline: Pipeline, site: str = SITE) -> list[dict[str, Any]]:
+    """The Items of a radar, in the order of its volumes."""
+    found = traces.items(Path(pipeline.settings.catalog)).values()
+    return sorted((one for one in found if one["properties"]["nexrad:site"] == site), key=lambda one: str(one["id"]))
+
+
+def end_of(item: Mapping[str, Any]) -> tuple[int, bool, str | None]:
+    """How many chunks an Item tells of, whether the volume is complete, and what closed it."""
+    properties = item["properties"]
+    assert properties.get("nexrad:closed", False) is ("nexrad:closed-by" in properties)
+    return properties["nexrad:chunks"], properties["nexrad:complete"], properties.get("nexrad:closed-by")
+
+
+def assert_all_told_once(pipeline: Pipeline) -> None:
+    traces.told_once(pipeline)
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    assert_conserved(pipeline)
+
+
+# --- in order
+
+
+@pytest.mark.clause("BEY-09")
+def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    ingest(pipeline, objects, *FIRST[:2], run_id="first")
+    [before] = items_of(pipeline)
+    assert end_of(before) == (2, False, None)
+    history = own_tx(pipeline.ledger).history(before["properties"]["kfm:wal_id"])
+
+    report = arrive(pipeline, objects, SECOND[0])
+    assert (report.created, report.closings) == (1, 1)
+    # The earlier volume's day, behind what is announced now, and for the message that closed it.
+    [closing] = closings(pipeline).values()
+    assert (closing.object_uri, closing.partition_key, closing.lane) == (FIRST[1].uri, PARTITION, Lane.BULK)
+    assert closing.sqs_message_id == notice(pipeline, SECOND[0]).message_id
+    work(pipeline, "second")
+
+    first, second = items_of(pipeline)
+    assert end_of(first) == (2, False, LATER_VOLUME)
+    assert end_of(second) == (1, False, None)
+    assert first["properties"]["nexrad:closed"] is True
+    changed = {"kfm:wal_id", "kfm:run_state", "nexrad:closed", "nexrad:closed-by"}
+    kept = [
+        {name: value for name, value in item["properties"].items() if name not in changed} for item in (before, first)
+    ]
+    assert kept[0] == kept[1]
+    assert (first["assets"], first["properties"]["kfm:wal_id"]) == (before["assets"], closing.wal_id)
+    # The chunk's own unit is as it was.
+    assert own_tx(pipeline.ledger).history(before["properties"]["kfm:wal_id"]) == history
+    assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
+    assert_all_told_once(pipeline)
+
+
+# --- in any order
+
+
+SERIAL = itertools.count()
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
+    """Batches of chunks (volume, place) of three volumes: in any order, some again, some never, most without an end."""
+    places = st.sets(st.sampled_from((0, 1, 2, 0, 1, 2, 3)), max_size=4)
+    some = [(number, place) for number in range(3) for place in sorted(draw(places))] or [(0, 0)]
+    sent = draw(st.permutations(some + draw(st.lists(st.sampled_from(some), max_size=4))))
+    cuts = sorted(draw(st.sets(st.integers(1, len(sent)), max_size=6)))
+    return [part for begin, end in itertools.pairwise([0, *cuts, len(sent)]) if (part := sent[begin:end])]
+
+
+def over(known: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The newest chunks of the volumes before the last one, but for those that end theirs."""
+    newest = {number: max(place for one, place in known if one == number) for number, _ in known}
+    return {(number, place) for number, place in newest.items() if number < max(newest) and place != 3}
+
+
+@pytest.mark.clause("BEY-09", "BEY-03")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=arrivals())
+@example(batches=[[(0, 0)], [(1, 0)], [(2, 0)]])
+@example(batches=[[(2, 0)], [(1, 0)], [(0, 0)]])
+@example(batches=[[(0, 0)], [(2, 0)], [(1, 0)]])
+def test_any_arrival_closes_each_volume_that_has_a_later_one_at_the_newest_chunk_that_is_known(
+    pipeline: Pipeline, batches: list[list[tuple[int, int]]]
+) -> None:
+    # The examples share a database, so each has a radar of its own. Nobody reads a chunk here.
+    site = f"X{next(SERIAL) % 1000:03d}"
+    chunks = {
+        (one, place): StoredObject(bucket=BUCKET, key=chunk.key.replace(SITE, site), stored=None, announced=b"")
+        for one, made in enumerate((FIRST, SECOND, THIRD))
+        for place, chunk in enumerate(made)
+    }
+    known: set[tuple[int, int]] = set()
+    expected: set[tuple[int, int]] = set()
+    for count, batch in enumerate(batches):
+        messages = [notice(pipeline, chunks[one], name=f"{count}-{at}-") for at, one in enumerate(batch)]
+        report = take(pipeline, *messages)
+        known |= set(batch)
+        assert report.closings == len(over(known) - expected), (batches, count)
+        expected |= over(known)
+        records = {key: record for key, record in ledger_of(pipeline).items() if f"/{site}/" in key[0]}
+        assert set(records) == {(chunks[one].uri, None) for one in known} | {
+            (chunks[one].uri, CLOSED) for one in expected
+        }
+        for one in expected:
+            closing, own = records[chunks[one].uri, CLOSED], records[chunks[one].uri, None]
+            assert (closing.status, closing.lane, own.status) == (Status.PENDING, Lane.BULK, Status.PENDING)
+            assert (closing.partition_key, closing.event_time) == (own.partition_key, own.event_time)
+
+
+@pytest.mark.clause("BEY-09", "BEY-01")
+def test_a_chunk_that_comes_after_the_closing_is_the_volume_s_newest_and_its_end_opens_nothing(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    ingest(pipeline, objects, FIRST[0], run_id="first")
+    ingest(pipeline, objects, SECOND[0], run_id="second")
+    assert [end_of(item) for item in items_of(pipeline)] == [(1, False, LATER_VOLUME), (1, False, None)]
+    assert arrive(pipeline, objects, FIRST[2]).closings == 1
+    work(pipeline, "late")
+    assert end_of(items_of(pipeline)[0]) == (3, False, LATER_VOLUME)
+    assert arrive(pipeline, objects, FIRST[1]).closings == 0
+    assert arrive(pipeline, objects, FIRST[3]).closings == 0
+    work(pipeline, "its end")
+    assert end_of(items_of(pipeline)[0]) == (4, True, None)
+    assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
+
+
+@pytest.mark.clause("BEY-09", "BEY-01")
+def test_a_chunk_that_is_read_again_after_its_closing_leaves_the_volume_closed(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    put(objects, [FIRST[0], SECOND[0]])
+    take(pipeline, notice(pipeline, FIRST[0]))
+    with pytest.raises(CrashError):
+        run_chain(
+            pipeline,
+            CHUNKS,
+            PARTITION,
+            "dying",
+            Source.LEDGER,
+            dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"),
+        )
+    take(pipeline, notice(pipeline, SECOND[0]))
+    work(pipeline, "closing")
+    closed = items_of(pipeline)[0]
+    assert end_of(closed) == (1, False, LATER_VOLUME)
+    own_tx(pipeline.ledger).release_lost(run_ids=["dying"])
+    work_until_done(pipeline)
+    assert items_of(pipeline)[0] == closed
+    assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
+    assert_all_told_once(pipeline)
+
+
+# --- the archive's object
+
+
+@pytest.mark.clause("BEY-09", "BEY-01")
+@pytest.mark.parametrize("archive_first", [True, False], ids=["before the closing", "after it"])
+def test_the_archive_s_object_of_a_volume_without_end_has_its_item_whenever_it_comes(
+    archive_first: bool, pipeline: Pipeline, objects: Path
+) -> None:
+    ingest(pipeline, objects, *FIRST[:2], run_id="first")
+    steps: list[Sequence[StoredObject]] = [[archived(SITE, 0)], [SECOND[0]]]
+    for number, step in enumerate(steps if archive_first else reversed(steps)):
+        ingest(pipeline, objects, *step, run_id=f"run-{number}")
+    item = items_of(pipeline)[0]
+    assert (item["properties"]["kfm:dataset"], item["assets"]["data"]["href"]) == (ARCHIVE, archived(SITE, 0).uri)
+    assert not {"nexrad:closed", "nexrad:closed-by", "nexrad:complete"} & item["properties"].keys()
+    [closing] = closings(pipeline).values()
+    assert (closing.status, closing.stac_status) == (Status.SUCCEEDED, "no-op" if archive_first else "updated")
+    assert_all_told_once(pipeline)
+
+
+# --- crashes, races, and what cannot be read
+
+
+@pytest.mark.clause("BEY-09")
+def test_an_intake_that_dies_has_closed_nothing_and_the_message_s_next_delivery_does(
+    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(pipeline, objects, *FIRST[:2], run_id="first")
+    before = ledger_of(pipeline)
+
+    def die(*_: object, **__: object) -> None:
+        raise CrashError("before its commit")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(intake, "record_messages", die)
+        with pytest.raises(CrashError):
+            arrive(pipeline, objects, SECOND[0])
+    assert ledger_of(pipeline) == before
+    assert arrive(pipeline, objects, SECOND[0]).closings == 1
+
+
+@pytest.mark.clause("BEY-09")
+@pytest.mark.parametrize("earlier_first", [True, False])
+def test_of_two_volumes_that_are_admitted_at_the_same_time_the_second_finds_the_other(
+    earlier_first: bool, make_pipeline: Callable[..., Pipeline], database_url: str
+) -> None:
+    one, other = (make_pipeline(url=database_url, home=home) for home in ("one", "other"))
+    chunks = [FIRST[1], SECOND[1]] if earlier_first else [SECOND[1], FIRST[1]]
+    made: list[int] = []
+
+    def admit(pipeline: Pipeline, chunk: StoredObject, *, meanwhile: Callable[[], None] = lambda: None) -> None:
+        parsed = [parse_message(notice(pipeline, chunk), registry=pipeline.registry, queue="q")]
+        with pipeline.database.transaction() as tx:
+            ensure_units(pipeline.ledger, parsed, tx=tx)
+            made.append(close(pipeline.ledger, parsed[0].envelopes, tx))
+            meanwhile()
+
+    waiting = threading.Thread(target=admit, args=(other, chunks[1]))
+
+    def wait_for_it() -> None:
+        waiting.start()
+        waiting.join(timeout=0.5)  # long enough to come through where nothing holds it up
+
+    admit(one, chunks[0], meanwhile=wait_for_it)
+    waiting.join(timeout=60)
+    assert not waiting.is_alive()
+    assert made == [0, 1]
+    assert set(closings(one)) == {FIRST[1].uri}
+
+
+@pytest.mark.clause("BEY-09")
+def test_a_newest_chunk_that_cannot_be_read_leaves_the_closing_to_the_one_before_it(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    empty = [replace(chunk, stored=b"") for chunk in (FIRST[1], SECOND[1])]
+    ingest(pipeline, objects, FIRST[0], empty[0], run_id="first")
+    assert ledger_of(pipeline)[empty[0].uri, None].status is Status.QUARANTINED
+    assert arrive(pipeline, objects, SECOND[0]).closings == 1
+    work(pipeline, "second")
+    assert end_of(items_of(pipeline)[0]) == (1, False, LATER_VOLUME)
+    # Nobody knows yet that this one cannot be read; the next volume's next chunk finds the one before it.
+    assert arrive(pipeline, objects, empty[1], THIRD[0]).closings == 1
+    work(pipeline, "third")
+    assert end_of(items_of(pipeline)[1]) == (1, False, None)
+    assert arrive(pipeline, objects, THIRD[1]).closings == 1
+    work(pipeline, "fourth")
+    assert end_of(items_of(pipeline)[1]) == (1, False, LATER_VOLUME)
+    assert set(closings(pipeline)) == {FIRST[0].uri, SECOND[0].uri, SECOND[1].uri}
+
+
+# --- the other ways in
+
+
+@pytest.mark.clause("BEY-09")
+def test_a_backfill_closes_what_it_finds_without_an_end(pipeline: Pipeline, objects: Path) -> None:
+    put(objects, [*FIRST[:2], *SECOND])
+    run_chain(pipeline, CHUNKS, PARTITION, "listed", Source.LISTING)
+    work_until_done(pipeline)
+    assert [end_of(item) for item in items_of(pipeline)] == [(2, False, LATER_VOLUME), (4, True, None)]
+    assert set(closings(pipeline)) == {FIRST[1].uri}
+    assert_all_told_once(pipeline)
+
+
+def test_datasets_without_chunks_ask_the_ledger_nothing_more(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    run = Transaction.run
+    monkeypatch.setattr(
+        Transaction, "run", lambda self, name, *given, **more: asked.append(name) or run(self, name, *given, **more)
+    )
+    take(pipeline, *(notice(pipeline, item) for item in volumes(3)))
+    assert "ledger.ensure" in asked
+    assert "ledger.endless_volumes" not in asked
+    take(pipeline, *(notice(pipeline, item) for item in (*FIRST, *THIRD)))
+    # One question a batch, whatever it holds.
+    assert asked.count("ledger.endless_volumes") == 1

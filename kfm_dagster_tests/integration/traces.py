@@ -95,6 +95,15 @@ def assert_once(counted: Counter[Any]) -> None:
     assert {key: count for key, count in counted.items() if count > 1} == {}
 
 
+def told_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str]], Counter[tuple[str, str, str]]]:
+    """The published events and edges of PROV; none of them stands twice."""
+    lineage = Path(pipeline.settings.lineage)
+    told, edges = events(lineage), prov_edges(lineage)
+    assert_once(told)
+    assert_once(edges)
+    return told, edges
+
+
 def without(unit: Envelope, *names: str) -> Envelope:
     """The unit without some of its sections."""
     return unit.evolve(**dict.fromkeys(names))

@@ -63,10 +63,7 @@ def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection
 
 def left_by(pipeline: Pipeline) -> dict[str, Any]:
     """What readers of the catalog and of the provenance see."""
-    lineage = Path(pipeline.settings.lineage)
-    told, edges = traces.events(lineage), traces.prov_edges(lineage)
-    traces.assert_once(told)
-    traces.assert_once(edges)
+    told, edges = traces.told_once(pipeline)
     return {
         "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
         "completed": {event: count for event, count in told.items() if event[0] == "COMPLETE"},
