@@ -26,7 +26,7 @@ _ENTITIES = {"Feature": "item", "Collection": "collection", "Catalog": "catalog"
 
 
 def validate_item(item: Mapping[str, Any]) -> list[str]:
-    """Return at most MAX_REASONS reasons why this is not a valid Item of ours; empty if valid."""
+    """Return at most MAX_REASONS reasons why an Item breaks STAC or the KFM profile; empty if valid."""
     if item.get("type") != "Feature":
         return [f"type: {item.get('type')!r} is not 'Feature', an Item's type"]
     return validate_document(item) or _disorder(item)

@@ -56,7 +56,7 @@ def ingest_sensors(
     """Return the sensors, switched on. They request runs of `days`, and report units of other days.
 
     `jobs` are the jobs that `nodd_ledger` requests: ingest, and evidence. The sensors hold their resources, because
-    Dagster would create resources anew for every tick, which costs more than an idle tick.
+    Dagster would create new resources for every tick, which costs more than an idle tick.
     """
 
     @dg.sensor(

@@ -175,7 +175,7 @@ class Deliveries:
     def mark_acknowledged(self, taken: Iterable[DueMessage]) -> None:
         """Mark as deleted the messages whose deletion SQS accepted by these receipts.
 
-        A message received again meanwhile stays in flight and is due under its newer receipt: SQS accepts an old
+        A message that was received again stays in flight and is due under its newer receipt, because SQS accepts an old
         receipt without an error, and need not delete the message (DeleteMessage in the SQS API reference).
         """
         pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)

@@ -66,7 +66,7 @@ def official_facet(release: str, name: str, definition: str = "", /, **members: 
 
 
 def kfm_facet(name: str, /, **members: Any) -> dict[str, Any]:
-    """Return a facet of ours."""
+    """Return a facet of this project, which docs/spec defines."""
     return {"_producer": _PRODUCER, "_schemaURL": f"{_SCHEMAS}kfm-{name}-facet.schema.json", **members}
 
 

@@ -62,7 +62,7 @@ class Step:
     outcome: str | None
     """Outcome in run-state; None for a node without run-state, such as another team's."""
     validation_summary: Mapping[str, Any] | None
-    """Summary of the step's checks, where run-state has an output."""
+    """Summary of the step's checks; None without an output in run-state."""
 
     @classmethod
     def of(cls, row: Any, *, public: Callable[[str], str]) -> Step:

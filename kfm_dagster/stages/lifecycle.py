@@ -60,7 +60,7 @@ class StageLifecycle:
     def synchronise(self, node: StageNode) -> str | None:
         """Return the reason for a [Restricted] output, or None if the clock is locked.
 
-        Raises UnlockedClockError where the card rejects stages under an unlocked clock.
+        Raises UnlockedClockError if the card rejects stages under an unlocked clock.
         """
         why = node.unlocked()
         if why is not None and self.card.clock.unlocked == "reject":

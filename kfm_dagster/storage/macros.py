@@ -105,7 +105,7 @@ _TEXTS = {  # SQLite's, PostgreSQL's
     "sqlite": ("$*", ""),
 }
 _PATH = "SET search_path FROM CURRENT"
-"""Without it a role's temporary table would hide ours of the same name (`database.py`)."""
+"""Keeps a role's temporary table from hiding ours of the same name (`database.py`)."""
 _TOKEN = re.compile(r"--[^\n]*|'[^']*'|@(?P<macro>[a-z_0-9]+)")
 _PUNCTUATION = re.compile(r"--[^\n]*|'[^']*'|[(),]")
 _PLACE = re.compile(r"\$(\d|\*)")

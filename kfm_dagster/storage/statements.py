@@ -183,7 +183,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
 def value_of(kind: type[T], row: Mapping[Any, Any]) -> T:
     """Build a value of a dataclass from a row; columns without a field are ignored.
 
-    Raises TypeError where a field without a default has no column.
+    Raises TypeError if a field without a default has no column.
     """
     reading = _reading(cast("Any", kind))
     return kind(

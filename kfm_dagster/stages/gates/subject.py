@@ -150,7 +150,7 @@ class Subject:
 
 
 def _read(metadata: Metadata) -> Mapping[str, Any]:
-    """Return the properties from the object itself, without ours, which governance adds."""
+    """Return the properties from the object itself, without the properties that governance adds."""
     return {name: value for name, value in metadata.stac_properties.items() if not name.startswith("kfm:")}
 
 
