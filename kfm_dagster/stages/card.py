@@ -165,7 +165,7 @@ class Transition(Strict):
 
 
 class RetryPolicy(Strict):
-    """The retries of a stage that failed as a whole; `deadline` is the time from the first attempt to the last."""
+    """The retries of a stage that failed as a whole; none begins later than `deadline` after the first attempt."""
 
     max_retries: int = Field(ge=0, le=20)
     backoff: Literal["const", "exp", "jitter", "exp+jitter"]

@@ -22,7 +22,10 @@ from kfm_dagster.storage.refusal import refusal_of
 
 
 class StageRefusedError(KfmError):
-    """The pipeline card does not let a stage continue, by `error_class` or the gates' `decision`."""
+    """The pipeline card does not let a stage continue.
+
+    `error_class` is the reason, `decision` the gates' decision.
+    """
 
     exit_code = ExitCode.REFUSED
     error_class: ErrorClass
