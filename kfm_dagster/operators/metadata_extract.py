@@ -8,7 +8,7 @@ yield a geometry (`readers/`), Items (`catalog/`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -296,7 +296,8 @@ def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
         coordinates = _nested(same.geometry["coordinates"], depth, decimals)
     except (KeyError, OverflowError, TypeError, ValueError):
         raise _invalid("coordinates are not arrays of finite longitude and latitude in range") from None
-    if depth >= 2 and not all(len(ring) >= 4 and ring[0] == ring[-1] for ring in _rings(coordinates, depth)):
+    polygons = {2: [coordinates], 3: coordinates}.get(depth, ())
+    if not all(len(ring) >= 4 and ring[0] == ring[-1] for polygon in polygons for ring in polygon):
         raise _invalid("a ring is not closed, or has fewer than four positions")
     if depth == 3:
         # Rounding may reduce a part beyond the antimeridian to nothing; then the geometry ends before it.
@@ -318,11 +319,6 @@ def _nested(values: Any, depth: int, decimals: int) -> list[Any]:
     if not (-180 <= longitude <= 180 and -90 <= latitude <= 90):
         raise ValueError("out of range")
     return [longitude, latitude]
-
-
-def _rings(coordinates: list[Any], depth: int) -> Iterator[list[Any]]:
-    for part in coordinates if depth == 3 else [coordinates]:
-        yield from part
 
 
 def _has_extent(ring: list[list[float]]) -> bool:

@@ -84,7 +84,7 @@ def _header(root: Hdf5Group) -> dict[str, Any]:
 def _required(root: Hdf5Group, name: str) -> Hdf5Dataset:
     dataset = root.dataset(name)
     if dataset is None:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"there is no variable {name}")
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} does not exist")
     return dataset
 
 

@@ -241,7 +241,7 @@ def _from_index(
 def _from_walk(window: HeaderWindow, first: GribMessage, findings: Findings) -> Inventory:
     inventory = walk(window, first)
     if inventory.messages is None:
-        text = f"no index lists the messages, which are more than the {WALK_MESSAGES} that are followed without one"
+        text = f"no index lists the messages; without an index only {WALK_MESSAGES} are followed"
         findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
     return inventory
 

@@ -77,7 +77,7 @@ def read_bulletin(data: bytes) -> Bulletin:
     """
     start = _START.match(data)
     if start and not data.endswith(_END):
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the object begins as a transmission and does not end as one")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "the object begins as a transmission and lacks its end")
     heading = _heading(data, start.end() if start else 0)
     message = data[heading.end() : len(data) - len(_END) if start else len(data)]
     is_zlib = message.startswith(_ZLIB)

@@ -55,12 +55,7 @@ def radar_site(icao: str) -> Site | None:
 
 def site_named(identifier: str) -> Site | None:
     """Return a site by its three letters: ICAO's without the first, as in AWIPS identifiers."""
-    return _by_identifier().get(identifier)
-
-
-@cache
-def _by_identifier() -> Mapping[str, Site]:
-    return {icao[1:]: site for icao, site in (*sites().items(), *tdwr_sites().items())}
+    return next((site for site in (*tdwr_sites().values(), *sites().values()) if site.icao[1:] == identifier), None)
 
 
 def _table(name: str) -> Mapping[str, Site]:
