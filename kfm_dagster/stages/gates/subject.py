@@ -47,7 +47,7 @@ def measure(geometry: Any) -> Measured:
             if depth >= 1 and (len(line) < _LEAST or list(line[0]) != list(line[-1])):
                 return Measured(fault="geometry has a ring that is not closed, or of fewer than four positions")
             along, across = zip(*line, strict=True)
-            # A NaN hides from min and max, never from a sum.
+            # A sum, because min and max may miss a NaN.
             if not math.isfinite(sum(along) + sum(across)):
                 return Measured(fault="geometry has a position that is not finite")
             longitudes += (min(along), max(along))
@@ -84,7 +84,7 @@ class PartitionFacts:
     day: date
     counts: Sequence[ProductCount]
     followed: Mapping[str, datetime] | None = None
-    """Time of each product's first announcement here; None for a listed day, when all products are expected."""
+    """Time of each product's first announcement to this deployment; None for a listed day, with all products due."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,13 +110,13 @@ class Extracted:
 class Subject:
     """A stage's output. `reference_time` (aware) is the claim's; unqueried facts are None.
 
-    Failed units have their reason already, so only G8 checks them.
+    Failed units already have a reason, so only G8 checks them.
     """
 
     stage: str
     """The operator that computed the batch."""
     sections: tuple[str, ...] = ()
-    """The sections that a unit has by then unless it failed."""
+    """The sections that a unit has after this stage unless it failed."""
     contract: DatasetContract
     envelopes: Sequence[Envelope]
     reference_time: datetime

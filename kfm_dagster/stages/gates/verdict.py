@@ -33,7 +33,7 @@ class Gate(StrEnum):
     G6 = "G6"
     """Coverage of the partition against the products that the contract expects."""
     G7 = "G7"
-    """Covariance consistency: symmetric and positive definite, and residuals within it."""
+    """Covariance consistency: covariances are symmetric and positive definite, and residuals are within them."""
     G8 = "G8"
     """Uniqueness of wal_id, Item id and object version within batch and catalog."""
 
@@ -56,7 +56,8 @@ class OnFailure(StrEnum):
     """The effect of a failing gate."""
 
     FAIL_UNITS = "fail_units"
-    """The units at fault leave the chain; a fault of the batch, or of all of several units by a stop, stops it."""
+    """The units at fault leave the chain. A fault of the batch stops the stage, as does a fault of all of several units
+    if the gate has a stop."""
     STOP = "stop"
     """The stage fails."""
     RESTRICT = "restrict"
