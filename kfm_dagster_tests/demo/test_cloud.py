@@ -207,8 +207,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         "2014-07-30, where the dataset begins",
         "README.md": "it is not at <bucket>/<key>",
         "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
-        "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi names it as one that it does not "
-        "ingest",
+        "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi excludes the key from ingest",
         "noaa-rtma-pds/CONUS/a.grib2.gz": "no dataset contract names bucket noaa-rtma-pds",
     }
     announced = {
