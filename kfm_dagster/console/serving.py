@@ -9,10 +9,9 @@ import ipaddress
 import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import uvicorn
 from botocore.exceptions import BotoCoreError
@@ -53,24 +52,12 @@ class QueueWatch:
         self._ask(settings.sqs_primary_queue, lambda: self._pipeline.queue.depth().visible)
         self._ask(settings.sqs_dlq_queue, lambda: self._pipeline.dead_letters.depth().total)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Poll every EVERY_SECONDS until the block ends, which does not wait for a poll under way."""
-        over = threading.Event()
-
-        def keep() -> None:
-            self.look()
-            while not over.wait(EVERY_SECONDS):
-                self.look()
-
-        thread = threading.Thread(target=keep, name="queue-watch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            # A thread that outlives the interpreter keeps DuckDB's objects, which its extension reports as leaked.
-            thread.join(SHUTDOWN_SECONDS)
+    def watching(self) -> AbstractContextManager[None]:
+        """Poll now and every EVERY_SECONDS during a block, whose end awaits a poll for SHUTDOWN_SECONDS."""
+        # A thread that outlives the interpreter keeps DuckDB's objects, which its extension reports as leaked.
+        return self._pipeline.threads.repeating(
+            self.look, seconds=EVERY_SECONDS, name="queue-watch", at_once=True, patience=SHUTDOWN_SECONDS
+        )
 
     def _ask(self, queue: str, ask: Callable[[], int]) -> None:
         try:

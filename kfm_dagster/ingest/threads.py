@@ -29,13 +29,27 @@ class Threads:
             return list(pool.map(with_context(work), batch))
 
     @contextmanager
-    def repeating(self, tick: Callable[[], None], *, seconds: float, name: str) -> Iterator[None]:
-        """Call `tick` every `seconds` until the block ends, on a thread that ends with it."""
+    def repeating(
+        self,
+        tick: Callable[[], None],
+        *,
+        seconds: float,
+        name: str,
+        at_once: bool = False,
+        patience: float | None = None,
+    ) -> Iterator[None]:
+        """Call `tick` every `seconds` until the block ends, on a thread that ends with it.
+
+        The first call is `at_once`, or after the first interval. `patience` bounds the wait for a call under way, in
+        seconds; None for no bound.
+        """
         over = threading.Event()
 
         def keep(over: threading.Event) -> None:
-            while not over.wait(seconds):
+            pause = 0.0 if at_once else seconds
+            while not over.wait(pause):
                 tick()
+                pause = seconds
 
         thread = threading.Thread(target=with_context(keep), args=(over,), name=name, daemon=True)
         thread.start()
@@ -43,4 +57,4 @@ class Threads:
             yield
         finally:
             over.set()
-            thread.join()
+            thread.join(patience)
