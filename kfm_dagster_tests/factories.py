@@ -23,7 +23,6 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
-from kfm_dagster.notifications.landing import LandedBatch
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.transactions import own_tx
 
@@ -61,13 +60,19 @@ def envelope(number: int = 0, **changes: Any) -> Envelope:
     return Envelope(**values)
 
 
-def received_long_ago(database: Database, landed: LandedBatch) -> None:
+def landed_path(digest: str) -> str:
+    """Return the path of a landed batch below the storage root."""
+    sha256 = digest.removeprefix("sha256:")
+    return f"landing/{sha256[:2]}/{sha256}.ndjson.gz"
+
+
+def received_long_ago(database: Database, digest: str) -> None:
     """Record a message of a landed batch, which was received years ago and announced nothing."""
     message = Delivery(
-        message_id=landed.digest,
+        message_id=digest,
         queue="q",
         receipt_handle="h",
-        landing_sha256=landed.digest,
+        landing_sha256=digest,
         state=DeliveryState.IGNORED,
     )
     own_tx(Deliveries(database, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC))).record([message])

@@ -153,7 +153,7 @@ def _record(
         requeued = pipeline.ledger.requeue(failed, reason="retry", tx=tx)
         completions = complete(pipeline.ledger, parsed, tx)
         closings = close(pipeline.ledger, created_of(ensured, parsed), tx)
-        record_messages(pipeline.deliveries, messages, parsed, queue=queue, landing_sha256=landed.digest, tx=tx)
+        record_messages(pipeline.deliveries, messages, parsed, queue=queue, landing_sha256=landed, tx=tx)
     changes = _visibility(messages, parsed, off=off, ended=_ended(ensured), now=pipeline.clock())
     if changes:
         pipeline.queue.change_visibility(changes)

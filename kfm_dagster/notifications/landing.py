@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 
 import orjson
@@ -31,35 +30,25 @@ MAX_BATCH_BYTES = 1024**3
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LandedBatch:
-    """A stored batch: digest (`sha256:<hex>`), uri below the storage URL, number of messages."""
-
-    digest: str
-    uri: str
-    count: int
-
-
 class Landing:
     """Stores batches in the deployment's store, and neither overwrites nor deletes any."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def land(self, messages: Sequence[SqsMessage]) -> LandedBatch:
-        """Write a batch unless it exists.
+    def land(self, messages: Sequence[SqsMessage]) -> str:
+        """Write a batch unless it exists; return its digest, `sha256:<hex>`.
 
         The digest covers the unpacked bytes: sorted lines without delivery data, independent of zlib's release.
         """
-        lines = sorted({_line(message) for message in messages})
-        content = b"".join(lines)
+        content = b"".join(sorted({_line(message) for message in messages}))
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         with answering("the landing zone", "KFM_STORAGE_URL"):
             hit(Failpoint.LANDING_PUT_BEFORE)
             with suppress(AlreadyExistsError):  # the same bytes: landing is idempotent
                 self._store.put(_uri(digest), gzip.compress(content, mtime=0), mode="create")
             hit(Failpoint.LANDING_PUT_AFTER)
-        return LandedBatch(digest=digest, uri=_uri(digest), count=len(lines))
+        return digest
 
     def read(self, digest: str) -> tuple[SqsMessage, ...]:
         """Read a batch. Raises ArtifactError if it is missing or does not match its digest."""

@@ -86,7 +86,7 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for number, dataset in enumerate(("goes-abi", "nexrad-l2", "hrrr"), 1):
         run_chain(pipeline, dataset, SAMPLE_DAY.isoformat(), f"{number:08}-1111-4111-8111-111111111111")
     landed = pipeline.landing.land([SqsMessage(message_id=REJECTED, body="{" + 400 * "long")])
-    came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256=landed.digest)
+    came = Delivery(message_id=REJECTED, queue="q", receipt_handle="r", landing_sha256=landed)
     own_tx(pipeline.deliveries).record([came])
     own_tx(pipeline.deliveries).reject(
         [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON")]

@@ -572,7 +572,7 @@ def rejected(home: Path) -> None:
     for number, reasons in enumerate([("malformed_json",), ("unknown_bucket", "key_grammar_mismatch")]):
         message = SqsMessage(message_id=f"rejected-{number}", body=f"{{{number}")
         landed = pipeline.landing.land([message, SqsMessage(message_id="another", body="{}")])
-        one = Delivery(message_id=message.message_id, queue="q", receipt_handle="r", landing_sha256=landed.digest)
+        one = Delivery(message_id=message.message_id, queue="q", receipt_handle="r", landing_sha256=landed)
         own_tx(pipeline.deliveries).record([one])
         own_tx(pipeline.deliveries).reject(
             Rejection(message_id=one.message_id, record_index=index, reason_code=reason, detail="d")

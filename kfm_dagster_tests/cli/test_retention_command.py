@@ -16,7 +16,7 @@ from kfm_dagster.retention.policy import RETENTION, RetentionKind
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster_tests.commands import Call, caller
-from kfm_dagster_tests.factories import received_long_ago
+from kfm_dagster_tests.factories import landed_path, received_long_ago
 
 pytestmark = pytest.mark.clause("BEY-10")
 
@@ -35,7 +35,7 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hold_roots(pipeline.settings, pipeline.database)
     landed = pipeline.landing.land([])
     received_long_ago(pipeline.database, landed)
-    file = Path(pipeline.settings.storage) / landed.uri
+    file = Path(pipeline.settings.storage) / landed_path(landed)
     os.utime(file, (0, 0))
     pipeline.close()
     return home

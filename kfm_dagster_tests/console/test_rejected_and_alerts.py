@@ -43,7 +43,7 @@ def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) ->
     opened = Pipeline(settings=settings, registry=contracts, database=database, clock=clock)
     deliveries = opened.deliveries
     messages = [*(f"message-{number}" for number in range(MESSAGES - 1)), "message-4/of-a-kind"]
-    digest = opened.landing.land([SqsMessage(message_id=one, body=HOSTILE) for one in messages]).digest
+    digest = opened.landing.land([SqsMessage(message_id=one, body=HOSTILE) for one in messages])
     own_tx(deliveries).record(
         Delivery(message_id=one, queue="q", receipt_handle="r", landing_sha256=digest, state=DeliveryState.REJECTED)
         for one in messages

@@ -27,7 +27,7 @@ from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.retention.policy import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
-from kfm_dagster_tests.factories import received_long_ago
+from kfm_dagster_tests.factories import landed_path, received_long_ago
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration.chain import DAY, announce, deliver, put, take, volumes
 from kfm_dagster_tests.integration.face import Face, asked_datasets
@@ -145,7 +145,7 @@ def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_remove
     pipeline = face.pipeline
     landed = pipeline.landing.land([])
     received_long_ago(pipeline.database, landed)
-    file = Path(pipeline.settings.storage) / landed.uri
+    file = Path(pipeline.settings.storage) / landed_path(landed)
     os.utime(file, (0, 0))
 
     def tick() -> Any:
@@ -173,7 +173,7 @@ def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_remove
 @pytest.mark.one_database
 def test_a_policy_that_is_wrong_fails_the_job_in_one_line_and_removes_nothing(face: Face, policy: Path) -> None:
     policy.write_text('version: "1.0.0"\nkeep: {landing: 1d}\n', encoding="utf-8")
-    file = Path(face.pipeline.settings.storage) / face.pipeline.landing.land([]).uri
+    file = Path(face.pipeline.settings.storage) / landed_path(face.pipeline.landing.land([]))
     os.utime(file, (0, 0))
     with pytest.raises(dg.Failure, match=r"retention.yaml line 2: keep.landing is wrong; .* 15d at least"):
         face.repository.get_job("retention").execute_in_process(instance=face.instance)

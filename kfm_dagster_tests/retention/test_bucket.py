@@ -13,7 +13,7 @@ from kfm_dagster.retention import pruning
 from kfm_dagster.retention.policy import RetentionKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
-from kfm_dagster_tests.factories import received_long_ago
+from kfm_dagster_tests.factories import landed_path, received_long_ago
 
 pytestmark = [pytest.mark.clause("BEY-10"), pytest.mark.one_database]
 
@@ -41,4 +41,4 @@ def test_old_objects_of_a_bucket_go_and_others_stay(
         assert batch.bytes
         pruner.remove(batch)
     left = [found["Key"] for found in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
-    assert left == sorted(["other/landing/README", "storage/landing/README", f"storage/{landed[5].uri}"])
+    assert left == sorted(["other/landing/README", "storage/landing/README", f"storage/{landed_path(landed[5])}"])

@@ -133,7 +133,7 @@ def discard(
 def _drain(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> set[WalId]:
     """Record a batch and delete its finished messages; return the requeued units."""
     pipeline = work.pipeline
-    landed = pipeline.landing.land([letter.message for letter in letters]).digest
+    landed = pipeline.landing.land([letter.message for letter in letters])
     with pipeline.database.transaction() as tx:
         unreadable, requeued = _make_known(work, letters, landed, tx)
     readable = [letter for letter in letters if letter.message.message_id not in unreadable]
@@ -237,7 +237,7 @@ def _move(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
 
 def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
     pipeline = work.pipeline
-    landed = pipeline.landing.land([letter.message for letter in letters]).digest
+    landed = pipeline.landing.land([letter.message for letter in letters])
     message_ids = [letter.message.message_id for letter in letters]
     with pipeline.database.transaction() as tx:
         _record(work, letters, [letter.parsed for letter in letters], landed, tx)
