@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from kfm_dagster.cli.decision_options import actor_option, change_ref_option, de
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.contracts.cadence import days_between
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DependencyUnavailableError, ExitCode
 from kfm_dagster.governance.log import Decision
@@ -74,7 +74,8 @@ def reconcile(
     settings = Settings.load()
     decision = decision_of(settings, **decided) if repair else None
     rows, unrepaired, console = [], 0, Console(stderr=True)
-    with _opened(settings, repairing=decision is not None) as pipeline:
+    with opened_pipeline(settings, read_only=not repair) as pipeline:
+        (hold_roots if repair else refuse_foreign_roots)(settings, pipeline.database)
         ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
         compared_days = _days(pipeline.registry, ids, _window(pipeline.clock().date(), days, first, last))
         with bar_of(console, transient=True) as bar:  # after the refusals, each of which is a single line
@@ -98,20 +99,12 @@ def reconcile(
     return ExitCode.FINISHED_WITH_FAILURES if unrepaired else ExitCode.DONE
 
 
-@contextmanager
-def _opened(settings: Settings, *, repairing: bool) -> Iterator[Pipeline]:
-    """Open the deployment. Raises ForeignRootError where its files are another deployment's."""
-    with opened_pipeline(settings, read_only=not repairing) as pipeline:
-        (hold_roots if repairing else refuse_foreign_roots)(pipeline.settings, pipeline.database)
-        yield pipeline
-
-
 def _window(today: date, days: int, first: datetime | None, last: datetime | None) -> list[date]:
     end = last.date() if last else today
     begin = first.date() if first else end - timedelta(days=days - 1)
     if begin > end or end > today:
         raise click.UsageError(f"{begin} to {end} is no window of days up to today")
-    return [begin + timedelta(days=number) for number in range((end - begin).days + 1)]
+    return days_between(begin, end)
 
 
 def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:

@@ -54,6 +54,11 @@ def floor_hour(at: datetime) -> datetime:
     return at.replace(minute=0, second=0, microsecond=0)
 
 
+def days_between(first: date, last: date) -> list[date]:
+    """Return the days from `first` to `last`, both included."""
+    return [first + timedelta(days=number) for number in range((last - first).days + 1)]
+
+
 def settled_until(coverage: Coverage, at: datetime) -> datetime:
     """Return the beginning of the first hour that is not settled at a time."""
     return floor_hour(at - timedelta(seconds=coverage.settles_after_seconds))

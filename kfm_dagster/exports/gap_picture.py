@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime
 from html import escape
 from itertools import groupby
 
-from kfm_dagster.contracts.cadence import HOUR, floor_hour, hours_due, settled_until
+from kfm_dagster.contracts.cadence import HOUR, days_between, floor_hour, hours_due, settled_until
 from kfm_dagster.contracts.quality import Coverage
 from kfm_dagster.drawing.svg import Scale
 from kfm_dagster.ledger.gaps import Gap, GapKind, Gaps
@@ -85,7 +85,7 @@ def _products(
     until = settled_until(coverage, parts.clock())
     table = Gaps(database=parts.database)
     followed = {feed.product: feed.followed_since for feed in table.feeds() if feed.dataset == dataset}
-    days = _days(hours)
+    days = days_between(hours[0].date(), hours[-1].date())
     listed = {day for name, day in table.listed_days(days[0], days[-1]) if name == dataset}
     missing = {(gap.product, gap.hour): gap.seen / gap.expected for gap in gaps if gap.kind is GapKind.HOLE}
     now = {gap.product: gap.kind for gap in gaps if gap.kind is not GapKind.HOLE}
@@ -98,11 +98,6 @@ def _products(
                 shares |= {hour: missing.get((product.name, hour), 1.0) for hour in due if hour >= hours[0]}
         if shares or product.name in now:
             yield GapRow(label=product.name, shares=shares, now=now.get(product.name))
-
-
-def _days(hours: Sequence[datetime]) -> list[date]:
-    first, last = hours[0].date(), hours[-1].date()
-    return [first + timedelta(days=number) for number in range((last - first).days + 1)]
 
 
 def _merged(label: str, products: Sequence[GapRow]) -> list[GapRow]:

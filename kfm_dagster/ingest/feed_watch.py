@@ -13,7 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from kfm_dagster.contracts.cadence import HOUR, LEAST_CADENCE, pace_of, product_hours, products_of, settled_until
+from kfm_dagster.contracts.cadence import (
+    HOUR,
+    LEAST_CADENCE,
+    days_between,
+    pace_of,
+    product_hours,
+    products_of,
+    settled_until,
+)
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Coverage
@@ -144,7 +152,7 @@ class FeedWatch:
     ) -> list[date]:
         earliest = until - timedelta(days=DAYS_BACK)
         since = max(earliest, min(feed.looked_until or feed.followed_since for feed in feeds))
-        new = _days(since.date(), (until - HOUR).date()) if since < until else []
+        new = days_between(since.date(), (until - HOUR).date()) if since < until else []
         return sorted({*new, *self.gaps.open_days(contract.id, since=earliest)})
 
     def _count_arrivals(self, contract: DatasetContract, feeds: Sequence[FollowedProduct], until: datetime) -> None:
@@ -153,11 +161,7 @@ class FeedWatch:
         first = max(last - timedelta(days=DAYS_BACK), min(feed.followed_since for feed in feeds).date())
         with self.gaps.database.snapshot() as view:
             counted = counted_days(contract.id, since=first, tx=view)
-        for day in _days(first, last):
+        for day in days_between(first, last):
             if day not in counted:
                 with self.gaps.database.transaction() as tx:
                     count_day(contract, day, tx=tx)
-
-
-def _days(first: date, last: date) -> list[date]:
-    return [first + timedelta(days=number) for number in range((last - first).days + 1)]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from kfm_dagster.contracts.cadence import days_between
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -179,8 +180,7 @@ class Backfills:
         grammar = self.pipeline.ledger.registry.grammars[dataset]
         begins = self.pipeline.ledger.registry[dataset].storage.first_day
         first = max(first_day, begins)
-        window = (first + timedelta(days=number) for number in range((last_day - first).days + 1))
-        days = [day for day in window if grammar.day_holding(day) == day]
+        days = [day for day in days_between(first, last_day) if grammar.day_holding(day) == day]
         if not days:
             holding = max(grammar.day_holding(first), begins)
             raise BackfillError(
