@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -27,16 +26,12 @@ MOST_OFFERED = 50
 _TYPED = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
-class Named(click.ParamType[str]):
+class Named(click.types.StringParamType):
     """Text that completes to a value of `known`, which returns the values with a prefix."""
 
     def __init__(self, name: str, known: Callable[[str], Iterable[str]]) -> None:
         self.name = name
         self.known = known
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
-        """Return the text unchanged."""
-        return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
         """Offer matching names; none without settings or database, which the command reports."""

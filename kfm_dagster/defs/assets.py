@@ -208,7 +208,8 @@ def _run_stage(
     day = partial(wal.get().day, dataset=dataset_of(key), partition=context.partition_key)
     console = wal.settings().console_url
     try:
-        stage = stage_io.run(node, upstream, force=context.run.tags.get(FORCE_TAG))
+        force = context.run.tags.get(FORCE_TAG)
+        stage = stage_io.stages.run(node, run_id=node.run_id, upstream=upstream, force=force)
     except StageFailedError as error:
         if error.decision is not None:
             yield from gate_results(key, node.required_gates, error.decision, day=day(), console=console)

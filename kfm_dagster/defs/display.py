@@ -42,6 +42,8 @@ from kfm_dagster.storage.artifacts import Artifacts
 
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact has all."""
+FAILING_COLUMNS = ("code", "message", "object_uri", "attempt", "wal_id")
+"""The reason comes first: a page cuts off the other columns."""
 SHOWN_IN_PLACE = 1_000
 """Length above which the UI hides Markdown behind a click."""
 
@@ -49,14 +51,8 @@ SHOWN_IN_PLACE = 1_000
 def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
     """Return a run's failing units as metadata: a table, and links if `console` is set."""
     rows = [
-        {
-            # As text, because it may be a member of an enum that Dagster does not know.
-            "code": str(unit.failure.code),
-            "message": unit.failure.message,
-            "object_uri": unit.object_uri,
-            "attempt": unit.attempt,
-            "wal_id": unit.wal_id,
-        }
+        # As text, because it may be a member of an enum that Dagster does not know.
+        _failing_row(unit, str(unit.failure.code), unit.failure.message, unit.attempt)
         for unit in failing[:MAX_TABLE_ROWS]
         if unit.failure is not None
     ]
@@ -65,17 +61,12 @@ def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) ->
 
 def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str) -> dict[str, Any]:
     """Return a day's failing units as metadata: a table, and links if `console` is set."""
-    rows = [
-        {
-            "code": unit.code,
-            "message": unit.message,
-            "object_uri": unit.object_uri,
-            "attempt": unit.attempts,
-            "wal_id": unit.wal_id,
-        }
-        for unit in failing
-    ]
+    rows = [_failing_row(unit, unit.code, unit.message, unit.attempts) for unit in failing]
     return _shown(rows, console, every=f"failures?dataset={dataset}")
+
+
+def _failing_row(unit: Envelope | FailingUnit, code: str, message: str, attempt: int) -> dict[str, Any]:
+    return dict(zip(FAILING_COLUMNS, (code, message, unit.object_uri, attempt, unit.wal_id), strict=True))
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
@@ -104,13 +95,7 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
     return dg.MetadataValue.table(
         [dg.TableRecord(row) for row in rows],
         schema=dg.TableSchema(
-            columns=[
-                dg.TableColumn("code", "string"),
-                dg.TableColumn("message", "string"),
-                dg.TableColumn("object_uri", "string"),
-                dg.TableColumn("attempt", "int"),
-                dg.TableColumn("wal_id", "string"),
-            ]
+            columns=[dg.TableColumn(name, "int" if name == "attempt" else "string") for name in FAILING_COLUMNS]
         ),
     )
 

@@ -11,7 +11,6 @@ from kfm_dagster.defs.failing import try_again_or_roll_back
 from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.errors import KfmError
 from kfm_dagster.exports.explanations.run_report import NodeAccount
-from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import Settle
 from kfm_dagster.ingest.path_arrivals import PathArrivals
 from kfm_dagster.redaction import redacted_error
@@ -39,10 +38,6 @@ class StageIOManager(dg.ConfigurableIOManager):
     def stages(self) -> StageRunner:
         """The runner of the stages; its `port` is the only way to run-state."""
         return self.pipeline.get().stages
-
-    def run(self, node: ChainNode, upstream: StageBatch | None, *, force: str | None = None) -> StagedNode:
-        """Skip a node or compute it. Raises StageFailedError after recording the failure."""
-        return self.stages.run(node, run_id=node.run_id, upstream=upstream, force=force)
 
     def content_hash(self, stage: StagedNode) -> str | None:
         """Return the hash of a stage's content, or of the content whose output it reuses."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -32,6 +32,8 @@ QUANTILES: Mapping[str, str] = {"0.5": "half_at", "0.9": "most_at", "0.99": "nea
 """Quantile of the waiting units, and the column of `ledger.waiting` with its time."""
 NO_DEPTHS: Mapping[str, int] = {}
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+Amounts: TypeAlias = Mapping[tuple[str, ...], float]
+"""Amounts by the values of their labels."""
 REJECTED = "rejected"
 """Status of records without a unit; their dataset is unknown."""
 
@@ -68,64 +70,40 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
         if move.replay_reason:
             returns[move.dataset, move.replay_reason] = move.moves
     yield _family(
-        GaugeMetricFamily(
-            "nodd_sns_queue_depth",
-            "Messages to be received; of the dead-letter queue all of them.",
-            labels=["queue", "env"],
-        ),
+        GaugeMetricFamily,
+        "nodd_sns_queue_depth",
+        "Messages to be received; of the dead-letter queue all of them.",
+        ("queue", "env"),
         {(queue, env): messages for queue, messages in sorted(depths.items())},
     )
-    yield _family(
-        GaugeMetricFamily(
-            "nodd_sns_queue_age_seconds",
-            "Time since their event of live units that wait or are in work, by quantile.",
-            labels=["queue", "env", "quantile"],
-        ),
-        {
-            (queue, env, quantile): _age(getattr(waiting.get(queue), member, None), now)
-            for queue in queues
-            for quantile, member in QUANTILES.items()
-        },
-    )
-    yield _family(
-        GaugeMetricFamily(
-            "nodd_sns_lineage_waiting", "Batches of lineage not delivered yet.", labels=["destination", "env"]
-        ),
-        {(destination, env): waits.batches for destination, waits in lineage},
-    )
-    yield _family(
-        GaugeMetricFamily(
-            "nodd_sns_lineage_age_seconds",
-            "Time since the oldest of them was recorded.",
-            labels=["destination", "env"],
-        ),
-        {(destination, env): _age(waits.oldest, now) for destination, waits in lineage},
-    )
-    yield _family(
-        CounterMetricFamily("nodd_sns_wal_records", "Moves of records, by status.", labels=["dataset", "status"]),
-        entered,
-    )
-    yield _family(
-        CounterMetricFamily(
-            "nodd_sns_wal_replays", "Returns to pending, by reason.", labels=["dataset", "replay_reason"]
-        ),
-        returns,
-    )
+    ages: Amounts = {
+        (queue, env, quantile): _age(getattr(waiting.get(queue), member, None), now)
+        for queue in queues
+        for quantile, member in QUANTILES.items()
+    }
+    what = "Time since their event of live units that wait or are in work, by quantile."
+    yield _family(GaugeMetricFamily, "nodd_sns_queue_age_seconds", what, ("queue", "env", "quantile"), ages)
+    batches: Amounts = {(destination, env): waits.batches for destination, waits in lineage}
+    what = "Batches of lineage not delivered yet."
+    yield _family(GaugeMetricFamily, "nodd_sns_lineage_waiting", what, ("destination", "env"), batches)
+    oldest: Amounts = {(destination, env): _age(waits.oldest, now) for destination, waits in lineage}
+    what = "Time since the oldest of them was recorded."
+    yield _family(GaugeMetricFamily, "nodd_sns_lineage_age_seconds", what, ("destination", "env"), oldest)
+    what = "Moves of records, by status."
+    yield _family(CounterMetricFamily, "nodd_sns_wal_records", what, ("dataset", "status"), entered)
+    what = "Returns to pending, by reason."
+    yield _family(CounterMetricFamily, "nodd_sns_wal_replays", what, ("dataset", "replay_reason"), returns)
     yield _attempts(moves, datasets)
-    yield _family(
-        CounterMetricFamily(
-            "nodd_sns_replay_mismatch",
-            "Results that differ from an earlier success, unapproved.",
-            labels=["dataset", "env"],
-        ),
-        {(dataset, env): mismatches.get(dataset, 0) for dataset in datasets},
-    )
+    differing: Amounts = {(dataset, env): mismatches.get(dataset, 0) for dataset in datasets}
+    what = "Results that differ from an earlier success, unapproved."
+    yield _family(CounterMetricFamily, "nodd_sns_replay_mismatch", what, ("dataset", "env"), differing)
     yield from _totals(totals, datasets, {"env": env, "queue": settings.sqs_dlq_queue})
 
 
-def _family(family: Family, values: Mapping[tuple[str, ...], float]) -> Family:
-    for labels, value in values.items():
-        family.add_metric(labels, value)
+def _family(kind: type[Family], name: str, what: str, labels: Sequence[str], values: Amounts) -> Family:
+    family = kind(name, what, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 
@@ -179,10 +157,10 @@ def _totals(
         else:
             subjects = {"dataset": datasets, "": ("",)}.get(total.subject, ())
             values = dict.fromkeys(product(subjects, total.known), 0.0) | amounts[total]
-            yield _family(
-                CounterMetricFamily(total, total.documentation, labels=total.labels),
-                {_label_values(total, deployment, *labels): amount for labels, amount in values.items()},
-            )
+            amounts_by_label: Amounts = {
+                _label_values(total, deployment, *labels): amount for labels, amount in values.items()
+            }
+            yield _family(CounterMetricFamily, total, total.documentation, total.labels, amounts_by_label)
 
 
 def _label_values(total: Total, deployment: Mapping[str, str], subject: str, label: str = "") -> tuple[str, ...]:

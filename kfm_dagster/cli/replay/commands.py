@@ -41,7 +41,6 @@ from kfm_dagster.cli.replay.interface import (
     show,
     show_plan,
     show_report,
-    show_runs,
     starting,
 )
 from kfm_dagster.cli.session import opened_pipeline
@@ -58,6 +57,7 @@ from kfm_dagster.stages.failure import StageFailedError
 POLL_SECONDS = 1.0
 IDLE_SECONDS = 30.0
 """Time without a change before the warning: a daemon takes about ten seconds to start a run."""
+RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
 INTENT_COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
 DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
 MOST_UNITS = 10_000
@@ -148,7 +148,8 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
     """
     with _engine(shell, read_only=True) as engine:
         if replay_run_id is None:
-            show_runs(engine.newest(), output=shell.output)
+            rows = [run.as_json() for run in engine.newest()]
+            show(rows, output=shell.output, as_table=lambda: show_rows(rows, RUN_COLUMNS))
         else:
             replay_run_id = REPLAY.whole_in(engine.pipeline.database, replay_run_id)
             show_report(engine.report(replay_run_id), output=shell.output)

@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from pathlib import Path
@@ -23,14 +23,14 @@ from kfm_dagster.cli.completion import COUNT, DATASET, ERROR_CODE, POSITIVE, UNI
 from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option, confirm_option
 from kfm_dagster.cli.filter_options import option_group
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_fields, show_rows, show_section
+from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.documents import read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import Report
 from kfm_dagster.recovery.replay.plan import PlannedReplay
-from kfm_dagster.recovery.replay.runs import ReplayRun, outcome_line
+from kfm_dagster.recovery.replay.runs import outcome_line
 from kfm_dagster.recovery.replay.selection import Mode, Selection, load_selection, selection_from
 from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import Environment, Settings
@@ -41,7 +41,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _META = "kfm_dagster.recovery"
 FORMATS = ("table", "json", "yaml")
 LEVELS = ("debug", "info", "warning", "error")
-RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
 EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time")
 
 INSTEAD = {
@@ -278,12 +277,6 @@ def show_plan(plan: PlannedReplay, *, output: str) -> None:
 def show_report(report: Report, *, output: str) -> None:
     """Print the progress of a replay."""
     show(report.as_json(), output=output, as_table=lambda: _report_table(report))
-
-
-def show_runs(found: Sequence[ReplayRun], *, output: str) -> None:
-    """Print replays."""
-    rows = [run.as_json() for run in found]
-    show(rows, output=output, as_table=lambda: show_rows(rows, RUN_COLUMNS))
 
 
 def nothing_selected(plan: PlannedReplay) -> str:
