@@ -49,18 +49,18 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     settings = Settings.load()
     configuration = read_configuration(settings)
     findings = examine(_checks_of(settings, configuration), seconds=seconds)
-    _show(findings, as_json=as_json)
-    return ExitCode.FINISHED_WITH_FAILURES if _count(findings)[Health.FAULT] else ExitCode.DONE
+    counts = Counter(finding.verdict for finding in findings)
+    _show(findings, counts, as_json=as_json)
+    return ExitCode.FINISHED_WITH_FAILURES if counts[Health.FAULT] else ExitCode.DONE
 
 
-def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
-    counts = _count(found)
+def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], *, as_json: bool) -> None:
     if as_json:
         counted = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
-        click.echo(json.dumps({**counted, "findings": [asdict(diagnosis) for diagnosis in found]}))
+        click.echo(json.dumps({**counted, "findings": [asdict(diagnosis) for diagnosis in findings]}))
         return
-    width = max(len(diagnosis.check) for diagnosis in found)
-    for diagnosis in found:
+    width = max(len(diagnosis.check) for diagnosis in findings)
+    for diagnosis in findings:
         click.echo(f"{diagnosis.verdict.value:8}{diagnosis.check:{width}}  {diagnosis.what}")
         for name, value in (
             ("observed", diagnosis.observed),
@@ -70,10 +70,6 @@ def _show(found: Sequence[Diagnosis], *, as_json: bool) -> None:
             if value is not None:
                 click.echo(f"{'':{8 + width}}  {name + ':':10}{value}")
     click.echo(f"{counts[Health.FAULT]} faults, {counts[Health.WARNING]} warnings, {counts[Health.OK]} ok")
-
-
-def _count(found: Sequence[Diagnosis]) -> Counter[Health]:
-    return Counter(finding.verdict for finding in found)
 
 
 def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
@@ -90,7 +86,7 @@ def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
     endpoint = partial(time_server, settings, registry)
     folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in locations if "://" not in place)]
     return {
-        "configuration": partial(_configuration, read),
+        "configuration": lambda: [ok(f"settings, pipeline card and {len(list(registry))} contracts are in order")],
         "database": partial(stores.check_database, settings),
         "backups": partial(stores.check_backups, settings, utc_now),
         "retention": partial(stores.check_retention, settings),
@@ -127,7 +123,3 @@ def _left_out(error: str) -> Iterator[Diagnosis]:
         expected="a package that can be loaded",
         next_step="install what it needs, or uninstall it",
     )
-
-
-def _configuration(read: Configuration) -> Iterator[Diagnosis]:
-    yield ok(f"settings, pipeline card and {len(list(read.registry))} contracts are in order")

@@ -48,8 +48,7 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
                 require_dataset(wanted.dataset)
             with opened_pipeline(read_only=True) as pipeline:
                 if wal_id := getattr(wanted, "wal_id", None):
-                    with pipeline.database.snapshot() as tx:
-                        wanted = wanted.model_copy(update={"wal_id": UNIT.whole(tx, wal_id)})
+                    wanted = wanted.model_copy(update={"wal_id": UNIT.whole_in(pipeline.database, wal_id)})
                 rows = view.query(pipeline, wanted, None, limit + 1).rows
             if ids:
                 click.echo("".join(f"{getattr(row, view.columns[0])}\n" for row in rows[:limit]), nl=False)

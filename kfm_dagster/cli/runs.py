@@ -108,11 +108,9 @@ def _details(node: NodeAccount) -> list[dict[str, Any]]:
         {"field": name, "value": value} for name, value in json_row(node).items() if value and name not in overview
     ]
     inputs = [
-        {"field": "input", "value": " ".join(f"{name}={value}" for name, value in node_input.items() if name != "uri")}
-        for node_input in node.inputs
+        {"field": "input", "value": " ".join([entry["uri"], *(f"{k}={v}" for k, v in entry.items() if k != "uri")])}
+        for entry in node.inputs
     ]
-    for row, node_input in zip(inputs, node.inputs, strict=True):
-        row["value"] = f"{node_input['uri']} {row['value']}".strip()
     took = [{"field": name, "value": _rounded(value)} for name, value in node.took.items()]
     return [*inputs, *fields, *took]
 

@@ -31,7 +31,7 @@ from kfm_dagster.console.pages import STATIC, Pages, query_of, static
 from kfm_dagster.console.requests import REFUSALS, given, is_page, refusal, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
-from kfm_dagster.exports.validation import DAYS, MOST_DAYS, report_span, report_tables, validate_report
+from kfm_dagster.exports.validation import DAYS, MOST_DAYS, report_tables, validate_report
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.views.view import BASE
 from kfm_dagster.web_guard import WebGuard
@@ -75,8 +75,7 @@ def console_app(
         report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=days))
         if not as_page:
             return Response(json.dumps(report), media_type=JSON)
-        tables, span = report_tables(report), report_span(report)
-        return pages.page(request, "validation.html", report=report, tables=tables, span=span, days=days)
+        return pages.page(request, "validation.html", report=report, tables=report_tables(report), days=days)
 
     def metrics(_: Request) -> Response:
         return Response(exposition(pipeline, depths()), headers={"content-type": CONTENT_TYPE_LATEST})

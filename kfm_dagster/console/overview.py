@@ -24,6 +24,7 @@ from kfm_dagster.console.requests import is_page
 from kfm_dagster.drawing.footprints import draw as draw_footprints
 from kfm_dagster.drawing.map_ground import Size
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
+from kfm_dagster.governance.masking import outline
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
@@ -86,12 +87,7 @@ def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
         ]
         rows = view.run("catalog.boxes_of_units", wal_ids=wal_ids).all()
     for row in rows:
-        parts = [(row.west, row.east)] if row.west <= row.east else [(row.west, 180.0), (-180.0, row.east)]
-        rings = [
-            [[west, row.south], [east, row.south], [east, row.north], [west, row.north], [west, row.south]]
-            for west, east in parts
-        ]
-        yield {"type": "MultiPolygon", "coordinates": [[ring] for ring in rings]}
+        yield outline((row.west, row.south, row.east, row.north))
 
 
 def _units_path(status: Status, row: Mapping[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from kfm_dagster.console.requests import BadRequestError, given, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
-from kfm_dagster.exports.validation import figure, report_span, report_tables
+from kfm_dagster.exports.validation import figure, report_tables
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
@@ -221,8 +221,7 @@ def row_id(request: Request, name: str) -> int:
 
 def validation_page(report: Mapping[str, Any]) -> str:
     """Return a validation report as a self-contained page that begins with REPORT_OPENING."""
-    tables, span = report_tables(report), report_span(report)
-    return _TEMPLATES.get_template("report.html").render(report=report, tables=tables, span=span)
+    return _TEMPLATES.get_template("report.html").render(report=report, tables=report_tables(report))
 
 
 def with_query(request: Request, **changes: str | None) -> str:

@@ -29,6 +29,7 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.views.feeds import IGNORED_COUNTS, IgnoredFilter
 
 MAX_FAILING_SHOWN = 20
+TERMINAL_OR_FAILED = (Status.SUCCEEDED, Status.FAILED, Status.QUARANTINED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +83,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
         datasets={
             contract.id: {
                 "received": sum(counts.get(contract.id, {}).values()),
-                "succeeded": counts.get(contract.id, {}).get(Status.SUCCEEDED, 0),
-                "failed": counts.get(contract.id, {}).get(Status.FAILED, 0),
-                "quarantined": counts.get(contract.id, {}).get(Status.QUARANTINED, 0),
+                **{status.value: counts.get(contract.id, {}).get(status, 0) for status in TERMINAL_OR_FAILED},
                 "duplicates": duplicates.get(contract.id, 0),
             }
             for contract in pipeline.registry

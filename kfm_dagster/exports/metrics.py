@@ -81,27 +81,27 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
         for queue in queues
         for quantile, member in QUANTILES.items()
     }
-    what = "Time since their event of live units that wait or are in work, by quantile."
-    yield _family(GaugeMetricFamily, "nodd_sns_queue_age_seconds", what, ("queue", "env", "quantile"), ages)
+    help_text = "Time since their event of live units that wait or are in work, by quantile."
+    yield _family(GaugeMetricFamily, "nodd_sns_queue_age_seconds", help_text, ("queue", "env", "quantile"), ages)
     batches: Amounts = {(destination, env): waits.batches for destination, waits in lineage}
-    what = "Batches of lineage not delivered yet."
-    yield _family(GaugeMetricFamily, "nodd_sns_lineage_waiting", what, ("destination", "env"), batches)
+    help_text = "Batches of lineage not delivered yet."
+    yield _family(GaugeMetricFamily, "nodd_sns_lineage_waiting", help_text, ("destination", "env"), batches)
     oldest: Amounts = {(destination, env): _age(waits.oldest, now) for destination, waits in lineage}
-    what = "Time since the oldest of them was recorded."
-    yield _family(GaugeMetricFamily, "nodd_sns_lineage_age_seconds", what, ("destination", "env"), oldest)
-    what = "Moves of records, by status."
-    yield _family(CounterMetricFamily, "nodd_sns_wal_records", what, ("dataset", "status"), entered)
-    what = "Returns to pending, by reason."
-    yield _family(CounterMetricFamily, "nodd_sns_wal_replays", what, ("dataset", "replay_reason"), returns)
+    help_text = "Time since the oldest of them was recorded."
+    yield _family(GaugeMetricFamily, "nodd_sns_lineage_age_seconds", help_text, ("destination", "env"), oldest)
+    help_text = "Moves of records, by status."
+    yield _family(CounterMetricFamily, "nodd_sns_wal_records", help_text, ("dataset", "status"), entered)
+    help_text = "Returns to pending, by reason."
+    yield _family(CounterMetricFamily, "nodd_sns_wal_replays", help_text, ("dataset", "replay_reason"), returns)
     yield _attempts(moves, datasets)
     differing: Amounts = {(dataset, env): mismatches.get(dataset, 0) for dataset in datasets}
-    what = "Results that differ from an earlier success, unapproved."
-    yield _family(CounterMetricFamily, "nodd_sns_replay_mismatch", what, ("dataset", "env"), differing)
+    help_text = "Results that differ from an earlier success, unapproved."
+    yield _family(CounterMetricFamily, "nodd_sns_replay_mismatch", help_text, ("dataset", "env"), differing)
     yield from _totals(totals, datasets, {"env": env, "queue": settings.sqs_dlq_queue})
 
 
-def _family(kind: type[Family], name: str, what: str, labels: Sequence[str], values: Amounts) -> Family:
-    family = kind(name, what, labels=labels)
+def _family(kind: type[Family], name: str, help_text: str, labels: Sequence[str], values: Amounts) -> Family:
+    family = kind(name, help_text, labels=labels)
     for label_values, value in values.items():
         family.add_metric(label_values, value)
     return family

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.exports.kpis import KPIS, Line, RecordedSpan, attempts_table, settled
-from kfm_dagster.idempotent_node.transaction import IdempotentNodes, Output
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -131,21 +131,17 @@ def _reports_of_metadata(
 def _reports_of_paths(
     nodes: IdempotentNodes, contract: DatasetContract, since: datetime, least: float
 ) -> Iterator[dict[str, Any]]:
-    """Return recorded reports of a dataset's path quantities, newest first; none without beams."""
-    outputs = nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since)
-    return (_report_of_path(contract, output, least) for output in outputs)
-
-
-def _report_of_path(contract: DatasetContract, output: Output, least: float) -> dict[str, Any]:
-    quantities = output.record["validation_summary"].get("quantities", ())  # earlier releases had none
-    return {
-        "run_id": output.record["run_id"],
-        "dataset": contract.public_id,
-        "stage": PATH_ARRIVAL,
-        "reference_time": None if output.valid_from is None else output.valid_from.isoformat(),
-        **p_dim_against(_share(quantities), least),
-        "quantities": quantities,
-    }
+    """Yield recorded reports of a dataset's path quantities, newest first; none without beams."""
+    for output in nodes.newest_of_stage(f"{contract.id}.{PATH_ARRIVAL}", since=since):
+        quantities = output.record["validation_summary"].get("quantities", ())  # earlier releases had none
+        yield {
+            "run_id": output.record["run_id"],
+            "dataset": contract.public_id,
+            "stage": PATH_ARRIVAL,
+            "reference_time": None if output.valid_from is None else output.valid_from.isoformat(),
+            **p_dim_against(_share(quantities), least),
+            "quantities": quantities,
+        }
 
 
 def _newest_with_quantities(reports: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
@@ -206,11 +202,6 @@ class ReportTable(NamedTuple):
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-
-
-def report_span(report: Mapping[str, Any]) -> str:
-    """Return the period and the delivery of a report, as text."""
-    return f"{report['since']} to {report['at']}, delivery {report['delivery']}"
 
 
 def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:

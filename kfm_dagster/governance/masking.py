@@ -261,11 +261,11 @@ def _cell_box(place: ExactLocation, resolution: int) -> Box:
 
 
 def outline(box: Box) -> dict[str, Any]:
-    """Return (west, south, east, north) as GeoJSON, cut at the antimeridian (RFC 7946, 3.1.9)."""
+    """Return a box in degrees as GeoJSON, cut at the antimeridian (RFC 7946, 3.1.9)."""
     west, south, east, north = box
     spans = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     # Drop a part beyond the antimeridian that rounding has left without an area.
-    rings = [[[[a, south], [b, south], [b, north], [a, north], [a, south]]] for a, b in spans if a < b]
+    rings = [[[[a, south], [b, south], [b, north], [a, north], [a, south]]] for a, b in spans if a < b or west == east]
     if len(rings) == 1:
         return {"type": "Polygon", "coordinates": rings[0]}
     return {"type": "MultiPolygon", "coordinates": rings}

@@ -6,9 +6,11 @@ a sender (`authenticity.py`), which loads the cryptography.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
+from typing import Any
 
 from kfm_dagster.storage.text import storable
 
@@ -29,15 +31,17 @@ class QueueDepth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRules:
-    """A queue's attributes that decide when a message comes again, goes to the DLQ, or is lost.
+    """A queue's attributes that decide who may send, and when a message comes again, goes to the DLQ, or is lost.
 
-    `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without this policy.
+    `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without this policy. `policy` is its
+    access policy, empty without one.
     """
 
     visibility_timeout: timedelta
     retention: timedelta
     max_receive_count: int | None = None
     dead_letter_arn: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

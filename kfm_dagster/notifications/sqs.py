@@ -222,8 +222,8 @@ class Queue:
         )
 
     def rules(self) -> QueueRules:
-        """Return the queue's visibility timeout, retention and redrive policy."""
-        attributes = self._attributes("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy")
+        """Return the queue's visibility timeout, retention, redrive policy and access policy."""
+        attributes = self._attributes("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy", "Policy")
         redrive = json.loads(attributes.get("RedrivePolicy", "{}"))
         count = redrive.get("maxReceiveCount")
         return QueueRules(
@@ -231,11 +231,8 @@ class Queue:
             retention=timedelta(seconds=int(attributes["MessageRetentionPeriod"])),
             max_receive_count=None if count is None else int(count),  # SQS accepts a number or a text
             dead_letter_arn=redrive.get("deadLetterTargetArn"),
+            policy=json.loads(attributes.get("Policy") or "{}"),
         )
-
-    def described(self) -> Mapping[str, str]:
-        """Return every attribute of the queue under SQS's name and in its format."""
-        return self._attributes("All")
 
     def _attributes(self, *names: QueueAttributeFilterType) -> Mapping[str, str]:
         try:

@@ -20,7 +20,8 @@ from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.deployment.provisioning import DLQ_RETENTION, LEASE_MARGIN_SECONDS
 from kfm_dagster.errors import KfmError, QueueUnavailableError
 from kfm_dagster.notifications.authenticity import Signatures
-from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.notifications.messages import QueueRules
+from kfm_dagster.notifications.sqs import Queue, connect
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockRule, ClockState, decide
@@ -35,19 +36,18 @@ _CREATE = "kfm queue create --dataset NAME --update"
 def check_queue(settings: Settings, registry: ContractRegistry) -> Iterator[Diagnosis]:
     """Check the primary queue."""
     name = settings.sqs_primary_queue
-    attributes = _described(settings, name)
+    rules = _rules(connect(settings, name=name))
     yield ok(f"queue {name} answers")
-    yield _visibility(settings, attributes)
-    yield from _redrive(settings, registry, attributes)
-    retention = timedelta(seconds=int(attributes["MessageRetentionPeriod"]))
-    if retention < SHORT_RETENTION:
+    yield _visibility(settings, rules)
+    yield from _redrive(settings, registry, rules)
+    if rules.retention < SHORT_RETENTION:
         yield warning(
             "messages that wait are soon thrown away",
-            observed=f"MessageRetentionPeriod {retention}",
+            observed=f"MessageRetentionPeriod {rules.retention}",
             expected=f"{SHORT_RETENTION} at least",
             next_step=f"raise it ({_CREATE} makes it 7 days)",
         )
-    yield from _policy(registry, attributes)
+    yield from _policy(registry, rules.policy)
 
 
 def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
@@ -61,21 +61,20 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
             next_step="correct KFM_SQS_DLQ_QUEUE",
         )
         return
-    attributes = _described(settings, name)
+    queue = connect(settings, name=name)
+    retention = _rules(queue).retention
     yield ok(f"dead-letter queue {name} answers")
-    retention = int(attributes["MessageRetentionPeriod"])
-    source = 0
+    source = timedelta(0)
     with suppress(QueueUnavailableError):  # the check of that queue reports it
-        source = int(_described(settings, settings.sqs_primary_queue)["MessageRetentionPeriod"])
-    if retention <= source and retention < DLQ_RETENTION:
+        source = _rules(connect(settings)).retention
+    if retention <= source and retention < timedelta(seconds=DLQ_RETENTION):
         yield warning(
             "dead letters are thrown away as soon as others: their age counts from when they were first sent",
-            observed=f"MessageRetentionPeriod {timedelta(seconds=retention)}",
+            observed=f"MessageRetentionPeriod {retention}",
             expected="longer than the queue's, 14 days at best",
             next_step=f"raise it ({_CREATE})",
         )
-    waiting = int(attributes["ApproximateNumberOfMessages"])
-    if waiting:
+    if waiting := queue.depth().visible:
         yield warning(
             "there are dead letters",
             observed=f"{waiting} messages on {name}",
@@ -84,14 +83,14 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
         )
 
 
-def _described(settings: Settings, name: str) -> Mapping[str, str]:
-    """Return a queue's attributes. Raises QueueUnavailableError with the next step."""
+def _rules(queue: Queue) -> QueueRules:
+    """Return a queue's rules. Raises QueueUnavailableError with the next step."""
     try:
-        return connect(settings, name=name).described()
+        return queue.rules()
     except QueueUnavailableError as error:
         if "AccessDenied" in str(error.observed):
             raise QueueUnavailableError(
-                f"these credentials may not look at queue {name}",
+                f"these credentials may not look at queue {queue.name}",
                 observed=error.observed,
                 expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and what receiving needs",
                 next_step="give the role this policy: kfm queue create --dataset NAME --print iam",
@@ -104,8 +103,8 @@ def _described(settings: Settings, name: str) -> Mapping[str, str]:
         ) from None
 
 
-def _visibility(settings: Settings, found: Mapping[str, str]) -> Diagnosis:
-    seconds, least = int(found["VisibilityTimeout"]), settings.lease_seconds - LEASE_MARGIN_SECONDS
+def _visibility(settings: Settings, rules: QueueRules) -> Diagnosis:
+    seconds, least = int(rules.visibility_timeout.total_seconds()), settings.lease_seconds - LEASE_MARGIN_SECONDS
     if seconds >= least:
         return ok(f"messages stay hidden for {seconds} s, and a lease lasts {settings.lease_seconds} s")
     return fault(
@@ -116,10 +115,8 @@ def _visibility(settings: Settings, found: Mapping[str, str]) -> Diagnosis:
     )
 
 
-def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Diagnosis]:
-    redrive: dict[str, Any] = json.loads(found.get("RedrivePolicy", "{}"))
-    target = str(redrive.get("deadLetterTargetArn", ""))
-    if not target:
+def _redrive(settings: Settings, registry: ContractRegistry, rules: QueueRules) -> Iterator[Diagnosis]:
+    if (target := rules.dead_letter_arn) is None:
         yield fault(
             "the queue has no dead-letter queue: a message that cannot be worked on comes again until it is lost",
             observed="no RedrivePolicy",
@@ -134,7 +131,7 @@ def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str,
             expected=f"KFM_SQS_DLQ_QUEUE, {settings.sqs_dlq_queue}",
             next_step=f"correct KFM_SQS_DLQ_QUEUE, or the queue's redrive policy ({_CREATE})",
         )
-    count = int(redrive.get("maxReceiveCount", 0))
+    count = rules.max_receive_count or 0
     needed = max((contract.queue.max_receive_count for contract in registry), default=5)
     if count < needed:
         yield warning(
@@ -147,8 +144,8 @@ def _redrive(settings: Settings, registry: ContractRegistry, found: Mapping[str,
         yield ok(f"a message becomes a dead letter after {count} receives")
 
 
-def _policy(registry: ContractRegistry, found: Mapping[str, str]) -> Iterator[Diagnosis]:
-    statements = _allowing(json.loads(found.get("Policy") or "{}"))
+def _policy(registry: ContractRegistry, policy: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    statements = _allowing(policy)
     if any(_is_anybody(statement) for statement in statements):
         yield fault(
             "anybody may send messages to the queue",
