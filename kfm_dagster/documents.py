@@ -32,7 +32,7 @@ def _locating(base: Any) -> Any:
             try:
                 return super().construct_object(node, deep=deep)
             except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-                fault = f"{str(node.value)[:_SHOWN_SCALAR]!r} is no value: {error}"
+                fault = f"{str(node.value)[:_SHOWN_SCALAR]!r} is not a value: {error}"
                 raise yaml.constructor.ConstructorError(problem=fault, problem_mark=node.start_mark) from None
 
     return Loader

@@ -226,7 +226,7 @@ class Settings(BaseModel):
         "whole feeds, gate G6 compares a day with the number of objects that the contract expects.",
     )
     scheduled_listings: bool = Field(
-        default=True, description="Whether buckets are listed as contracts say (storage.scheduled_listing)."
+        default=True, description="Whether buckets are listed by the contracts' schedules (storage.scheduled_listing)."
     )
     max_in_flight_units: PositiveInt = Field(
         20000, description="The sensor stops receiving while more live units than this are pending or in progress."
@@ -306,10 +306,10 @@ class Settings(BaseModel):
     )
     console_tokens: SecretStr | None = Field(
         None,
-        description="Who may decide in the console (docs/console.md): NAME=TOKEN, separated by blanks; the governance "
-        "log has the name. Default: the console only reads.",
+        description="Tokens for decisions in the console (docs/console.md): NAME=TOKEN, separated by blanks; the "
+        "governance log has the name. Default: the console only reads.",
     )
-    actor: str = Field("", description="Who decides on the command line (governance log); default: the OS user.")
+    actor: str = Field("", description="Actor of decisions on the command line (governance log); default: the OS user.")
     worker_id: str = Field(
         "local",
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
@@ -418,25 +418,25 @@ class Settings(BaseModel):
         return value or (named["branch"] if named else "main")
 
     @classmethod
-    def load(cls, **given: Any) -> Self:
-        """Read the environment once; `given` wins. Raises ConfigurationError with all wrong values.
+    def load(cls, **values: Any) -> Self:
+        """Read the environment once; `values` wins. Raises ConfigurationError with all wrong values.
 
         A misspelt variable has no effect, which is logged once with the name that was probably meant. Other unknown
         variables are ignored: Kubernetes sets some for every service (KFM_SERVICE_HOST).
         """
         _log_misspelt(cls.model_fields)
         try:
-            return cls(**given)
+            return cls(**values)
         except ValidationError as error:
-            raise cls._refusal(error.errors(), given) from None
+            raise cls._refusal(error.errors(), values) from None
 
     @classmethod
-    def current(cls, **given: str) -> Settings:
+    def current(cls, **values: str) -> Settings:
         """Return `load()`, cached by environment, because it takes 10 ms, and ticks and steps repeat it."""
-        return _current(frozenset(os.environ.items()), tuple(given.items()))
+        return _current(frozenset(os.environ.items()), tuple(values.items()))
 
     @classmethod
-    def _refusal(cls, errors: Sequence[ErrorDetails], given: Mapping[str, Any]) -> ConfigurationError:
+    def _refusal(cls, errors: Sequence[ErrorDetails], values: Mapping[str, Any]) -> ConfigurationError:
         faults = []
         for error in errors:
             setting, field = "_".join(str(part) for part in error["loc"]), str(error["loc"][0])
@@ -445,7 +445,7 @@ class Settings(BaseModel):
                 or SecretStr in get_args(cls.model_fields[field].annotation)
                 or _may_hold_a_secret(str(error["input"]))
             )
-            name = setting if setting in given else f"KFM_{setting.upper()}"
+            name = setting if setting in values else f"KFM_{setting.upper()}"
             observed = "a value that is not shown" if hidden else repr(error["input"])
             faults.append((name, observed, error["msg"].removeprefix("Value error, ")))
         if len(faults) > 1:
@@ -456,10 +456,10 @@ class Settings(BaseModel):
             )
         [(name, observed, expected)] = faults
         return ConfigurationError(
-            f"{'setting' if name in given else 'environment variable'} {name} is wrong",
+            f"{'setting' if name in values else 'environment variable'} {name} is wrong",
             observed=observed,
             expected=expected,
-            next_step="correct it" if name in given else f"correct or unset {name}",
+            next_step="correct it" if name in values else f"correct or unset {name}",
         )
 
     @property
@@ -488,7 +488,7 @@ class Settings(BaseModel):
         return self._bulk_part(self.max_in_flight_units)
 
     def bulk_runs(self, run_slots: int | None) -> int:
-        """Return the limit of active bulk runs, given Dagster's limit of runs (None: no limit)."""
+        """Return the limit of active bulk runs for Dagster's limit of runs (None: no limit)."""
         by_units = self._bulk_part(self.max_in_flight_units / self.max_units_per_run)
         return by_units if run_slots is None else min(by_units, self._bulk_part(run_slots))
 
@@ -529,8 +529,8 @@ class Settings(BaseModel):
 
 
 @lru_cache(maxsize=4)
-def _current(_environment: frozenset[tuple[str, str]], given: tuple[tuple[str, str], ...]) -> Settings:
-    return Settings.load(**dict(given))
+def _current(_environment: frozenset[tuple[str, str]], values: tuple[tuple[str, str], ...]) -> Settings:
+    return Settings.load(**dict(values))
 
 
 @contextmanager
@@ -559,7 +559,7 @@ def _log_misspelt(settings: Iterable[str]) -> None:
     _logged.update(unknown)
     for name in sorted(unknown):
         for meant in get_close_matches(name, known, n=1, cutoff=MISSPELT):
-            _LOG.warning("%s is no setting and has no effect; did you mean %s?", name, meant)
+            _LOG.warning("%s is not a setting and has no effect; did you mean %s?", name, meant)
 
 
 def _cannot_be_split(url: str) -> bool:

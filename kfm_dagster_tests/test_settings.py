@@ -200,4 +200,4 @@ def test_a_misspelt_variable_is_named_once_with_the_one_that_was_meant(
         monkeypatch.setenv(name, SECRET)
     for _ in range(2):
         Settings.load()
-    assert caplog.messages == ["KFM_CATALOG_ULR is no setting and has no effect; did you mean KFM_CATALOG_URL?"]
+    assert caplog.messages == ["KFM_CATALOG_ULR is not a setting and has no effect; did you mean KFM_CATALOG_URL?"]

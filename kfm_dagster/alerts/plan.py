@@ -49,7 +49,7 @@ class AlertRule(StrEnum):
     STATE_FLAPPING = "state_flapping", "The stage runs again after it failed, again and again."
     RETRY_STORM = (
         "retry_storm",
-        "Stages are retried in numbers: what they depend on may be down, and is asked all the more.",
+        "Many stages are retried: a dependency may be down, and the retries add to its load.",
     )
     COVARIANCE = "covariance", "A covariance is not positive definite (G7): its uncertainties mean nothing."
     PATH_DESYNC = "path_desync", "The arrays of a path do not belong together (G3)."
@@ -58,8 +58,8 @@ class AlertRule(StrEnum):
         "The clock is not locked (E_SYNC): outputs are [Restricted] or stages do not run.",
         "kfm clock --ask",
     )
-    GATE_BREACH = "gate_breach", "A gate does not pass: it stops the stage, takes units out, or restricts what is made."
-    REPLAY_DIVERGENCE = "replay_divergence", "A replay gave something else than the original, and was rolled back."
+    GATE_BREACH = "gate_breach", "A gate does not pass: it stops the stage, drops units, or restricts the output."
+    REPLAY_DIVERGENCE = "replay_divergence", "A replay gave another result than the original, and was rolled back."
     WORSE_OBJECT = (
         "worse_object",
         "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
@@ -94,7 +94,7 @@ class _ByMember(Strict):
 _RULES: dict[str, Any] = {rule.value: (RuleTerms, ...) for rule in AlertRule}
 AlertRules = create_model("AlertRules", __base__=_ByMember, __doc__="The terms of all rules.", **_RULES)
 _LEVELS: dict[str, Any] = {level.value: (list[str], ...) for level in Level}
-Levels = create_model("Levels", __base__=_ByMember, __doc__="On which channels each level is told.", **_LEVELS)
+Levels = create_model("Levels", __base__=_ByMember, __doc__="The channels of each level.", **_LEVELS)
 
 ChannelName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")]
 

@@ -75,7 +75,7 @@ class Evaluation:
     opened: Sequence[int] = ()
     escalated: Sequence[int] = ()
     resolved: Sequence[int] = ()
-    told: Sequence[int] = ()
+    notified: Sequence[int] = ()
     delivered: int = 0
     dead: Sequence[str] = ()
 
@@ -116,7 +116,7 @@ class AlertStore:
                 for endpoint, channel in endpoints[row.rule, row.level].items():
                     payload = {"why": _why(row, escalated)}
                     self._outbox.put(tx, consumer_of(endpoint, channel), str(row.alert_id), payload=payload)
-        return Evaluation(opened=opened, escalated=escalated, resolved=resolved, told=[row.alert_id for row in due])
+        return Evaluation(opened=opened, escalated=escalated, resolved=resolved, notified=[row.alert_id for row in due])
 
     def claim(self, consumers: Sequence[str]) -> tuple[Alert, Entry] | None:
         """Claim the oldest due notification of these consumers (`consumer_of`)."""
@@ -189,11 +189,11 @@ def _why(row: Any, escalated: Collection[int]) -> str:
     """Return why a firing alert is sent, as the end of a sentence."""
     if row.alert_id in escalated:
         return f", has lasted too long and is {row.level} now"
-    return "" if row.notifications == 1 else ", and nobody has taken it on"
+    return "" if row.notifications == 1 else ", and is not acknowledged"
 
 
-def _ids(tx: Transaction, name: str, **given: Any) -> list[int]:
-    return sorted(tx.run(name, given).scalars())
+def _ids(tx: Transaction, name: str, **parameters: Any) -> list[int]:
+    return sorted(tx.run(name, parameters).scalars())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +219,7 @@ def message_of(alert: Alert, terms: RuleTerms, *, why: str) -> AlertMessage:
         f"{count}, the newest at {rfc3339(alert.last_event_at)} by {alert.place}{run}.",
         _state(alert, why),
         f"Look: {look_of(alert)}",
-        f'Take it on: kfm alerts ack {alert.alert_id} --reason "..."',
+        f'Acknowledge it: kfm alerts ack {alert.alert_id} --reason "..."',
         f"What to do: docs/alerts.md#{alert.rule}. Key: {alert.key}",
     ]
     return AlertMessage(
@@ -232,7 +232,7 @@ def trial(channel: str) -> AlertMessage:
     return AlertMessage(
         level=Level.INFO,
         title=f"[test] kfm_dagster: channel {channel}",
-        body="Somebody ran kfm alerts test. Nothing is wrong, and this is where alerts come.",
+        body="A test by kfm alerts test: nothing is wrong, and alerts arrive here.",
     )
 
 
@@ -250,5 +250,5 @@ def _state(alert: Alert, why: str) -> str:
     if alert.state is AlertState.RESOLVED:
         return f"It fired {since} and has resolved by itself meanwhile."
     if alert.state is AlertState.ACKNOWLEDGED:
-        return f"It fires {since}; {alert.acknowledged_by} has taken it on."
+        return f"It fires {since}; {alert.acknowledged_by} has acknowledged it."
     return f"It fires {since}{why}."

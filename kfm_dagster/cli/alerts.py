@@ -45,7 +45,7 @@ def list_() -> None:
 
 @alerts.command()
 @click.argument("alert_id", type=POSITIVE)
-@click.option("--reason", required=True, help="What you make of it, for readers of the governance log.")
+@click.option("--reason", required=True, help="Reason, recorded in the governance log.")
 @actor_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:

@@ -50,7 +50,7 @@ def list_(*, as_json: bool) -> int:
             for announcer in _announcers(pipeline.followers)
         ]
     if not rows and not as_json:
-        click.echo("nobody subscribes (announcements.yaml)")
+        click.echo("no subscriptions (announcements.yaml)")
         return ExitCode.DONE
     show_rows(rows, COLUMNS, as_json=as_json)
     well = not any(row["failing"] or row["refused"] or row["last_error"] for row in rows)
@@ -76,7 +76,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 
 @announcements.command()
 @click.argument("subscription")
-@click.option("--all", "everything", is_flag=True, help="All that stands, for a receiver that has lost what it had.")
+@click.option("--all", "everything", is_flag=True, help="All current Items, for a receiver that has lost its data.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     """Resend the events that were given up, with their ids.

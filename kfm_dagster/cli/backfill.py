@@ -59,12 +59,12 @@ def backfill() -> None:
 @click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
 @dry_run_option
 @decision_options
-def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, **given: Any) -> None:
+def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, **decided: Any) -> None:
     """Ingest every object of these days that is missing from the ledger or has failed.
 
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
-    decision = None if dry else decision_of(Settings.load(), **given)
+    decision = None if dry else decision_of(Settings.load(), **decided)
     window: dict[str, Any] = {"datasets": datasets, "first_day": first.date(), "last_day": last.date()}
     with opened_pipeline(read_only=dry) as pipeline:
         before = pipeline.window.first_day()
@@ -80,7 +80,7 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
         show_rows(rows, PLAN_COLUMNS)
     else:
         click.echo(started.backfill_id)
-    _say_left_out(left_out)
+    _show_left_out(left_out)
     if first_day < before:
         click.echo(
             f"the partitions begin on {first_day} now, not on {before}: a running deployment learns of it within a "
@@ -121,7 +121,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
         left_out = days_left_out(pipeline.registry, record.datasets, record.run.selection.days[0])
     if not as_json:
         click.echo(f"{backfill_id}: {record.run.decision.reason} ({record.run.decision.actor})")
-    _say_left_out(left_out)
+    _show_left_out(left_out)
     rows = [_day_row(day) for day in days]
     table = rows if as_json else [row | {"left_out": _summed(row["left_out"])} for row in rows]
     show_rows(table, DAY_COLUMNS, as_json=as_json)
@@ -132,12 +132,12 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 @backfill.command()
 @click.argument("backfill_id", type=BACKFILL)
 @decision_options
-def cancel(*, backfill_id: str, **given: Any) -> None:
+def cancel(*, backfill_id: str, **decided: Any) -> None:
     """List no further day; listed objects are ingested, unless kfm kill-switch stops them.
 
     Example: kfm backfill cancel bf-20261121T135100-1f2e3d --reason "wrong month"
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline:
         backfill_id = find_backfill(pipeline.database, REPLAY.whole_in(pipeline.database, backfill_id)).backfill_id
         ReplayEngine(pipeline=pipeline).stop(backfill_id, decision)
@@ -161,7 +161,7 @@ def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
             time.sleep(POLL_SECONDS)
 
 
-def _say_left_out(left_out: Mapping[str, str]) -> None:
+def _show_left_out(left_out: Mapping[str, str]) -> None:
     for days in left_out.values():
         click.echo(f"left out: {days}", err=True)
 
@@ -170,8 +170,8 @@ def _summed(left_out: Mapping[str, Any]) -> str:
     return ", ".join(f"{group['keys']} {reason} ({group['first']})" for reason, group in sorted(left_out.items()))
 
 
-def _days(found: Backfill) -> int:
-    return sum(found.days.values())
+def _days(backfill: Backfill) -> int:
+    return sum(backfill.days.values())
 
 
 def _day_row(day: DayProgress) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def console(*, host: str, port: int) -> None:
 
     def ready(address: str) -> None:
         if not is_loopback(host):
-            click.echo(f"# anybody who reaches {host} may read: only decisions take a token", err=True)
+            click.echo(f"# everyone who reaches {host} may read; only decisions need a token", err=True)
         click.echo(address)
         click.echo("# for a browser; /api/v1 and /metrics for programs; until Ctrl-C", err=True)
 

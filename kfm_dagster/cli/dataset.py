@@ -115,13 +115,13 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     return ExitCode.DONE if rehearsal is None or rehearsal.is_sound else ExitCode.FINISHED_WITH_FAILURES
 
 
-def _show(found: Rehearsal) -> None:
-    click.echo(f"{found.uri}: {found.status or 'not ingested'}")
-    for severity, texts in (("at fault", found.findings), ("suspect", found.suspect)):
+def _show(rehearsal: Rehearsal) -> None:
+    click.echo(f"{rehearsal.uri}: {rehearsal.status or 'not ingested'}")
+    for severity, texts in (("at fault", rehearsal.findings), ("suspect", rehearsal.suspect)):
         for text in texts:
             click.echo(f"  {severity}: {text}")
-    if found.item is not None:
-        click.echo(f"  Item {found.item['id']}")
-        for name, value in found.item["properties"].items():
+    if rehearsal.item is not None:
+        click.echo(f"  Item {rehearsal.item['id']}")
+        for name, value in rehearsal.item["properties"].items():
             text = value if isinstance(value, str) else json.dumps(value)
             click.echo(f"    {name}: {text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + '...'}")

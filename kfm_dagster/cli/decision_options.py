@@ -22,7 +22,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 
-confirm_option = click.option("--confirm", is_flag=True, help="Do it without asking; needed where nobody can be asked.")
+confirm_option = click.option("--confirm", is_flag=True, help="Skip the confirmation; needed without a terminal.")
 
 
 def require_confirmation(question: str, *, confirmed: bool) -> None:
@@ -31,7 +31,7 @@ def require_confirmation(question: str, *, confirmed: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise RefusedError(
-            "nobody is at the terminal to confirm it",
+            "the confirmation needs a terminal",
             observed=question,
             expected="--confirm",
             next_step="look at the plan, add --confirm",
@@ -42,7 +42,7 @@ def require_confirmation(question: str, *, confirmed: bool) -> None:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-actor_option = click.option("--actor", help="Who decides. Default: KFM_ACTOR, else the user of this machine.")
+actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
 APPROVAL = "Change or incident under which it was approved."
 change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in prod.")
 REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
@@ -63,7 +63,7 @@ class _Reason(click.Option):
 
 
 def _deciding(change_ref: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    reason = click.option("--reason", required=True, cls=_Reason, help="Why, for readers of the governance log.")
+    reason = click.option("--reason", required=True, cls=_Reason, help="Reason, recorded in the governance log.")
 
     def with_decision(command: Command) -> Command:
         return reason(change_ref(actor_option(command)))
@@ -119,5 +119,5 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run under a user id without a name
         raise UnattributedDecisionError(
-            "nobody is known to decide", expected="a name", next_step="give --actor, or set KFM_ACTOR"
+            "the actor is unknown", expected="a name", next_step="give --actor, or set KFM_ACTOR"
         ) from None

@@ -38,7 +38,7 @@ OUTAGE_BEFORE = timedelta(days=7)
 @click.option(
     "--outage",
     is_flag=True,
-    help="Publish two more days first, whose messages stand on the dead-letter queue as after days without a consumer.",
+    help="Publish two more days first, whose messages are on the dead-letter queue, as after days without a consumer.",
 )
 @click.option("--env-file", type=NewFile(), help="Also write the export lines to this file.")
 def cloud(*, outage: bool, env_file: Path | None) -> None:
@@ -137,7 +137,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
     if result.unexpected:
         click.echo(f"NOT as expected, of {published}:")
     else:
-        click.echo(f"as expected: every one of {published} is in the catalog, or in quarantine as it has to be")
+        click.echo(f"as expected: each of {published} is in the catalog, or in quarantine where expected")
     for line in result.unexpected[:MAX_SKIPPED_SHOWN]:
         click.echo(f"  {line}")
     click.echo(f"catalog   {result.catalog}/catalog.json")

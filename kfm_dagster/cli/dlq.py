@@ -49,7 +49,11 @@ USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, Letter
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 limit_option = click.option(
-    "--limit", default=LOOK_LIMIT, show_default=True, type=click.IntRange(1, LOOK_LIMIT), help="Look at so many."
+    "--limit",
+    default=LOOK_LIMIT,
+    show_default=True,
+    type=click.IntRange(1, LOOK_LIMIT),
+    help="Messages to look at.",
 )
 _SELECTING = (
     click.option(
@@ -72,19 +76,19 @@ _BOUNDING = (
         type=click.IntRange(1, MAX_BATCH_SIZE),
         help="Messages received, and committed, together.",
     ),
-    click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="So many at most."),
+    click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="Maximum number of batches."),
     click.option("--limit", type=POSITIVE, help="Act on so many messages at most. Default: no limit."),
 )
 
 
-def _selection(**given: Any) -> LetterSelection:
-    return LetterSelection(**{name: frozenset(values) for name, values in given.items()})
+def _selection(**names: Any) -> LetterSelection:
+    return LetterSelection(**{name: frozenset(values) for name, values in names.items()})
 
 
 selecting = partial(option_group, options=_SELECTING, name="selection", value_of=_selection)
 bounding = partial(option_group, options=_BOUNDING, name="bounds", value_of=Bounds)
 deciding = partial(
-    option_group, options=(decision_options, dry_run_option, confirm_option, json_option), name="given", value_of=dict
+    option_group, options=(decision_options, dry_run_option, confirm_option, json_option), name="decided", value_of=dict
 )
 
 
@@ -156,7 +160,7 @@ def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
     "--pause", default=0.0, show_default=True, type=click.FloatRange(0, 86_400), help="Seconds between two batches."
 )
 @deciding
-def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause: float, given: Any) -> ExitCode:
+def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause: float, decided: Any) -> ExitCode:
     """Process the messages in place: records for unknown units, another attempt for failed units.
 
     A message leaves the queue when its units are all terminal; an unreadable message stays for a person. Exit code 4:
@@ -165,14 +169,14 @@ def drain(*, selection: LetterSelection, bounds: Bounds, stop_after: int, pause:
     Example: kfm dlq drain --error-code storage_unavailable --reason "S3 is back" --change-ref INC-7
     """
     treat = partial(treatments.drain, bounds=bounds, stop_after=stop_after or None, pause_seconds=pause)
-    return _carry_out("drain", treat, selection, limit=bounds.limit, **given)
+    return _carry_out("drain", treat, selection, limit=bounds.limit, **decided)
 
 
 @dlq.command()
 @selecting
 @bounding
 @deciding
-def redrive(*, selection: LetterSelection, bounds: Bounds, given: Any) -> ExitCode:
+def redrive(*, selection: LetterSelection, bounds: Bounds, decided: Any) -> ExitCode:
     """Move messages back to the primary queue: of unknown units, and of failed units that may be retried.
 
     Messages are sent before they are deleted, so that none is ever missing from both queues. Exit code 4: a queue
@@ -180,20 +184,20 @@ def redrive(*, selection: LetterSelection, bounds: Bounds, given: Any) -> ExitCo
 
     Example: kfm dlq redrive --class unknown --reason "the consumer is back" --change-ref CHG-9
     """
-    return _carry_out("redrive", partial(treatments.redrive, bounds=bounds), selection, limit=bounds.limit, **given)
+    return _carry_out("redrive", partial(treatments.redrive, bounds=bounds), selection, limit=bounds.limit, **decided)
 
 
 @dlq.command()
 @click.argument("message_ids", metavar="MESSAGE_ID...", nargs=-1, required=True)
 @deciding
-def discard(*, message_ids: tuple[str, ...], given: Any) -> ExitCode:
+def discard(*, message_ids: tuple[str, ...], decided: Any) -> ExitCode:
     """Permanently remove unreadable messages from the queue; their bytes and their reason are kept.
 
     Exit code 4: a named message was not found, or can be read.
 
     Example: kfm dlq discard 5f0c1d0e-1b5a-4c11-9a40-7f3e1d2c4b5a --reason "a test of the sender"
     """
-    return _carry_out("discard", treatments.discard, _selection(message_ids=message_ids), **given)
+    return _carry_out("discard", treatments.discard, _selection(message_ids=message_ids), **decided)
 
 
 def _carry_out(

@@ -42,7 +42,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option(
     "--key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="OpenPGP key to sign with. Default: KFM_SIGNING_KEY, else one that is made once in KFM_HOME/keys.",
+    help="OpenPGP key to sign with. Default: KFM_SIGNING_KEY, else a key generated once in KFM_HOME/keys.",
 )
 @_JSON
 @click.pass_context
@@ -64,7 +64,7 @@ def export(
             raise click.UsageError(f"options of kfm export itself go without {ctx.invoked_subcommand}", ctx)
         return
     if verify is not None and (out or key):
-        raise click.UsageError("--out and --key are for writing a bundle, --verify is for one that is there", ctx)
+        raise click.UsageError("--out and --key write a bundle, --verify reads an existing bundle", ctx)
     if verify is None and certificate:
         raise click.UsageError("--certificate goes with --verify", ctx)
     if verify is not None:
@@ -129,9 +129,10 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
         release = gather_release(pipeline)
         # After all that may refuse, so that a key is created only for a release to sign.
         signer = open_signer(settings, key)
-        if signer.made is not None:
+        if signer.created is not None:
             click.echo(
-                f"kfm: made a signing key, {signer.fingerprint}: {signer.made}; keep it, and keep it secret", err=True
+                f"kfm: created signing key {signer.fingerprint}: {signer.created}; keep it, and keep it secret",
+                err=True,
             )
         folder = (out or settings.home / "exports").absolute() / BUNDLE
         certificate = write_release(release, folder, signer)

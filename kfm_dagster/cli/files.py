@@ -48,7 +48,7 @@ def refuse_unwritable_home(home: Path) -> None:
         raise ConfigurationError(
             "the data root cannot be written to",
             observed=f"{home}: {error.strerror}",
-            expected="a folder of yours, or one that can be made",
+            expected="a writable folder, or a path where it can be created",
             next_step="name another with KFM_HOME, or with --home where the command has it",
         ) from None
 

@@ -27,7 +27,7 @@ _COMPLETED: Mapping[str, click.ParamType[str]] = {
     "wal_id": UNIT,
 }
 limit_option = click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many."
+    "--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of rows."
 )
 ids_option = click.option("--ids", is_flag=True, help="Only the first column, one per line, for xargs.")
 rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -42,14 +42,14 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
         @rows_as_json
         @ids_option
         @wraps(command)
-        def listed(*, wanted: Filter, limit: int, as_json: bool, ids: bool) -> None:
-            if isinstance(wanted, OfDataset):
+        def listed(*, row_filter: Filter, limit: int, as_json: bool, ids: bool) -> None:
+            if isinstance(row_filter, OfDataset):
                 # Before the ledger is opened: a misspelt dataset is reported first, even without a ledger.
-                require_dataset(wanted.dataset)
+                require_dataset(row_filter.dataset)
             with opened_pipeline(read_only=True) as pipeline:
-                if wal_id := getattr(wanted, "wal_id", None):
-                    wanted = wanted.model_copy(update={"wal_id": UNIT.whole_in(pipeline.database, wal_id)})
-                rows = view.query(pipeline, wanted, None, limit + 1).rows
+                if wal_id := getattr(row_filter, "wal_id", None):
+                    row_filter = row_filter.model_copy(update={"wal_id": UNIT.whole_in(pipeline.database, wal_id)})
+                rows = view.query(pipeline, row_filter, None, limit + 1).rows
             if ids:
                 click.echo("".join(f"{getattr(row, view.columns[0])}\n" for row in rows[:limit]), nl=False)
             else:
@@ -71,11 +71,11 @@ def require_dataset(dataset: str | None) -> None:
 def filter_options(view: View) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options of a view's filter to a command; a wrong value raises BadFilterError."""
     options = [_option(name, schema) for name, schema in view.filter.parameters().items()]
-    return partial(option_group, options=options, name="wanted", value_of=partial(_filter, view.filter))
+    return partial(option_group, options=options, name="row_filter", value_of=partial(_filter, view.filter))
 
 
-def _filter(kind: type[Filter], **given: Any) -> Filter:
-    texts = {name: str(value).lower() if value is True else str(value) for name, value in given.items() if value}
+def _filter(kind: type[Filter], **typed: Any) -> Filter:
+    texts = {name: str(value).lower() if value is True else str(value) for name, value in typed.items() if value}
     return kind.of_query(texts.items())
 
 

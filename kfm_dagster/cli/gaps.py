@@ -33,7 +33,7 @@ UNFOLLOWED = "nothing is expected yet: no product with a `coverage` was announce
 @click.option("--arrivals", is_flag=True, help="Show how long after scan or run objects were announced, in 90 days.")
 @click.option("--by-lead", is_flag=True, help="The same for each lead of a forecast.")
 @rows_as_json
-def gaps(*, wanted: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, as_json: bool) -> None:
+def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, as_json: bool) -> None:
     """List hours that lack objects, and late or silent products.
 
     Times are UTC. A hole is an hour that has fewer objects than the contract expects; it closes by itself when they
@@ -41,20 +41,20 @@ def gaps(*, wanted: GapFilter, svg: Path | None, arrivals: bool, by_lead: bool, 
 
     Example: kfm gaps --dataset goes-abi --svg gaps.svg
     """
-    dataset = wanted.dataset
+    dataset = row_filter.dataset
     with opened_pipeline(read_only=True) as pipeline:
         require_contract(pipeline, dataset)
         if arrivals or by_lead:
-            days = wanted.days if "days" in wanted.model_fields_set else ARRIVAL_DAYS
+            days = row_filter.days if "days" in row_filter.model_fields_set else ARRIVAL_DAYS
             rows = _arrivals(pipeline, dataset, days, by_lead=by_lead)
             show_rows(rows, ("dataset", "product", *(("lead",) if by_lead else ()), *TIMES), as_json=as_json)
             return
-        page = GAPS.query(pipeline, wanted, None, MOST_GAPS)
+        page = GAPS.query(pipeline, row_filter, None, MOST_GAPS)
         if svg is not None:
-            picture = draw(gap_picture(pipeline, days=wanted.days, dataset=dataset))
+            picture = draw(gap_picture(pipeline, days=row_filter.days, dataset=dataset))
             write_document(svg, picture, opening=OPENING, option="--svg")
         followed = {feed.dataset for feed in pipeline.gaps.feeds()}
-    show_rows(page.rows, (*GAPS.columns, *(CLOSING if wanted.closed else ())), as_json=as_json)
+    show_rows(page.rows, (*GAPS.columns, *(CLOSING if row_filter.closed else ())), as_json=as_json)
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
         click.echo(UNFOLLOWED, err=True)
 

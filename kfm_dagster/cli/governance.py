@@ -63,12 +63,12 @@ def pending(*, as_json: bool) -> None:
 @click.argument("proposal_id", type=POSITIVE)
 @decision_options
 @json_option
-def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
+def approve(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
     """Approve another person's proposed override and carry it out, both or neither.
 
     Example: kfm governance approve 17 --actor bob --reason "seen the evidence" --change-ref CHG-42
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline:
         proposal, replay_run_id = work_orders.approve(ReplayEngine(pipeline=pipeline), proposal_id, decision)
     row = proposal_row(proposal) | {"approved_by": decision.actor, "replay_run_id": replay_run_id}
@@ -79,12 +79,12 @@ def approve(*, proposal_id: int, as_json: bool, **given: Any) -> None:
 @click.argument("proposal_id", type=POSITIVE)
 @decision_options
 @json_option
-def withdraw(*, proposal_id: int, as_json: bool, **given: Any) -> None:
+def withdraw(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
     """Close a proposal without carrying it out: your own, or another person's.
 
     Example: kfm governance withdraw 17 --reason "the wrong units" --change-ref CHG-42
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         proposal = pipeline.ledger.review.withdraw(proposal_id, decision, tx=tx)
     row = proposal_row(proposal) | {"withdrawn_by": decision.actor}

@@ -35,7 +35,7 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
     help="Role that retention runs with: it only reads (docs/retention.md).",
 )
 @click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
-@click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:
     """Create or migrate both databases, and mark the stores.
 

@@ -42,7 +42,7 @@ class TimeRange(click.ParamType):  # type: ignore[type-arg]
         try:
             start, end = _bounds(first)[0], _bounds(last if slash else first)[1]
         except ValueError:
-            self.fail(f"{value!r} is no day, moment or START/END, such as 2025-12-03T06:00Z/..", param, ctx)
+            self.fail(f"{value!r} is not a day, a moment or START/END, such as 2025-12-03T06:00Z/..", param, ctx)
         if start is not None and end is not None and start > end:
             self.fail(f"{value!r} ends before it begins", param, ctx)
         return start, end
@@ -62,7 +62,7 @@ class Box(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             self.fail(f"{value!r} is not four numbers W,S,E,N", param, ctx)
         if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
-            self.fail(f"{value!r} is no box in degrees: west and east from -180 to 180, south below north", param, ctx)
+            self.fail(f"{value!r} is not a box in degrees: west, east from -180 to 180, south below north", param, ctx)
         return west, south, east, north
 
 
@@ -79,9 +79,9 @@ def items() -> None:
 @click.option(
     "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
 )
-@click.option("--bbox", type=Box(), help="Only Items whose box meets this one; W > E crosses the antimeridian.")
+@click.option("--bbox", type=Box(), help="Only Items whose box meets this box; W > E crosses the antimeridian.")
 @click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
-@click.option("--limit", default=50, show_default=True, type=POSITIVE, help="At most so many.")
+@click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
 @click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="Write them as one GeoParquet file.")
 @click.option("--json", "as_json", is_flag=True, help="One Item per line.")
 def search(
@@ -112,7 +112,7 @@ def search(
     if not tables:
         _refuse_no_catalog(settings)
     if not tables and where:
-        _say_unknown(settings, collections or existing, wanted)
+        _warn_unknown(settings, collections or existing, wanted)
     if parquet is not None:
         click.echo(f"{_write(parquet, tables)} Items in {parquet}")
         return
@@ -144,12 +144,12 @@ def _refuse_no_catalog(settings: Settings) -> None:
         raise ConfigurationError(
             "there is no catalog here",
             observed=settings.catalog,
-            expected="a catalog that an ingest has made",
+            expected="a catalog written by an ingest",
             next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_CATALOG_URL",
         )
 
 
-def _say_unknown(settings: Settings, collections: Sequence[str], wanted: SearchCriteria) -> None:
+def _warn_unknown(settings: Settings, collections: Sequence[str], wanted: SearchCriteria) -> None:
     """Report properties that no Item has, with the nearest or all names: they may be misspelt."""
     from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 

@@ -29,14 +29,14 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @click.option("--expires", help="After so long (30m, 4h, 2d) or at this time (2026-01-31T12:00:00Z). Default: never.")
 @decision_options
-def pause(*, dataset: str, expires: str | None, **given: Any) -> None:
+def pause(*, dataset: str, expires: str | None, **decided: Any) -> None:
     """Pause a dataset: nothing of it is received or written.
 
     Its messages stay in the queue, and its units in the ledger.
 
     Example: kfm pause goes-abi --reason "INC-7: wrong projection upstream" --expires 4h
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline:
         name = EVERY_DATASET if dataset == ALL else pipeline.registry[dataset].id
         expires_at = None if expires is None else _moment(expires, now=pipeline.clock())
@@ -48,12 +48,12 @@ def pause(*, dataset: str, expires: str | None, **given: Any) -> None:
 @click.command()
 @click.argument("dataset", type=DATASET_OR_ALL, metavar="DATASET|all")
 @decision_options
-def resume(*, dataset: str, **given: Any) -> None:
+def resume(*, dataset: str, **decided: Any) -> None:
     """Resume a paused dataset.
 
     Example: kfm resume goes-abi --reason "INC-7 is over"
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline:
         pipeline.ledger.switches.release(EVERY_DATASET if dataset == ALL else dataset, decision)
         with pipeline.database.snapshot() as tx:

@@ -260,9 +260,9 @@ class _Answers(io.TextIOWrapper):
     def flush(self) -> None:
         self._try(super().flush)
 
-    def _try(self, work: Callable[..., T], *given: str) -> T:
+    def _try(self, work: Callable[..., T], *arguments: str) -> T:
         try:
-            return work(*given)
+            return work(*arguments)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise

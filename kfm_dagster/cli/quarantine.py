@@ -46,7 +46,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 version_option = click.option(
     "--version",
     type=POSITIVE,
-    help="Only if the record still stands at this version (one WAL_ID only). Default: the version that is found.",
+    help="Only if the record still has this version (a single WAL_ID only). Default: its current version.",
 )
 
 
@@ -68,15 +68,15 @@ def add(
     wal_ids: tuple[str, ...],
     reason_code: str,
     as_json: bool,
-    **given: Any,
+    **decided: Any,
 ) -> None:
     """Quarantine pending or failed units. Their evidence is collected at the next tick.
 
     Example: kfm units quarantine 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
     """
     if not _REASON_CODE.fullmatch(reason_code):
-        raise click.BadParameter(f"{reason_code!r} is no code: small letters, digits and _", param_hint="--reason-code")
-    decision = decision_of(Settings.load(), **given)
+        raise click.BadParameter(f"{reason_code!r} is not a code: small letters, digits, _", param_hint="--reason-code")
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records = records_of(pipeline.ledger, wal_ids, tx)
         pipeline.ledger.quarantine(
@@ -128,7 +128,7 @@ def discard(
     wal_ids: tuple[str, ...],
     version: int | None,
     as_json: bool,
-    **given: Any,
+    **decided: Any,
 ) -> None:
     """Close the cases of quarantined units for good.
 
@@ -137,7 +137,7 @@ def discard(
 
     Example: kfm units discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
     """
-    decision = decision_of(Settings.load(), **given)
+    decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
         records, versions = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
         QuarantineCases(pipeline.database, clock=pipeline.clock).discard(versions, decision=decision, tx=tx)
@@ -149,7 +149,7 @@ def _quarantined(
 ) -> tuple[list[NoddWalRecord], dict[WalId, int]]:
     """Return records and versions of quarantined units with open cases, at `version` if set."""
     if version is not None and len(set(wal_ids)) > 1:
-        raise click.UsageError("--version goes with one WAL_ID only")
+        raise click.UsageError("--version goes with a single WAL_ID only")
     records = records_of(pipeline.ledger, wal_ids, tx)
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     return records, open_versions(cases, records, version=version, to_status=to_status, tx=tx)

@@ -26,14 +26,14 @@ def queue() -> None:
 
 
 @queue.command()
-@click.option("--dataset", type=DATASET, required=True, help="Dataset whose topics the queue takes messages of.")
-@click.option("--dry-run", is_flag=True, help="Ask what is there, say what would be done, and do nothing.")
-@click.option("--update", is_flag=True, help="Mend what is there and differs; without it, that is only said.")
+@click.option("--dataset", type=DATASET, required=True, help="Dataset whose topics send to the queue.")
+@click.option("--dry-run", is_flag=True, help="Show the changes to make, without making them.")
+@click.option("--update", is_flag=True, help="Correct existing parts that differ; by default they are only reported.")
 @click.option(
     "--print",
     "printed",
     type=click.Choice(["iam", "terraform"]),
-    help="Ask and make nothing: print the policy of the deployment's role, or the call of deploy/terraform/queue.",
+    help="Only print the policy of the deployment's role, or the call of deploy/terraform/queue.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with every part.")
 def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
@@ -77,4 +77,4 @@ def _show(parts: Sequence[Part], *, dry_run: bool, as_json: bool) -> None:
         difference = f"; observed {part.observed}, expected {part.expected}" if part.observed else ""
         click.echo(f"{part.change.value:10}{part.what}{difference}")
     if any(part.change is PartState.DRIFT for part in parts):
-        click.echo("next: look at what differs, then run it with --update")
+        click.echo("next: review the differences, then run it with --update")

@@ -34,17 +34,17 @@ _DAY = click.DateTime(["%Y-%m-%d"])
 
 
 @click.command()
-@click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this one; may be given several times.")
-@click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="So many days back, today too.")
+@click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this dataset; may be repeated.")
+@click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="Last days, including today.")
 @click.option("--from", "first", type=_DAY, help="First day instead, UTC, YYYY-MM-DD.")
 @click.option("--to", "last", type=_DAY, help="Last day, itself included. Default: today.")
 @click.option("--repair", is_flag=True, help="Enter missing objects, and repeat units whose Item is lost.")
-@click.option("--reason", help="Why, for readers of the governance log; needed with --repair.")
-@click.option("--limit", default=10_000, show_default=True, type=POSITIVE, help="Repair so many of a day.")
+@click.option("--reason", help="Reason, recorded in the governance log; needed with --repair.")
+@click.option("--limit", default=10_000, show_default=True, type=POSITIVE, help="Maximum number of repairs per day.")
 @change_ref_option
 @actor_option
-@click.option("--read", is_flag=True, help="Read every Item, too: one that says something else is lost.")
-@click.option("--names", is_flag=True, help="Name what differs, too.")
+@click.option("--read", is_flag=True, help="Also read every Item: an Item with other content counts as lost.")
+@click.option("--names", is_flag=True, help="Also list the names that differ.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per dataset and day, with names.")
 def reconcile(
     *,
@@ -95,7 +95,7 @@ def reconcile(
                 rows.append(row)
     show_rows(rows, (*COLUMNS, *(REPAIRED if decision else ())), as_json=as_json)
     if not as_json:
-        _say(rows, names=names)
+        _show_repairs(rows, names=names)
     return ExitCode.FINISHED_WITH_FAILURES if unrepaired else ExitCode.DONE
 
 
@@ -103,7 +103,7 @@ def _window(today: date, days: int, first: datetime | None, last: datetime | Non
     end = last.date() if last else today
     begin = first.date() if first else end - timedelta(days=days - 1)
     if begin > end or end > today:
-        raise click.UsageError(f"{begin} to {end} is no window of days up to today")
+        raise click.UsageError(f"{begin} to {end} is not a window of days up to today")
     return days_between(begin, end)
 
 
@@ -138,7 +138,7 @@ def _repaired(
         bar.remove_task(task)
 
 
-def _say(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
+def _show_repairs(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
     for row in rows:
         if row.get("proposal_id") is not None:
             click.echo(proposed_line(row["proposal_id"], row["repeated"]))
@@ -149,6 +149,6 @@ def _say(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
                 click.echo(f"{kind} {row['dataset']} {row['day']} {name}")
     lost = sum(row[Difference.SUCCESS_WITHOUT_ITEM] for row in rows)
     if any(row.get("entered") for row in rows):
-        click.echo("the running deployment works what was entered; kfm gaps shows what is still missing", err=True)
+        click.echo("the running deployment ingests the entered units; kfm gaps shows missing objects", err=True)
     if lost and not any(row.get("repeated") for row in rows):
-        click.echo(f"{lost} units have lost their Item: --repair with a --change-ref has them made again", err=True)
+        click.echo(f"{lost} units have lost their Item: --repair with a --change-ref repeats them", err=True)

@@ -85,13 +85,13 @@ def _show(rows: Iterable[dict[str, Any]], columns: tuple[str, ...], *, policy: R
         click.echo(NOTHING)
 
 
-def _row(one: Pruned, goes: str) -> dict[str, Any]:
+def _row(pruned: Pruned, removed_column: str) -> dict[str, Any]:
     return {
-        "kind": one.kind.value,
-        "keep_days": one.keep.total_seconds() / 86_400,
-        "before": rfc3339(one.before, timespec="seconds"),
-        "older": one.old,
-        "needed": one.needed,
-        goes: one.removed,
-        "bytes": one.bytes,
+        "kind": pruned.kind.value,
+        "keep_days": pruned.keep.total_seconds() / 86_400,
+        "before": rfc3339(pruned.before, timespec="seconds"),
+        "older": pruned.old,
+        "needed": pruned.needed,
+        removed_column: pruned.removed,
+        "bytes": pruned.bytes,
     }

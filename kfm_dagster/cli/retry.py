@@ -58,7 +58,7 @@ RETRIED = (Status.FAILED, Status.QUARANTINED)
 def retry(
     *,
     wal_ids: tuple[str, ...],
-    wanted: UnitFilter,
+    row_filter: UnitFilter,
     version: int | None,
     replay_reason: str,
     dry: bool,
@@ -77,13 +77,13 @@ def retry(
 
     Example: kfm retry 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
-    _require_one_choice(wal_ids, wanted, version)
+    _require_one_choice(wal_ids, row_filter, version)
     settings = Settings.load()
     decision = None if dry else decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline(settings) as pipeline:
         if not wal_ids:
             with pipeline.database.snapshot() as view:
-                wal_ids = _matching(LedgerQueries(pipeline.database), wanted, view)
+                wal_ids = _matching(LedgerQueries(pipeline.database), row_filter, view)
             if not wal_ids:
                 click.echo("no failed or quarantined unit matches", err=True)
             elif not dry:
@@ -117,22 +117,22 @@ def retry(
     return ExitCode.WAITS_FOR_APPROVAL
 
 
-def _require_one_choice(wal_ids: Sequence[str], wanted: UnitFilter, version: int | None) -> None:
-    if bool(wal_ids) == (wanted != UnitFilter()):
+def _require_one_choice(wal_ids: Sequence[str], row_filter: UnitFilter, version: int | None) -> None:
+    if bool(wal_ids) == (row_filter != UnitFilter()):
         raise click.UsageError("name units by WAL_ID, or choose them by a filter such as --dataset")
     if version is not None and len(set(wal_ids)) != 1:
         raise click.UsageError("--version goes with one WAL_ID only")
-    if wanted.status not in (None, *RETRIED):
-        raise click.BadParameter(f"{wanted.status} is neither failed nor quarantined", param_hint="--status")
-    require_dataset(wanted.dataset)
+    if row_filter.status not in (None, *RETRIED):
+        raise click.BadParameter(f"{row_filter.status} is neither failed nor quarantined", param_hint="--status")
+    require_dataset(row_filter.dataset)
 
 
-def _matching(ledger: LedgerQueries, wanted: UnitFilter, tx: Transaction) -> tuple[str, ...]:
+def _matching(ledger: LedgerQueries, row_filter: UnitFilter, tx: Transaction) -> tuple[str, ...]:
     """Return the failed and quarantined units of a filter, without discarded units."""
     units = {
         record.wal_id: record.status
-        for status in ([wanted.status] if wanted.status else RETRIED)
-        for record in ledger.find(limit=MOST_UNITS, tx=tx, **dict(wanted) | {"status": status})
+        for status in ([row_filter.status] if row_filter.status else RETRIED)
+        for record in ledger.find(limit=MOST_UNITS, tx=tx, **dict(row_filter) | {"status": status})
     }
     open_cases = plan_discard(list(units), tx=tx).versions
     return tuple(unit for unit, status in units.items() if status is Status.FAILED or unit in open_cases)[:MOST_UNITS]

@@ -25,7 +25,7 @@ from kfm_dagster.cli.main import signals_handled
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.cyclic_gc import collect_rarely
-from kfm_dagster.deployment.drain import account, flush_lineage, say_what_is_held
+from kfm_dagster.deployment.drain import account, flush_lineage, report_held_days
 from kfm_dagster.deployment.drain import drain as drain_queue
 from kfm_dagster.deployment.local import Deployment, accepts, free_port
 from kfm_dagster.errors import ConfigurationError
@@ -43,14 +43,14 @@ from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
     default=3000,
     show_default=True,
     type=click.IntRange(1, 65534),
-    help="Port of the web page; the console has the next one, where that is free.",
+    help="Port of the web page; the console has the next port, if it is free.",
 )
 @click.option(
     "--cloud",
     type=click.Choice(["embedded", "aws"]),
     default="embedded",
     show_default=True,
-    help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: what the AWS variables name.",
+    help="embedded: S3, SNS and SQS on loopback with the demo's objects; aws: the services of the AWS variables.",
 )
 def ui(*, port: int, cloud: str) -> None:
     """Open the Dagster UI and the console over KFM_HOME.
@@ -65,7 +65,7 @@ def ui(*, port: int, cloud: str) -> None:
     settings = Settings.load()
     if accepts(port):
         raise ConfigurationError(
-            "the port is taken", observed=port, expected="a free one", next_step="kfm ui --port with another number"
+            "the port is taken", observed=port, expected="a free port", next_step="kfm ui --port with another number"
         )
     # Checked here: each tick of the daemon would refuse it, unseen in its log.
     registry = read_configuration(settings).registry
@@ -93,7 +93,7 @@ def ui(*, port: int, cloud: str) -> None:
             Deployment(settings.home, environment=own, web_port=port, console_port=console_port)
         )
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
-        console.print(f"the console, which says why a unit failed: {deployment.console_url}", soft_wrap=True)
+        console.print(f"the console, with the error of every failed unit: {deployment.console_url}", soft_wrap=True)
         for line in hints:
             console.print(line, soft_wrap=True, markup=False, highlight=False)
         while True:
@@ -131,7 +131,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
         # The dialog opens with the partition of the address selected.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
-        "some are spoilt on purpose; to mend one as its provider would, write it whole, then release its unit:",
+        "some are spoilt on purpose; to repair an object as its provider would, write it whole, then release its unit:",
         *(f"  {command}" for command in repair_commands(servers, settings.home / "samples")),
     ]
 
@@ -159,8 +159,8 @@ def drain(*, timeout: int, as_json: bool) -> None:
             Deployment(pipeline.settings.home, environment={}) as deployment,
         ):
             drain_queue(deployment, pipeline, timeout_seconds=timeout, report=report)
-        flush_lineage(pipeline.lineage, _say)
-        say_what_is_held(pipeline.ledger, _say)
+        flush_lineage(pipeline.lineage, _echo_aside)
+        report_held_days(pipeline.ledger, _echo_aside)
         result = account(pipeline, since=started)
     if as_json:
         click.echo(json.dumps(result.as_json()))
@@ -181,7 +181,7 @@ def _opened() -> Iterator[Pipeline]:
         yield pipeline
 
 
-def _say(line: str) -> None:
+def _echo_aside(line: str) -> None:
     click.echo(line, err=True)
 
 

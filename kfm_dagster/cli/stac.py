@@ -150,9 +150,9 @@ def _compared(database: Database, catalog: str, follower: PgstacFollower, contra
         ) from None
 
 
-def _shown(found: Iterable[Comparison], *, as_json: bool) -> int:
+def _shown(comparisons: Iterable[Comparison], *, as_json: bool) -> int:
     # A collection that is empty on both sides is not shown.
-    shown = [comparison for comparison in found if comparison.days or not comparison.same_collection]
+    shown = [comparison for comparison in comparisons if comparison.days or not comparison.same_collection]
     if as_json:
         for comparison in shown:
             days = [_day(day) for day in comparison.days]
@@ -165,14 +165,14 @@ def _shown(found: Iterable[Comparison], *, as_json: bool) -> int:
     return ExitCode.DONE if all(comparison.equal for comparison in shown) else ExitCode.FINISHED_WITH_FAILURES
 
 
-def _row(one: Comparison) -> dict[str, Any]:
+def _row(comparison: Comparison) -> dict[str, Any]:
     return {
-        "collection_id": one.collection_id,
-        "days": len(one.days),
-        "catalog": sum(day.catalog for day in one.days),
-        "api": sum(day.api for day in one.days),
-        "collection": "same" if one.same_collection else "differs",
-        "equal": "yes" if one.equal else "no",
+        "collection_id": comparison.collection_id,
+        "days": len(comparison.days),
+        "catalog": sum(day.catalog for day in comparison.days),
+        "api": sum(day.api for day in comparison.days),
+        "collection": "same" if comparison.same_collection else "differs",
+        "equal": "yes" if comparison.equal else "no",
     }
 
 

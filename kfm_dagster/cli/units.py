@@ -32,9 +32,9 @@ SECTIONS = {
 """The sections of `kfm units show` besides the record, with the columns of their tables."""
 
 
-def _records(parts: Parts, wanted: UnitFilter, _: str | None, limit: int) -> Page:
+def _records(parts: Parts, row_filter: UnitFilter, _: str | None, limit: int) -> Page:
     with parts.database.snapshot() as tx:
-        return Page(rows=LedgerQueries(parts.database).find(limit=limit, tx=tx, **dict(wanted)))
+        return Page(rows=LedgerQueries(parts.database).find(limit=limit, tx=tx, **dict(row_filter)))
 
 
 @click.group(
@@ -112,15 +112,15 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
-def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -> None:
+def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: bool) -> None:
     """Count and list ignored records of messages, with the reason, the newest message first.
 
     Example: kfm units ignored --dataset hrrr --reason sidecar --json
     """
-    require_dataset(wanted.dataset)
+    require_dataset(row_filter.dataset)
     with opened_pipeline(read_only=True) as pipeline:
-        totals = IGNORED_COUNTS.query(pipeline, wanted, None, limit).rows
-        records = [] if counts else IGNORED.query(pipeline, wanted, None, limit).rows
+        totals = IGNORED_COUNTS.query(pipeline, row_filter, None, limit).rows
+        records = [] if counts else IGNORED.query(pipeline, row_filter, None, limit).rows
     if as_json:
         show_rows(totals if counts else records, (), as_json=True)
         return
@@ -131,20 +131,20 @@ def ignored(*, wanted: IgnoredFilter, counts: bool, limit: int, as_json: bool) -
 
 @click.command()
 @filter_options(REJECTIONS)
-@click.option("--body", is_flag=True, help="Print the one message that is named, as it came.")
+@click.option("--body", is_flag=True, help="Print the message that --message names, unchanged.")
 @limit_option
 @rows_as_json
-def rejected(*, wanted: RejectionFilter, body: bool, limit: int, as_json: bool) -> None:
+def rejected(*, row_filter: RejectionFilter, body: bool, limit: int, as_json: bool) -> None:
     """List rejected messages and records, with the reason, the newest first.
 
     Example: kfm units rejected --reason malformed_json --json
     """
-    if body and wanted.message is None:
-        raise click.UsageError("--body prints one message: name it with --message ID")
+    if body and row_filter.message is None:
+        raise click.UsageError("--body prints a single message: name it with --message ID")
     with opened_pipeline(read_only=True) as pipeline:
-        if body and wanted.message is not None:
-            message_id = REJECTED_MESSAGE.whole_in(pipeline.database, wanted.message)
+        if body and row_filter.message is not None:
+            message_id = REJECTED_MESSAGE.whole_in(pipeline.database, row_filter.message)
             click.echo(rejected_message(pipeline.deliveries, pipeline.landing, message_id))
             return
-        page = REJECTIONS.query(pipeline, wanted, None, limit)
+        page = REJECTIONS.query(pipeline, row_filter, None, limit)
     show_rows(page.rows, REJECTIONS.columns, as_json=as_json)

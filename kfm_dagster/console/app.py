@@ -28,7 +28,7 @@ from kfm_dagster.console import decisions, overview, records
 from kfm_dagster.console.bounds import BoundedRequests
 from kfm_dagster.console.operations import JSON, PATHS
 from kfm_dagster.console.pages import STATIC, Pages, query_of, static
-from kfm_dagster.console.requests import REFUSALS, given, is_page, refusal, whole_number
+from kfm_dagster.console.requests import REFUSALS, is_page, parameters_by_name, refusal, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.exports.metrics import NO_DEPTHS, exposition
 from kfm_dagster.exports.validation import DAYS, MOST_DAYS, report_tables, validate_report
@@ -148,7 +148,7 @@ def _api(pipeline: Pipeline) -> Mount:
         query_names = [name for name in PATHS[path].parameters if f"{{{name}}}" not in path]
 
         def answered(request: Request) -> Response:
-            values = given(request.query_params.multi_items(), known=query_names)
+            values = parameters_by_name(request.query_params.multi_items(), known=query_names)
             values = {name: value for name, value in values.items() if value}
             answer = PATHS[path].answer(pipeline, values | request.path_params)
             return Response(json.dumps(answer), media_type=JSON)
@@ -170,7 +170,7 @@ def _problem(request: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, HTTPException):
         status, headers = error.status_code, error.headers
-        detail = f"{error.detail}; {BASE}/openapi.json says what there is"
+        detail = f"{error.detail}; {BASE}/openapi.json lists the paths"
     else:
         status, detail = refusal(error)
     content = {

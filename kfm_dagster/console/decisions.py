@@ -25,7 +25,7 @@ from starlette.routing import Route
 from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, parameters, query_of, row_id
-from kfm_dagster.console.requests import given, whole_number
+from kfm_dagster.console.requests import parameters_by_name, whole_number
 from kfm_dagster.console.session import came_from, own_path
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.filters import BadFilterError
@@ -57,7 +57,7 @@ MOST_NAMED = 10_000
 """Units that a selection names; a selection by dataset, code and time names none."""
 PAGE, MOST_PAGES = 1_000, 20
 """Pages of the search for these units; each examines a bounded number of rows, so that all take some seconds."""
-_TO_BE_GIVEN = "to be given with the decision"
+_IN_THE_DECISION = "follows with the decision"
 _MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_REPLACE}
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
@@ -99,7 +99,7 @@ def decision_form(
         actor = pages.sessions.actor_of(request)
         if actor is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "sign in to decide; the console only reads without a token")
-        values = given(list(posted.items()), known=(*_DECISION, *(posted if fields is None else fields)))
+        values = parameters_by_name(list(posted.items()), known=(*_DECISION, *(posted if fields is None else fields)))
         reason, change_ref = (values.pop(name, "").strip() for name in _DECISION)
         make = partial(decision_in, pages.pipeline.settings.env) if is_override else Decision
         decision = make(actor=actor, reason=reason, change_ref=change_ref or None)
@@ -147,7 +147,7 @@ def _of_session(pages: Pages) -> list[Route]:
         return pages.page(request, "sign_in.html", refused=False, offered=offered, to=came_from(request))
 
     def sign_in(request: Request, fields: Fields) -> Response:
-        values = given(list(fields.items()), known=("token", "to"))
+        values = parameters_by_name(list(fields.items()), known=("token", "to"))
         to = own_path(values.get("to", ""))
         answer = _see(to)
         if pages.sessions.sign_in(values.get("token", ""), request, answer) is None:
@@ -252,15 +252,15 @@ def _of_filters(pages: Pages) -> list[Route]:
             request, "replays.html", replays=[run.as_json() for run in ReplayEngine(pipeline=pipeline).newest()]
         )
 
-    def one(request: Request) -> Response:
+    def shown(request: Request) -> Response:
         query_of(request)
         replay_run_id = str(request.path_params["replay_run_id"])
         return pages.page(request, "replay.html", report=ReplayEngine(pipeline=pipeline).report(replay_run_id))
 
     def dry_run(request: Request) -> Response:
         unit_filter = UnitFilter.of_query(parameters(request))
-        plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, unit_filter), change_ref=_TO_BE_GIVEN)
-        return pages.page(request, "replay_plan.html", wanted=unit_filter, query=unit_filter.query(), plan=plan)
+        plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, unit_filter), change_ref=_IN_THE_DECISION)
+        return pages.page(request, "replay_plan.html", row_filter=unit_filter, query=unit_filter.query(), plan=plan)
 
     def discard_dry_run(request: Request) -> Response:
         unit_filter = _quarantined(parameters(request))
@@ -277,7 +277,7 @@ def _of_filters(pages: Pages) -> list[Route]:
         Route("/replays/dry-run", dry_run, methods=["GET"]),
         decision_form(pages, "/replays", _begin, fields=None),
         decision_form(pages, "/units/{wal_id:uuid}/retry", _retry),
-        Route("/replays/{replay_run_id:uuid}", one, methods=["GET"]),
+        Route("/replays/{replay_run_id:uuid}", shown, methods=["GET"]),
         *(
             decision_form(pages, f"/replays/{{replay_run_id:uuid}}/{change.__name__}", partial(_change, change))
             for change in (ReplayEngine.pause, ReplayEngine.resume, ReplayEngine.stop)
@@ -325,17 +325,17 @@ def _quarantined(pairs: Iterable[tuple[str, str]]) -> UnitFilter:
     return unit_filter
 
 
-def selection_for(pipeline: Pipeline, wanted: UnitFilter) -> Selection:
+def selection_for(pipeline: Pipeline, unit_filter: UnitFilter) -> Selection:
     """Return a filter as a replay's selection: its first units, as many as a replay may have.
 
     Raises BadFilterError where the filter is not for failed or quarantined units, or has more than a selection names.
     """
-    if wanted.status is None or wanted.status not in _MODES:
-        raise BadFilterError(observed=f"status {wanted.status or 'of any kind'}", expected=" or ".join(_MODES))
+    if unit_filter.status is None or unit_filter.status not in _MODES:
+        raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=" or ".join(_MODES))
     # A selection has no filters by text or operator: it names the units.
-    by_name = wanted.text or wanted.operator
-    filters = {"wal_ids": named_units(pipeline, wanted)} if by_name else _ranges(pipeline.clock(), wanted)
-    return _selection(pipeline.settings.env, wanted.status, filters)
+    by_name = unit_filter.text or unit_filter.operator
+    filters = {"wal_ids": named_units(pipeline, unit_filter)} if by_name else _ranges(pipeline.clock(), unit_filter)
+    return _selection(pipeline.settings.env, unit_filter.status, filters)
 
 
 def _selection(env: Environment, status: Status, filters: Mapping[str, Any]) -> Selection:
@@ -351,24 +351,24 @@ def _selection(env: Environment, status: Status, filters: Mapping[str, Any]) -> 
     )
 
 
-def _ranges(now: datetime, wanted: UnitFilter) -> dict[str, Any]:
+def _ranges(now: datetime, unit_filter: UnitFilter) -> dict[str, Any]:
     parts: dict[str, Any] = {
-        "datasets": [wanted.dataset or EVERY_DATASET],
-        "error_codes": wanted.code and [wanted.code],
+        "datasets": [unit_filter.dataset or EVERY_DATASET],
+        "error_codes": unit_filter.code and [unit_filter.code],
     }
-    times = {"event_time_start": wanted.since, "event_time_end": wanted.until}
+    times = {"event_time_start": unit_filter.since, "event_time_end": unit_filter.until}
     if not any(times.values()):
         # Units created from now on are excluded.
         times = {"created_before": now}
     return parts | {name: at and rfc3339(at) for name, at in times.items()}
 
 
-def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:
+def named_units(parts: Parts, unit_filter: UnitFilter) -> list[str]:
     """Return a filter's unit ids. Raises BadFilterError for none and for more than MOST_NAMED."""
     wal_ids: list[str] = []
     after: str | None = None
     for _ in range(MOST_PAGES):
-        page = search_units(parts, wanted, after, PAGE)
+        page = search_units(parts, unit_filter, after, PAGE)
         wal_ids += [row["wal_id"] for row in page.rows]
         after = page.after
         if after is None or len(wal_ids) > MOST_NAMED:
@@ -379,5 +379,5 @@ def named_units(parts: Parts, wanted: UnitFilter) -> list[str]:
             expected="a dataset, a code or a time that means fewer",
         )
     if not wal_ids:
-        raise BadFilterError("no unit is meant", observed="none", expected="one unit or more")
+        raise BadFilterError("the filter matches no unit", observed="none", expected="one unit or more")
     return wal_ids

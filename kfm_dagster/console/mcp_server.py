@@ -50,8 +50,10 @@ def _tool(pipeline: Pipeline, operation: View | Operation) -> Callable[..., dict
     Its ToolErrors have a line for the assistant.
     """
 
-    def ask(**given: Any) -> dict[str, Any]:
-        texts = {name: str(value).lower() if value is True else str(value) for name, value in given.items() if value}
+    def ask(**arguments: Any) -> dict[str, Any]:
+        texts = {
+            name: str(value).lower() if value is True else str(value) for name, value in arguments.items() if value
+        }
         try:
             return operation.answer(pipeline, texts)
         except REFUSALS as error:

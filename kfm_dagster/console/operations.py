@@ -30,8 +30,8 @@ from kfm_dagster.views.view import BASE, View, json_row
 JSON = "application/json"
 _REFERENCE = "#/components/schemas/{model}"
 _REFUSALS = {
-    "400": "A parameter is none that there is, or has no such value.",
-    "404": "There is no such unit, or no such dataset.",
+    "400": "A parameter or its value is unknown.",
+    "404": "The unit or the dataset is unknown.",
     "503": "The database or a store does not answer.",
 }
 
@@ -70,16 +70,16 @@ class Operation:
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def _unit(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
+def _unit(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
     with pipeline.database.snapshot() as view:
-        record = record_of(pipeline.ledger, given.get("wal_id", ""), tx=view)
+        record = record_of(pipeline.ledger, arguments.get("wal_id", ""), tx=view)
     return record.model_dump(mode="json") | json_row(unit_history(pipeline, record))
 
 
-def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
+def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
     """Return the STAC Item of a unit. Raises UnknownNameError where there is none."""
     with pipeline.database.snapshot() as view:
-        href = record_of(pipeline.ledger, given.get("wal_id", ""), tx=view).stac_item_href
+        href = record_of(pipeline.ledger, arguments.get("wal_id", ""), tx=view).stac_item_href
     try:
         content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
     except PublishError as error:
@@ -87,7 +87,7 @@ def item(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, Any]:
             "the catalog is not reachable", observed=error, next_step="check KFM_CATALOG_URL"
         ) from error
     if content is None:
-        raise UnknownNameError("the unit has no Item in the catalog", observed=given["wal_id"])
+        raise UnknownNameError("the unit has no Item in the catalog", observed=arguments["wal_id"])
     document: dict[str, Any] = json.loads(content)
     return document
 
@@ -114,7 +114,7 @@ OPERATIONS: Sequence[View | Operation] = (
     ),
     Operation(
         operation="getItem",
-        summary="The STAC Item that the catalog has of a unit.",
+        summary="A unit's STAC Item in the catalog.",
         answer=item,
         row=dict[str, Any],
         tool="item",
@@ -122,7 +122,7 @@ OPERATIONS: Sequence[View | Operation] = (
     ),
     Operation(
         operation="getStatus",
-        summary="What needs attention, with the command that helps, and units by dataset and status.",
+        summary="Matters that need attention, with the command that helps, and units by dataset and status.",
         answer=lambda pipeline, _: json_row(deployment_status(pipeline)),
         row=DeploymentStatus,
         path="/status",
@@ -155,7 +155,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "kfm_dagster",
             "version": __version__,
-            "summary": "What became of every object of NOAA's that this deployment ingests. Nothing is changed by it.",
+            "summary": "The outcome of every NOAA object that this deployment ingests. Read-only.",
         },
         "servers": [{"url": BASE}],
         "paths": {

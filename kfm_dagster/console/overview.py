@@ -59,7 +59,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         return pages.page(
             request,
             "overview.html",
-            found=status,
+            deployment=status,
             most=MOST_MATTERS,
             units=[{"dataset": dataset, **counts} for dataset, counts in status.units.items()],
             units_columns=("dataset", *Status),
@@ -95,18 +95,18 @@ def _units_path(status: Status, row: Mapping[str, Any]) -> str | None:
 
 
 def _tiles(
-    found: DeploymentStatus,
+    status: DeploymentStatus,
     counts: Mapping[Status, int],
     depths: Mapping[str, int],
     oldest: datetime | None,
     settings: Settings,
 ) -> Iterator[dict[str, str | None]]:
     """Yield the numbers of the front page, each with a link to its units."""
-    for status in (Status.QUARANTINED, Status.FAILED):
-        units = counts[status]
+    for state in (Status.QUARANTINED, Status.FAILED):
+        units = counts[state]
         kind = "bad" if units else "good"
-        yield {"name": status.value, "value": f"{units:,}", "kind": kind, "path": f"/units?status={status}"}
-    age = "none" if oldest is None else duration(max(found.at - oldest, timedelta(0)))
+        yield {"name": state.value, "value": f"{units:,}", "kind": kind, "path": f"/units?status={state}"}
+    age = "none" if oldest is None else duration(max(status.at - oldest, timedelta(0)))
     yield {"name": "oldest waiting", "value": age, "kind": "", "path": "/units?status=pending"}
     for name, queue, path in (
         ("queue", settings.sqs_primary_queue, None),
@@ -115,5 +115,5 @@ def _tiles(
         depth = depths.get(queue)
         kind = "bad" if depth and queue == settings.sqs_dlq_queue else ""
         yield {"name": name, "value": "not known" if depth is None else f"{depth:,}", "kind": kind, "path": path}
-    kind = "good" if found.well else "bad"
-    yield {"name": "to be done", "value": str(found.urgent), "kind": kind, "path": "#matters"}
+    kind = "good" if status.well else "bad"
+    yield {"name": "to be done", "value": str(status.urgent), "kind": kind, "path": "#matters"}

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from kfm_dagster.console.requests import BadRequestError, given, whole_number
+from kfm_dagster.console.requests import BadRequestError, parameters_by_name, whole_number
 from kfm_dagster.console.session import Sessions
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
 from kfm_dagster.exports.validation import figure, report_tables
@@ -181,7 +181,7 @@ def parameters(request: Request) -> list[tuple[str, str]]:
 
 def query_of(request: Request, *known: str) -> dict[str, str]:
     """Return parameters by name, without `live`. Raises BadRequestError for an unknown parameter."""
-    return given(parameters(request), known=known)
+    return parameters_by_name(parameters(request), known=known)
 
 
 def list_route(
@@ -202,7 +202,7 @@ def list_route(
             request,
             template,
             view=view,
-            wanted=row_filter,
+            row_filter=row_filter,
             rows=page.rows,
             datasets=sorted(pages.pipeline.registry.contracts),
             first_link=with_query(request, after=None) if after else None,

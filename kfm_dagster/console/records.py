@@ -146,7 +146,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "record": record,
         "key": record.object_uri.rpartition("/")[2],
         "message": cases.messages([message_id]).get(message_id) if message_id else None,
-        "found": details,
+        "details": details,
         "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],

@@ -52,7 +52,7 @@ def refusal(error: Exception) -> tuple[int, str]:
     return 503, "the database does not answer; next: see its log, then ask again"
 
 
-def given(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
+def parameters_by_name(parameters: Sequence[tuple[str, str]], *, known: Sequence[str]) -> dict[str, str]:
     """Return parameters by name. Raises BadRequestError for an unknown or repeated parameter."""
     values = dict(parameters)
     unknown = sorted(set(values) - set(known))

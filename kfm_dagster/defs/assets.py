@@ -48,7 +48,7 @@ class MessageParseConfig(dg.Config):
 
     source: Source = Field(
         default=Source.LISTING,
-        description="LEDGER: what is pending; LISTING: the bucket's objects of the day, and what is pending.",
+        description="LEDGER: pending units; LISTING: the bucket's objects of the day, and pending units.",
     )
     lane: Lane | None = Field(
         default=None, description="LIVE or BULK: only units of that lane are claimed. Empty: both, live units first."

@@ -156,7 +156,7 @@ def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
                 **_shown(picture),
             )
             context.instance.report_runless_asset_event(evaluation)
-        return dg.SkipReason(_said(report, picture))
+        return dg.SkipReason(_summary(report, picture))
 
     return nodd_gaps
 
@@ -171,11 +171,11 @@ def _shown(picture: GapPicture) -> dict[str, Any]:
     return {"passed": not picture.gaps, "description": sentences[0] if sentences else None, "metadata": metadata}
 
 
-def _alternative(said: list[str]) -> str:
-    return "gaps by hour: " + ("; ".join(said).replace("]", ")").replace("[", "(") or "nothing is missing")
+def _alternative(sentences: list[str]) -> str:
+    return "gaps by hour: " + ("; ".join(sentences).replace("]", ")").replace("[", "(") or "nothing is missing")
 
 
-def _said(report: FeedReport, picture: GapPicture) -> str:
+def _summary(report: FeedReport, picture: GapPicture) -> str:
     if not picture.rows:
         return "no feed is followed yet"
     if not picture.gaps:

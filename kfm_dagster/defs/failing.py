@@ -15,18 +15,18 @@ from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.node import StageNode
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def one_line(tick: Callable[Given, Result]) -> Callable[Given, Result | dg.SkipReason]:
+def one_line(tick: Callable[Arguments, Result]) -> Callable[Arguments, Result | dg.SkipReason]:
     """Skip a tick, with the reason, if a dependency is unavailable or a root foreign."""
     redacting = redacted(tick)
 
     @functools.wraps(tick)
-    def ticked(*given: Given.args, **more: Given.kwargs) -> Result | dg.SkipReason:
+    def ticked(*positional: Arguments.args, **named: Arguments.kwargs) -> Result | dg.SkipReason:
         try:
-            return redacting(*given, **more)
+            return redacting(*positional, **named)
         except (DependencyUnavailableError, ForeignRootError) as error:
             return dg.SkipReason(str(error))
 
@@ -42,13 +42,13 @@ def refuse_foreign_roots(pipeline: PipelineResource) -> None:
         raise dg.Failure(description=str(error), allow_retries=not isinstance(error, ForeignRootError)) from None
 
 
-def redacted(work: Callable[Given, Result]) -> Callable[Given, Result]:
+def redacted(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Redact the errors of `work`, because Dagster stores an error with the texts of all causes."""
 
     @functools.wraps(work)
-    def worked(*given: Given.args, **more: Given.kwargs) -> Result:
+    def worked(*positional: Arguments.args, **named: Arguments.kwargs) -> Result:
         try:
-            return work(*given, **more)
+            return work(*positional, **named)
         except dg.Failure:
             raise  # our own line, with Dagster's next action
         except Exception as error:

@@ -116,7 +116,7 @@ def _alone_in(home: Path) -> Iterator[None]:
         folder = os.open(home, os.O_RDONLY)
     except OSError as error:
         raise ConfigurationError(
-            "DAGSTER_HOME cannot be made", observed=f"{home}: {error.strerror}", next_step="name another folder"
+            "DAGSTER_HOME cannot be created", observed=f"{home}: {error.strerror}", next_step="name another folder"
         ) from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -228,7 +228,7 @@ class ReplayConfig(dg.Config):
     batch_size: int = Field(0, description="Units of a batch; 0: the environment's default.")
     allow_repair_and_replace: bool = Field(default=False, description="Needed for that mode, with a change reference.")
     must_match: bool = Field(default=False, description="Repeat successes; a different result stops the replay.")
-    allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
+    allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
     replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")
     reason: str = Field("", description="Reason, recorded in the governance log; required unless it is a dry run.")
     change_ref: str = Field("", description="Change or incident under which the replay was approved.")
@@ -280,10 +280,10 @@ def _selection(engine: ReplayEngine, config: ReplayConfig) -> Selection:
     if config.spec:
         if fields := [name for name in _FILTERS if getattr(config, name)]:
             raise ConfigurationError(
-                "a spec is given together with fields that select",
+                "a spec and selecting fields exclude each other",
                 observed=", ".join(fields),
                 expected="one of the two",
-                next_step="empty one of them",
+                next_step="empty either of them",
             )
         return parse_selection(config.spec, source="the field spec")
     parts = {name: getattr(config, name) or None for name in (*_FILTERS, *_OTHERS)}
@@ -297,9 +297,9 @@ _OTHERS = (
 )  # fmt: skip
 
 
-def _metadata(found: dict[str, Any]) -> dict[str, Any]:
-    shown = {name: value for name, value in found.items() if not isinstance(value, (list, dict)) and value is not None}
-    tables = {name: dg.MetadataValue.md(_table(found[name])) for name in ("breakdown", "examples") if found[name]}
+def _metadata(result: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in result.items() if not isinstance(value, (list, dict)) and value is not None}
+    tables = {name: dg.MetadataValue.md(_table(result[name])) for name in ("breakdown", "examples") if result[name]}
     return {**shown, **tables}
 
 

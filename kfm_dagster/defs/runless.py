@@ -49,10 +49,10 @@ class RunlessReports:
             self.close()
             self._unreported += 1
             self._paused_until = time.monotonic() + PAUSE_SECONDS
-            self._warn(f"Dagster is not told of what is stored, again in {PAUSE_SECONDS:.0f} s: {error_text(error)}")
+            self._warn(f"a report to Dagster failed, the next follows in {PAUSE_SECONDS:.0f} s: {error_text(error)}")
             return
         if self._unreported:
-            self._warn(f"Dagster answers again; it was not told of {self._unreported} batches, which the ledger has")
+            self._warn(f"Dagster answers again; {self._unreported} batches were not reported, and are in the ledger")
             self._unreported = 0
 
     def close(self) -> None:

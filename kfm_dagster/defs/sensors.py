@@ -295,7 +295,7 @@ def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[
         "; ".join([*named[:NAMED], *more]),
         f"{done.delivered} messages taken" if done.delivered else "",
         f"{waiting} waiting for their channel" if waiting else "",
-        f"nobody hears the channels {', '.join(unheard)} (KFM_ALERT_URLS)" if unheard else "",
+        f"channels without a URL: {', '.join(unheard)} (KFM_ALERT_URLS)" if unheard else "",
     ]
     return " | ".join(part for part in parts if part)
 

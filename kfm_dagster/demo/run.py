@@ -12,7 +12,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.families import write_families
 from kfm_dagster.demo.feed import Feed, FolderReport, refuse_no_objects
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
-from kfm_dagster.deployment.drain import DrainResult, account, drain, flush_lineage, say_what_is_held
+from kfm_dagster.deployment.drain import DrainResult, account, drain, flush_lineage, report_held_days
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision
@@ -102,7 +102,7 @@ def run_demo(
                 with Deployment(home, environment={}) as deployment:
                     drain(deployment, pipeline, timeout_seconds=timeout_seconds, report=report)
                 flush_lineage(pipeline.lineage, say)
-                say_what_is_held(pipeline.ledger, say)
+                report_held_days(pipeline.ledger, say)
                 result = account(pipeline, since=started)
                 return replace(
                     result,

@@ -127,7 +127,7 @@ def drain(
 ) -> Progress:
     """Poll until drained, calling `report` on every poll.
 
-    Backfill days that only a person can resume (`say_what_is_held`) are not waited for. A part of the deployment that
+    Backfill days that only a person can resume (`report_held_days`) are not waited for. A part of the deployment that
     dies is started again. Raises DependencyUnavailableError after the timeout and when parts keep dying; nothing is
     lost, the next drain continues.
     """
@@ -161,16 +161,16 @@ def _has_follow_up(pipeline: Pipeline) -> bool:
     return bool(days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock()) or cases.due(limit=1))
 
 
-def say_what_is_held(ledger: Ledger, say: Callable[[str], None]) -> None:
+def report_held_days(ledger: Ledger, report: Callable[[str], None]) -> None:
     """Report the backfill days that a drain left to a person, a line for each reason."""
     for why, days in _unlisted(ledger)[1].items():
-        say(f"{_days(days)} not listed: {why}")
+        report(f"{_days(days)} not listed: {why}")
 
 
-def flush_lineage(lineage: Lineage, say: Callable[[str], None]) -> None:
+def flush_lineage(lineage: Lineage, report: Callable[[str], None]) -> None:
     """Publish the lineage of the last steps: once a deployment has ended, no sensor does."""
     if (error := lineage.flush()) is not None:
-        say(f"lineage waits for its backend: {error}")
+        report(f"lineage waits for its backend: {error}")
 
 
 def _left(now: Progress, coming: list[UnlistedDays], ending: list[str], *, replaying: bool) -> str:
@@ -184,6 +184,6 @@ def _left(now: Progress, coming: list[UnlistedDays], ending: list[str], *, repla
     return ", ".join(parts)
 
 
-def _days(found: list[UnlistedDays]) -> str:
-    names = ", ".join(sorted({days.backfill_id for days in found}))
-    return f"{counted(sum(days.days for days in found), 'day')} of backfill {names}"
+def _days(unlisted: list[UnlistedDays]) -> str:
+    names = ", ".join(sorted({days.backfill_id for days in unlisted}))
+    return f"{counted(sum(days.days for days in unlisted), 'day')} of backfill {names}"

@@ -217,7 +217,7 @@ class Deployment:
         self._spawn(name, ["python", "-m", "kfm_dagster.defs.instance_storage", str(self.dagster_home)])
         if self._children.pop(name).wait(timeout=START_SECONDS) != 0:
             raise DependencyUnavailableError(
-                "Dagster's storage cannot be made",
+                "Dagster's storage cannot be created",
                 observed=self.log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1],
                 next_step=f"read {self.log(name)}",
             )
@@ -275,7 +275,7 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise DependencyUnavailableError(
-        "there is no free port",
+        "no port is free",
         observed=f"a hundred between {PORTS[0]} and {PORTS[-1]} are taken",
         next_step="end what listens there",
     )

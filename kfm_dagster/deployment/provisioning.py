@@ -198,14 +198,14 @@ class QueueMaker:
             parts += [self._subscription(topic, queue_arn) for topic in plan.subscriptions]
         return parts
 
-    def _queue(self, name: str, wanted: Attributes) -> Iterator[Part]:
+    def _queue(self, name: str, planned: Attributes) -> Iterator[Part]:
         attributes = self._attributes(name)
         if attributes is None:
             if not self.dry_run:
-                self.sqs.create_queue(QueueName=name, Attributes=dict(wanted))  # type: ignore[arg-type]
+                self.sqs.create_queue(QueueName=name, Attributes=dict(planned))  # type: ignore[arg-type]
             yield Part(what=f"queue {name}", change=PartState.CREATED)
             return
-        differing = {key: value for key, value in wanted.items() if not _same(attributes.get(key), value)}
+        differing = {key: value for key, value in planned.items() if not _same(attributes.get(key), value)}
         if differing and self.update and not self.dry_run:
             self._set(name, differing)
         yield from (
@@ -283,12 +283,12 @@ def _subscribed(sns: SNSClient, topic: str, queue_arn: str) -> str | None:
     return None
 
 
-def _same(found: str | None, wanted: str) -> bool:
-    if found is None or not wanted.startswith("{"):
-        return found == wanted
+def _same(current: str | None, planned: str) -> bool:
+    if current is None or not planned.startswith("{"):
+        return current == planned
     # SQS gives a number of a policy back as a number or as text.
-    return {key: str(value) for key, value in json.loads(found).items()} == {
-        key: str(value) for key, value in json.loads(wanted).items()
+    return {key: str(value) for key, value in json.loads(current).items()} == {
+        key: str(value) for key, value in json.loads(planned).items()
     }
 
 
@@ -304,8 +304,8 @@ def _answering() -> Iterator[None]:
         code = error.response["Error"]["Code"] if isinstance(error, ClientError) else type(error).__name__
         operation = error.operation_name if isinstance(error, ClientError) else "a request"
         raise QueueUnavailableError(
-            "the queue cannot be made",
+            "the queue cannot be created",
             observed=f"{operation}: {code}",
-            next_step="check region and credentials; who makes queues needs sqs:CreateQueue, "
-            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. What was made stays: run it again",
+            next_step="check region and credentials; creating queues needs sqs:CreateQueue, "
+            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. Created parts stay: run it again",
         ) from None

@@ -204,7 +204,7 @@ def _of_lineage(waits: Mapping[str, Waiting], at: datetime) -> Iterator[Matter]:
                 urgency=Urgency.NOW if at - waiting.oldest > LATE else Urgency.KNOW,
                 what=f"{place} lacks {counted(waiting.batches, 'file')}: {waiting.error}",
                 since=waiting.oldest,
-                next_step=f"correct {setting}, or what answers there (docs/lineage.md)",
+                next_step=f"correct {setting}, or repair its store (docs/lineage.md)",
             )
 
 

@@ -60,7 +60,7 @@ class GapPicture:
 
     def sentences(self) -> list[str]:
         """Return the picture in words: a line for each row with a gap."""
-        return [sentence for row in self.rows if (sentence := _said(row))]
+        return [sentence for row in self.rows if (sentence := _sentence(row))]
 
 
 def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPicture:
@@ -113,7 +113,7 @@ def _merged(label: str, products: Sequence[GapRow]) -> list[GapRow]:
     return [GapRow(label=label, shares=dict(shares), now=now)]
 
 
-def _said(row: GapRow) -> str | None:
+def _sentence(row: GapRow) -> str | None:
     parts = []
     if short := row.short:
         least = min(row.shares[hour] for hour in short)
@@ -134,7 +134,7 @@ def draw(picture: GapPicture) -> str:
     empty = "" if picture.rows else f'<text x="8" y="{TOP + BAR}">{desc[0]}</text>'
     return (
         f'{OPENING.decode()} width="{LABEL + WIDTH + 8}" height="{height}" role="img" '
-        f'aria-labelledby="title said"><title id="title">{title}</title><desc id="said">{escape(" ".join(desc))}</desc>'
+        f'aria-labelledby="title desc"><title id="title">{title}</title><desc id="desc">{escape(" ".join(desc))}</desc>'
         f"<style>{_STYLE}</style>"
         '<defs><pattern id="missing" width="4" height="4" patternUnits="userSpaceOnUse">'
         '<path class="h" d="M0 4L4 0" stroke-width="1.3"/></pattern></defs>'

@@ -170,7 +170,7 @@ MAX_FETCHES = 8
 FETCH_SECONDS = 10.0
 """Limit of the time spent fetching in a period, even from slow servers: a tick has a minute for everything."""
 
-RAW = "no SNS envelope, so nobody signed it; KFM_SNS_VERIFY=off accepts raw delivery"
+RAW = "no SNS envelope, so it is unsigned; KFM_SNS_VERIFY=off accepts raw delivery"
 
 
 class Signatures:
@@ -231,7 +231,7 @@ class Signatures:
         if start - self._period >= PERIOD_SECONDS:
             self._period, self._fetches, self._spent = start, 0, 0.0
         if self._fetches >= MAX_FETCHES or self._spent >= FETCH_SECONDS:
-            return "other certificates are asked for before its own"
+            return "other certificates are fetched before its own"
         self._fetches += 1
         try:
             return self._certificates.fetch(url, within=FETCH_SECONDS - self._spent)
@@ -267,8 +267,8 @@ def _extra_authorities(settings: Settings) -> Chain:
     if settings.sns_trusted_ca is None or not settings.sns_trusted_url:
         raise ConfigurationError(
             "one of KFM_SNS_TRUSTED_URL and KFM_SNS_TRUSTED_CA is missing",
-            expected="both: whose certificates are trusted, and where these are",
-            next_step="set the other one, or unset both",
+            expected="both: the trusted authority, and the URL of its certificates",
+            next_step="set the missing variable, or unset both",
         )
     try:
         return certificates_in(settings.sns_trusted_ca.read_bytes())

@@ -93,7 +93,7 @@ def require_time(parent: Mapping[str, Any], name: str, *, zone: tzinfo | None = 
         time = time.replace(tzinfo=zone)
     # Checked before the conversion to UTC, which overflows on the calendar's first and last day.
     if not is_plausible(time):
-        raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"{name} {shown(text)} is no time of an event")
+        raise MessageError(ParseIssue.INVALID_TIME_RANGE, f"{name} {shown(text)} is not a possible time of an event")
     return time.astimezone(UTC)
 
 
@@ -168,7 +168,7 @@ class ChunkNotice:
         if len(folders) != 2 or (folders[0], _digits(folders[1]), file) != (self.site, self.volume, name):
             path = f"{self.site}/{self.volume}/{name}"
             raise MessageError(
-                ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is not of the chunk that is told: {shown(path)}"
+                ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} is not the announced chunk's: {shown(path)}"
             )
         if version is not None and self.layout != f"V{version}":
             text = (

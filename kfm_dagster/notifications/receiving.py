@@ -77,7 +77,7 @@ class ReceiveProgress:
     1 MiB at first. A thread without room waits for another thread's request to end.
     """
 
-    wanted: int
+    max_messages: int
     deadline: float
     max_bytes: int = MAX_RECEIVED_BYTES
     max_units: int | None = None
@@ -95,7 +95,7 @@ class ReceiveProgress:
         """Reserve and return the number of messages for a request; 0 ends the thread."""
         with self._changed:
             while not self._is_over():
-                places = min(BATCH, self.wanted - self._reserved, self._room())
+                places = min(BATCH, self.max_messages - self._reserved, self._room())
                 if places > 0:
                     self._reserved += places
                     self._requests += 1
@@ -148,14 +148,14 @@ class ReceiveProgress:
         self._changed.notify_all()
 
 
-def as_message(found: MessageTypeDef) -> SqsMessage:
+def as_message(received: MessageTypeDef) -> SqsMessage:
     """Convert a message of SQS's response."""
-    attributes = found.get("Attributes", {})
+    attributes = received.get("Attributes", {})
     sent = attributes.get("SentTimestamp")
     return SqsMessage(
-        message_id=found["MessageId"],
-        body=found["Body"],
-        receipt_handle=found["ReceiptHandle"],
+        message_id=received["MessageId"],
+        body=received["Body"],
+        receipt_handle=received["ReceiptHandle"],
         receive_count=int(attributes.get("ApproximateReceiveCount", 0)),
         sent_at=None if sent is None else datetime.fromtimestamp(int(sent) / 1000, UTC),  # milliseconds
     )

@@ -127,7 +127,10 @@ class Queue:
             {} if visibility_seconds is None else {"VisibilityTimeout": _allowed(visibility_seconds)}
         )
         progress = ReceiveProgress(
-            wanted=max_messages, deadline=time.monotonic() + budget_seconds, max_bytes=max_bytes, max_units=max_units
+            max_messages=max_messages,
+            deadline=time.monotonic() + budget_seconds,
+            max_bytes=max_bytes,
+            max_units=max_units,
         )
         if self._receive_once(url, progress, hidden, wait_seconds=wait_seconds) and progress.messages:
             progress.deadline = time.monotonic() + budget_seconds

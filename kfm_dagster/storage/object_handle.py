@@ -323,7 +323,7 @@ class FolderObject:
             raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "there is no such file") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "it is no regular file")
+            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "it is not a regular file")
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         return descriptor

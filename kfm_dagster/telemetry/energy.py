@@ -86,7 +86,7 @@ class CodecarbonMeter:
             self._opened().start_task()
         except Exception as error:
             # The lock stays taken: a tracker that failed once is not used again, and no work fails for it.
-            _LOG.warning("codecarbon does not measure here; energy is not told: %s", error_text(error))
+            _LOG.warning("codecarbon does not measure here; energy is not recorded: %s", error_text(error))
             return None
         return self._end
 
@@ -95,7 +95,7 @@ class CodecarbonMeter:
             measured = self._tracker.stop_task()
             return Energy(kwh=measured.energy_consumed, gco2e=measured.emissions * _GRAMS, method=self._method)
         except Exception as error:
-            _LOG.warning("codecarbon lost a measurement; its energy is not told: %s", error_text(error))
+            _LOG.warning("codecarbon lost a measurement; its energy is not recorded: %s", error_text(error))
             return None
         finally:
             self._busy.release()

@@ -74,7 +74,7 @@ class Total(StrEnum):
         ("dataset", "env", "error_type"), ERROR_CODES,
     )  # fmt: skip
     MESSAGES_PARSED = (
-        "nodd_sns_messages_parsed", "Records of messages, at each receipt, by what they gave.",
+        "nodd_sns_messages_parsed", "Records of messages, at each receipt, by their use.",
         ("dataset", "status"), RecordUse,
     )  # fmt: skip
     PARSE_FAILURES = (
@@ -86,7 +86,7 @@ class Total(StrEnum):
         ("dataset", "status"), _CHECKED,
     )  # fmt: skip
     INTEGRITY_FAILURES = (
-        "nodd_sns_integrity_failures", "What integrity-check found that failed a unit.",
+        "nodd_sns_integrity_failures", "Issues of integrity-check that failed a unit.",
         ("dataset", "issue"), IntegrityIssue,
     )  # fmt: skip
     METADATA_EXTRACT = (
@@ -94,7 +94,7 @@ class Total(StrEnum):
         ("dataset", "status"), _CHECKED,
     )  # fmt: skip
     METADATA_EXTRACT_FAILURES = (
-        "nodd_sns_metadata_extract_failures", "What metadata-extract found that failed a unit.",
+        "nodd_sns_metadata_extract_failures", "Issues of metadata-extract that failed a unit.",
         ("dataset", "issue"), MetadataIssue,
     )  # fmt: skip
     STAC_WRITES = (

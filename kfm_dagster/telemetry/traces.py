@@ -189,7 +189,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
     if row.replay_run_id and row.original_run_id:
         attributes["nodd.replay_original_run"] = row.original_run_id
     if unit is not None:
-        attributes |= _made_of(unit)
+        attributes |= _output_ids(unit)
     token = _ROOT_IDS.set(ids if _SAMPLERS else None)
     try:
         opened = _tracer().start_span(
@@ -234,7 +234,7 @@ def _of_replay(reason: str | None, run_id: str | None) -> Attributes:
     return {name: value for name, value in attributes.items() if value}
 
 
-def _made_of(unit: Envelope) -> Attributes:
+def _output_ids(unit: Envelope) -> Attributes:
     ids = {
         "nodd.stac_item_id": unit.stac and unit.stac.item_id,
         "nodd.openlineage_run_id": unit.provenance and unit.provenance.openlineage_run_id,
@@ -249,14 +249,14 @@ def _run_mode(lane: str, replay_reason: str | None) -> str:
     return "hot-path" if replay_reason in _AUTOMATIC else "replay"
 
 
-def _mark(opened: Span, made: Envelope) -> None:
+def _mark(opened: Span, unit: Envelope) -> None:
     """Mark a span with the issues of its unit, which was in the chain before."""
-    if (failure := made.failure) is not None:
+    if (failure := unit.failure) is not None:
         mark_error(opened, failure.code)
-    for issue in made.issues:
+    for issue in unit.issues:
         if issue.severity is Severity.SUSPECT:
             opened.add_event("suspect", {"nodd.issue": issue.code})
-    opened.set_attributes(_made_of(made))
+    opened.set_attributes(_output_ids(unit))
 
 
 def _under(ids: SpanContext) -> Context:
@@ -286,7 +286,7 @@ def exports(signal: str, environment: Mapping[str, str]) -> bool:
         return False
     protocol = environment.get(f"{prefix}PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     if protocol != "http/protobuf":
-        _LOG.warning("no %s are exported: OTLP over %s is asked for, and http/protobuf is spoken", signal, protocol)
+        _LOG.warning("no %s are exported: OTLP over %s is configured; supported is http/protobuf", signal, protocol)
         return False
     try:
         import_module("opentelemetry.exporter.otlp.proto.http")

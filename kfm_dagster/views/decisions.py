@@ -23,14 +23,14 @@ class AlertFilter(Filter):
     """Open alerts, and with `days` also resolved alerts."""
 
     rule: AlertRule | None = Field(None, description="Only of this rule.")
-    days: Days | None = Field(None, description="Those that resolved within so many days, too.")
+    days: Days | None = Field(None, description="Also alerts that resolved within this number of days.")
 
 
-def alerts(parts: Parts, wanted: AlertFilter, after: str | None, limit: int) -> Page:
+def alerts(parts: Parts, row_filter: AlertFilter, after: str | None, limit: int) -> Page:
     """Return a page of alerts; `after` is an alert's number. Raises BadFilterError."""
     rows = AlertStore(parts.database, clock=parts.clock).listed(
-        resolved_since=None if wanted.days is None else parts.clock() - timedelta(days=wanted.days),
-        rule=wanted.rule,
+        resolved_since=None if row_filter.days is None else parts.clock() - timedelta(days=row_filter.days),
+        rule=row_filter.rule,
         after=place_of(after, _CURSOR, int) or 0,
         limit=limit + 1,
     )
@@ -57,7 +57,7 @@ ALL = "all"
 class CaseFilter(OfDataset):
     """Quarantine cases of a state."""
 
-    state: CaseState = Field(CaseState.OPEN, description="Only of this state; open ones without it.")
+    state: CaseState = Field(CaseState.OPEN, description="Only cases of this state; open cases by default.")
     reason: str | None = Field(None, description="Only units that were quarantined for this, e.g. attempts_exhausted.")
 
 
@@ -69,8 +69,8 @@ class LogFilter(Filter):
     wal_id: str | None = Field(None, description="Only this unit.")
 
 
-def _cases(parts: Parts, wanted: CaseFilter, _: str | None, limit: int) -> Page:
-    return Page(rows=QuarantineCases(parts.database, clock=parts.clock).find(**dict(wanted), limit=limit))
+def _cases(parts: Parts, row_filter: CaseFilter, _: str | None, limit: int) -> Page:
+    return Page(rows=QuarantineCases(parts.database, clock=parts.clock).find(**dict(row_filter), limit=limit))
 
 
 def _switches(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
@@ -79,12 +79,12 @@ def _switches(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
     return Page(rows=[replace(row, dataset=ALL) if row.dataset == EVERY_DATASET else row for row in engaged])
 
 
-def _entries(parts: Parts, wanted: LogFilter, _: str | None, limit: int) -> Page:
+def _entries(parts: Parts, row_filter: LogFilter, _: str | None, limit: int) -> Page:
     with parts.database.snapshot() as tx:
-        entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(wanted), limit=limit, tx=tx)
-    if not entries and wanted.dataset != EVERY_DATASET:
+        entries = GovernanceLog(parts.database, clock=parts.clock).entries(**dict(row_filter), limit=limit, tx=tx)
+    if not entries and row_filter.dataset != EVERY_DATASET:
         # A dataset keeps its decisions when its contract is gone; a misspelt name has neither.
-        require_contract(parts, wanted.dataset)
+        require_contract(parts, row_filter.dataset)
     return Page(rows=entries)
 
 

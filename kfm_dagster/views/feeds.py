@@ -37,8 +37,8 @@ _CURSOR = re.compile(rf"(\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{{6}}Z)_(-?\d{{1,9}
 class GapFilter(OfDataset):
     """Gaps of the last days, and silences and drops that last, however long."""
 
-    days: Days = Field(GAP_DAYS, description=f"Of hours so many days back, {MOST_DAYS} at most.")
-    closed: Flag = Field(default=False, description="Those that are closed, too.")
+    days: Days = Field(GAP_DAYS, description=f"Number of days back, {MOST_DAYS} at most.")
+    closed: Flag = Field(default=False, description="Also closed gaps.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +51,12 @@ class IngestedDataset:
     switched_off: bool
 
 
-def gaps(parts: Parts, wanted: GapFilter, _: str | None, limit: int) -> Page:
+def gaps(parts: Parts, row_filter: GapFilter, _: str | None, limit: int) -> Page:
     """Return gaps; `after` is set if there are more. Raises ContractError for an unknown dataset."""
-    require_contract(parts, wanted.dataset)
-    since = parts.clock() - timedelta(days=wanted.days)
+    require_contract(parts, row_filter.dataset)
+    since = parts.clock() - timedelta(days=row_filter.days)
     rows = Gaps(database=parts.database).list(
-        since=since, dataset=wanted.dataset, closed=wanted.closed, limit=limit + 1
+        since=since, dataset=row_filter.dataset, closed=row_filter.closed, limit=limit + 1
     )
     return Page(rows=rows[:limit], after="more" if len(rows) > limit else None)
 
@@ -109,20 +109,20 @@ class IgnoredFilter(OfDataset):
     message_id: str | None = Field(None, description="Only of the SQS message whose id begins so.")
 
 
-def _newest(parts: Parts, wanted: IgnoredFilter, _: str | None, limit: int) -> Page:
+def _newest(parts: Parts, row_filter: IgnoredFilter, _: str | None, limit: int) -> Page:
     with parts.database.snapshot() as tx:
-        return Page(rows=tx.rows(KeptIgnoredRecord, "deliveries.ignored", dict(wanted), limit=limit))
+        return Page(rows=tx.rows(KeptIgnoredRecord, "deliveries.ignored", dict(row_filter), limit=limit))
 
 
-def _counts(parts: Parts, wanted: IgnoredFilter, _: str | None, __: int) -> Page:
+def _counts(parts: Parts, row_filter: IgnoredFilter, _: str | None, __: int) -> Page:
     with parts.database.snapshot() as tx:
-        return Page(rows=tx.rows(IgnoredCount, "deliveries.ignored_counts", dict(wanted)))
+        return Page(rows=tx.rows(IgnoredCount, "deliveries.ignored_counts", dict(row_filter)))
 
 
-def rejections(parts: Parts, wanted: RejectionFilter, after: str | None, limit: int) -> Page:
+def rejections(parts: Parts, row_filter: RejectionFilter, after: str | None, limit: int) -> Page:
     """Return a page of rejections; its `after` starts the next page. Raises BadFilterError."""
     place = place_of(after, _CURSOR, _place)
-    rows = Deliveries(parts.database, clock=parts.clock).rejected(wanted, after=place, limit=limit + 1)
+    rows = Deliveries(parts.database, clock=parts.clock).rejected(row_filter, after=place, limit=limit + 1)
     return Page(rows=rows[:limit], after=_cursor(rows[limit - 1]) if len(rows) > limit else None)
 
 
@@ -148,7 +148,7 @@ REJECTIONS = View(
     name="rejections",
     operation="searchRejections",
     tool="rejections",
-    summary="What came and could not be taken in, with the reason, the newest first.",
+    summary="Rejected messages and records with the reason, the newest first.",
     filter=RejectionFilter,
     row=KeptRejection,
     query=rejections,
@@ -158,7 +158,7 @@ REJECTIONS = View(
 )
 IGNORED = View(
     name="ignored",
-    summary="What messages named that gave no unit, the newest message first.",
+    summary="Ignored records of messages, the newest message first.",
     filter=IgnoredFilter,
     row=KeptIgnoredRecord,
     query=_newest,

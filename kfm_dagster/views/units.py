@@ -79,17 +79,17 @@ class FailureGroup:
     exact: bool
 
 
-def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int) -> Page:
+def search_units(parts: Parts, row_filter: UnitFilter, after: str | None, limit: int) -> Page:
     """Return a page of UNIT_COLUMNS mappings, newest event first; its `after` starts the next.
 
     Raises BadFilterError for a wrong `after`, and KfmError for an unknown dataset.
     """
     before = place_of(after, _CURSOR, lambda at, wal_id: (datetime.fromisoformat(at), wal_id))
-    require_contract(parts, wanted.dataset)
+    require_contract(parts, row_filter.dataset)
     rows: list[Mapping[str, Any]] = []
     last: Position | None = None
     with parts.database.snapshot() as view:
-        for position, row in walk(view, wanted, before=before, budget=Budget(rows=MOST_EXAMINED)):
+        for position, row in walk(view, row_filter, before=before, budget=Budget(rows=MOST_EXAMINED)):
             if row is None:  # the budget is spent: another range may have the next match
                 return Page(rows=rows, after=_cursor(position))
             if row["is_match"] and len(rows) == limit:
@@ -100,15 +100,15 @@ def search_units(parts: Parts, wanted: UnitFilter, after: str | None, limit: int
     return Page(rows=rows)
 
 
-def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
+def count_units(parts: Parts, row_filter: UnitFilter) -> UnitCount:
     """Count the matching units, up to MOST_COUNTED. Raises KfmError for an unknown dataset."""
-    require_contract(parts, wanted.dataset)
-    budget = MOST_EXAMINED if wanted.text or wanted.operator or wanted.suspect else MOST_COUNTED
+    require_contract(parts, row_filter.dataset)
+    budget = MOST_EXAMINED if row_filter.text or row_filter.operator or row_filter.suspect else MOST_COUNTED
     units = 0
     with parts.database.snapshot() as view:
-        for where in index_ranges(view, wanted):
+        for where in index_ranges(view, row_filter):
             # One more than allowed, to know whether a full count is exact.
-            row = view.run("units.count", wanted.conditions() | where, limit=budget + 1).one()
+            row = view.run("units.count", row_filter.conditions() | where, limit=budget + 1).one()
             units += row.units
             budget -= row.examined
             if budget < 0 or units > MOST_COUNTED:
@@ -116,15 +116,15 @@ def count_units(parts: Parts, wanted: UnitFilter) -> UnitCount:
     return UnitCount(units=units, exact=True)
 
 
-def failure_groups(parts: Parts, wanted: FailureFilter) -> list[FailureGroup]:
+def failure_groups(parts: Parts, row_filter: FailureFilter) -> list[FailureGroup]:
     """Return groups of a dataset's failed and quarantined units since a time, most units first.
 
     Raises KfmError for an unknown dataset.
     """
-    require_contract(parts, wanted.dataset)
+    require_contract(parts, row_filter.dataset)
     groups = []
     with parts.database.snapshot() as view:
-        units = UnitFilter(**wanted.model_dump())
+        units = UnitFilter(**row_filter.model_dump())
         pairs = list(failures(view, units))
         budget = MOST_ADDED_UP
         for number, pair in enumerate(pairs):
@@ -158,7 +158,7 @@ def _units_of(group: FailureGroup) -> str:
     return f"/units?{urlencode(units.query())}"
 
 
-_OPERATOR = Field(description="Operator at which the unit left the chain; null where it did not, or none complained.")
+_OPERATOR = Field(description="Operator at which the unit left the chain; null where no operator failed it.")
 _FIELDS: dict[str, Any] = {
     **{name: (field.annotation, field) for name, field in NoddWalRecord.model_fields.items()},
     "operator": (Operator | None, _OPERATOR),
@@ -167,7 +167,7 @@ UNITS = View(
     name="units",
     operation="searchUnits",
     tool="search_units",
-    summary="Search units, the newest event first. A page may be short, and have a next all the same.",
+    summary="Search units, the newest event first. A short page may still have a next page.",
     filter=UnitFilter,
     row=create_model("Unit", **{name: _FIELDS[name] for name in UNIT_COLUMNS}),
     query=search_units,
@@ -182,7 +182,7 @@ FAILURES = View(
     summary="Failed and quarantined units by error code, dataset and operator, most units first.",
     filter=FailureFilter,
     row=FailureGroup,
-    query=lambda parts, wanted, _, __: Page(rows=failure_groups(parts, wanted)),
+    query=lambda parts, row_filter, _, __: Page(rows=failure_groups(parts, row_filter)),
     columns=("code", "dataset", "operator", "units", "exact", "first_seen", "last_seen"),
     links={"code": _units_of},
 )

@@ -55,8 +55,8 @@ class Page:
 class Paging(Filter):
     """Which page of a list."""
 
-    limit: int = Field(PAGE, ge=1, le=MOST_OF_A_PAGE, description="At most so many.")
-    after: str | None = Field(None, description="Where the page before ended; `next` has it.")
+    limit: int = Field(PAGE, ge=1, le=MOST_OF_A_PAGE, description="Maximum number of rows.")
+    after: str | None = Field(None, description="Start of the page, from the `next` of the page before.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +79,12 @@ class View:
     links: Mapping[str, Callable[[Any], str | None]] = field(default_factory=dict)
     end: Literal["next", "complete"] | None = None
 
-    def answer(self, parts: Parts, given: Mapping[str, str]) -> dict[str, Any]:
+    def answer(self, parts: Parts, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Return a page as JSON values. Raises BadFilterError, and KfmError for an unknown dataset."""
-        of_page = {name: value for name, value in given.items() if self.end == "next" and name in Paging.model_fields}
-        row_filter = self.filter.of_query((name, value) for name, value in given.items() if name not in of_page)
+        of_page = {
+            name: value for name, value in arguments.items() if self.end == "next" and name in Paging.model_fields
+        }
+        row_filter = self.filter.of_query((name, value) for name, value in arguments.items() if name not in of_page)
         paging = Paging.of_query(of_page.items())
         page = self.query(parts, row_filter, paging.after, paging.limit if self.end == "next" else MOST_OF_A_PAGE)
         answer: dict[str, Any] = {self.name: [json_row(row) for row in page.rows]}
@@ -114,7 +116,7 @@ def place_of(after: str | None, shape: re.Pattern[str], make: Callable[..., T]) 
     if match := shape.fullmatch(after):
         with suppress(ValueError):  # a date that does not exist
             return make(*match.groups())
-    raise BadFilterError(observed=f"after={after[:80]!r}", expected="what the page before gave")
+    raise BadFilterError(observed=f"after={after[:80]!r}", expected="the value in the `next` of the page before")
 
 
 def require_contract(parts: Parts, dataset: str | None) -> None:

@@ -55,7 +55,7 @@ class RunLocks:
             private_folder(folder)
         except OSError as error:
             raise ConfigurationError(
-                "the folder of the workers' runs cannot be made",
+                "the folder of the workers' runs cannot be created",
                 observed=f"{folder}: {error.strerror}",
                 next_step="correct KFM_HOME",
             ) from None

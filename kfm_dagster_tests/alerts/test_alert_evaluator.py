@@ -67,7 +67,7 @@ def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_
     # 0 min, and 60 min; 59 min is too early.
     assert box.taken == [(NOTIFY, f"[warning] {HERE}")] * 2
     assert [one.notifications for one in evaluator.store.listed()] == [2]
-    assert "and nobody has taken it on" in box.bodies[1]
+    assert "and is not acknowledged" in box.bodies[1]
 
 
 @pytest.mark.clause("PCS-18")
@@ -82,9 +82,9 @@ def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
         if opened:
             repeats(record, now)
         changes = evaluator.evaluate()
-        assert (changes.opened, changes.resolved, changes.told) == (opened, resolved, told)
+        assert (changes.opened, changes.resolved, changes.notified) == (opened, resolved, told)
     repeats(record, now)
-    assert evaluator.evaluate().told == [3]
+    assert evaluator.evaluate().notified == [3]
     assert len(box.taken) == 2
     assert [one.state for one in evaluator.store.listed(resolved_since=NOON)] == ["resolved", "resolved", "firing"]
     assert [one.alert_id for one in evaluator.store.listed()] == [3]
@@ -206,7 +206,7 @@ def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
     now.passes(minutes=4)
     assert evaluator.evaluate().delivered == 2
     assert [number for number, _ in box.taken] == [NOTIFY, NOTIFY]
-    assert sum("ann has taken it on" in body for body in box.bodies) == 1
+    assert sum("ann has acknowledged it" in body for body in box.bodies) == 1
     assert evaluator.evaluate().delivered == 0
 
 

@@ -118,4 +118,4 @@ def test_what_is_no_subscription_is_refused(home: Path, call: Call, announced: l
         assert (code, out) == (ExitCode.USAGE, "")
         assert f"observed nobody; expected {WELL}, {WRONG}" in error
     (home.with_name("configs") / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions: []', encoding="utf-8")
-    assert call("list")[:2] == (ExitCode.DONE, "nobody subscribes (announcements.yaml)\n")
+    assert call("list")[:2] == (ExitCode.DONE, "no subscriptions (announcements.yaml)\n")

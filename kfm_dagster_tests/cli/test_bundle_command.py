@@ -46,9 +46,7 @@ def test_a_bundle_is_written_below_the_home_with_a_key_that_is_told_once(
 
 
 @pytest.mark.clause("PCS-12", "PCS-19")
-@pytest.mark.parametrize(
-    ("opened", "code", "why"), [(False, 2, "no ledger yet"), (True, 3, "no quantity was looked at")]
-)
+@pytest.mark.parametrize(("opened", "code", "why"), [(False, 2, "no ledger yet"), (True, 3, "no quantity was checked")])
 def test_what_is_not_publishable_leaves_neither_key_nor_bundle(
     call: Call, home: Path, tmp_path: Path, *, opened: bool, code: int, why: str
 ) -> None:
@@ -108,4 +106,4 @@ def test_what_does_not_verify_is_one_line_and_an_exit_code(
     (bundle / "PTN_EXPORT").rmdir()
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
     answer = call("export", "--verify", str(bundle))
-    assert (answer.code, "there is no certificate to verify with" in answer.err) == (ExitCode.USAGE, True)
+    assert (answer.code, "the certificate to verify with is missing" in answer.err) == (ExitCode.USAGE, True)

@@ -505,7 +505,7 @@ def test_the_demo_ends_with_4_and_names_what_did_not_end_as_it_has_to(
         shown, as_json = (call("demo", "--home", str(tmp_path / "h"), *more) for more in ([], ["--json"]))
         assert shown.code == as_json.code == code
         assert ("NOT as expected, of 2 objects" in shown.out, f"  {line}\n" in shown.out) == (bool(code), bool(code))
-        assert ("as expected: every one of 2 objects" in shown.out) is not bool(code)
+        assert ("as expected: each of 2 objects" in shown.out) is not bool(code)
         assert json.loads(as_json.out)["unexpected"] == list(result.unexpected)
         # A dataset of which nothing came has no row.
         assert ("goes-abi" in shown.out, "hrrr" in shown.out) == (True, False)

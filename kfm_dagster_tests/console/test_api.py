@@ -89,7 +89,7 @@ def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
         ("/units?colour=red", 400, "observed 'colour'; expected dataset, status, code"),
         ("/units?limit=0", 400, "observed limit='0'; expected a whole number from 1 to 1000"),
         ("/units?limit=x", 400, "observed limit='x'; expected a whole number"),
-        ("/units?after=x", 400, "expected what the page before gave"),
+        ("/units?after=x", 400, "expected the value in the `next` of the page before"),
         ("/units?limit=1&limit=2", 400, "observed a parameter twice"),
         ("/units?dataset=no-such", 404, "no-such"),
         ("/units/x", 404, "there is no such unit"),
@@ -97,7 +97,7 @@ def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
         ("/gaps?closed=maybe", 400, "expected true or false"),
         ("/gaps?days=400", 400, "expected a whole number from 1 to 366"),
         ("/status?x=1", 400, "expected no parameter"),
-        ("/nothing", 404, "/api/v1/openapi.json says what there is"),
+        ("/nothing", 404, "/api/v1/openapi.json lists the paths"),
     ):
         answer = api.get(BASE + path)
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), path

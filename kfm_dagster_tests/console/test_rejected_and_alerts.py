@@ -137,7 +137,7 @@ def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
     assert '<a href="/alerts?rule=retry_storm">alert retry_storm (warning) of all stages</a>' in front
     page = browser.get("/alerts?rule=retry_storm").text
     for said in (
-        "Stages are retried in numbers",
+        "Many stages are retried",
         "kfm explain run-7",
         'href="/runs/run-7"',
         "docs/alerts.md#retry_storm",

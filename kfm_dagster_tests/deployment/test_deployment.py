@@ -91,7 +91,7 @@ def test_a_port_is_none_that_an_outgoing_connection_may_have(monkeypatch: pytest
     assert free_port() in deployment_module.PORTS
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(deployment_module, "PORTS", [taken.getsockname()[1]])
-        with pytest.raises(DependencyUnavailableError, match="no free port"):
+        with pytest.raises(DependencyUnavailableError, match="no port is free"):
             free_port()
 
 

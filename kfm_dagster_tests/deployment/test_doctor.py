@@ -372,7 +372,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "dead letters that do not stay": (
         lambda d: _letters(d, letters=86_400, messages=604_800), "dead letters", WARNING, "1 day", "raise",
     ),
-    "a wrong clock": (_late, "clock", FAULT, "tells an offset of 3", "kfm clock --ask"),
+    "a wrong clock": (_late, "clock", FAULT, "gives an offset of 3", "kfm clock --ask"),
     "no ledger": (lambda d: (d.home / "kfm.db").unlink(), "database", FAULT, "kfm.db", "kfm init"),
     "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "at least as new"),
     "no database": (lambda d: (d.home / "kfm.db").write_text("x" * 200), "database", FAULT, "kfm.db", "backup"),
@@ -429,8 +429,8 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     "no daemon": (
         lambda d: d.beat("one", "SENSOR", ago=timedelta(minutes=6)), "daemons", WARNING, "last heartbeat", "start it"
     ),
-    "two daemons": (lambda d: d.beat("another", "SCHEDULER"), "daemons", FAULT, "2 ids", "end all but one"),
-    "two daemons on this machine": (_two_processes, "daemons", FAULT, "processes ", "end all but one"),
+    "two daemons": (lambda d: d.beat("another", "SCHEDULER"), "daemons", FAULT, "2 ids", "end all daemons but one"),
+    "two daemons on this machine": (_two_processes, "daemons", FAULT, "processes ", "end all daemons but one"),
     "no backup": (
         lambda d: d.set(KFM_BACKUP_URL=str(d.home.parent / "none")), "backups", FAULT, "no file in", "docs/backup.md"
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment import drain as draining
-from kfm_dagster.deployment.drain import drain, say_what_is_held
+from kfm_dagster.deployment.drain import drain, report_held_days
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.governance.log import Decision
@@ -80,7 +80,7 @@ def drained(pipeline: Pipeline, *, seconds: float = HANG_SECONDS) -> Progress:
 
 def held(pipeline: Pipeline) -> list[str]:
     lines: list[str] = []
-    say_what_is_held(pipeline.ledger, lines.append)
+    report_held_days(pipeline.ledger, lines.append)
     return lines
 
 

@@ -179,7 +179,7 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
     ),
     "a lineage backend that refuses": (
         lineage_refused, "know", "the lineage backend lacks 1 file: http transport: HTTPError: 422",
-        "correct OPENLINEAGE_URL, or what answers there (docs/lineage.md)",
+        "correct OPENLINEAGE_URL, or repair its store (docs/lineage.md)",
     ),
     "a message that was rejected": (
         rejected, "know", "1 message rejected within a day: malformed_json", "kfm wal rejected --reason malformed_json"

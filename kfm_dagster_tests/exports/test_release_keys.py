@@ -31,10 +31,10 @@ def mode(path: Path) -> int:
 @pytest.mark.clause("PCS-19")
 def test_a_key_is_made_once_where_only_its_owner_can_read_it(home: Path) -> None:
     first = open_signer(Settings.load())
-    assert first.made == home / "keys" / "release.key"
-    assert [mode(home / "keys"), mode(first.made), mode(home / "keys" / "release.asc")] == [0o700, 0o600, 0o644]
+    assert first.created == home / "keys" / "release.key"
+    assert [mode(home / "keys"), mode(first.created), mode(home / "keys" / "release.asc")] == [0o700, 0o600, 0o644]
     again = open_signer(Settings.load())
-    assert (again.made, again.fingerprint) == (None, first.fingerprint)
+    assert (again.created, again.fingerprint) == (None, first.fingerprint)
     assert sorted(path.name for path in (home / "keys").iterdir()) == ["release.asc", "release.key"]
     signed = verify_detached(b"x", sign_detached(b"x", again.secret), trusted_certificates(Settings.load()))
     assert signed.fingerprint == first.fingerprint
@@ -52,7 +52,7 @@ def test_processes_that_begin_together_share_one_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: open_signer(Settings.load()), range(8)))
     assert len({signer.fingerprint for signer in opened}) == 1
-    assert sum(signer.made is not None for signer in opened) == 1
+    assert sum(signer.created is not None for signer in opened) == 1
     assert len(list((home / "keys").iterdir())) == 2
 
 
@@ -67,7 +67,7 @@ def test_a_named_key_signs_and_is_trusted(
         monkeypatch.setenv(named, str(file))
     signer = open_signer(Settings.load(), None if named == "KFM_SIGNING_KEY" else file)
     assert signer.fingerprint == key.extract_certificate().fingerprint.upper()
-    assert signer.made is None
+    assert signer.created is None
     assert not home.exists()
     if named == "KFM_SIGNING_KEY":
         assert verify_detached(b"x", sign_detached(b"x", signer.secret), trusted_certificates(Settings.load()))
@@ -131,7 +131,7 @@ def test_a_file_that_holds_another_thing_is_one_line(
 
 
 def test_without_a_certificate_nothing_is_trusted_and_no_key_is_made(home: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no certificate to verify with.*--certificate FILE"):
+    with pytest.raises(ConfigurationError, match=r"certificate to verify with is missing.*--certificate FILE"):
         trusted_certificates(Settings.load())
     assert not home.exists()
 

@@ -153,9 +153,9 @@ def test_a_file_that_is_replaced_is_named(bundle: Written, tmp_path: Path) -> No
     kept = tmp_path / "kept"
     changes: dict[str, tuple[Callable[[Path], object], str]] = {
         "nothing": (lambda file: file.rename(kept), " is missing"),
-        "a link to it": (lambda file: file.rename(kept) and file.symlink_to(kept), " is no regular file"),
-        "a folder": (lambda file: file.rename(kept) and file.mkdir(), " is no regular file"),
-        "a pipe": (lambda file: file.rename(kept) and os.mkfifo(file), " is no regular file"),
+        "a link to it": (lambda file: file.rename(kept) and file.symlink_to(kept), " is not a regular file"),
+        "a folder": (lambda file: file.rename(kept) and file.mkdir(), " is not a regular file"),
+        "a pipe": (lambda file: file.rename(kept) and os.mkfifo(file), " is not a regular file"),
         "more": (lambda file: file.write_bytes(file.read_bytes() + b"\n"), ""),
         "less": (lambda file: file.write_bytes(file.read_bytes()[:-1]), ""),
         "no bytes": (lambda file: file.write_bytes(b""), ""),

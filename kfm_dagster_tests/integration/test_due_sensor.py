@@ -107,7 +107,7 @@ def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
     dead = face.tick("nodd_due")
     assert dead.run_requests == []
     fires = f"1 [warning] covariance: {STAGE} G7 (firing)"
-    unheard = "nobody hears the channels page_ops, open_ticket (KFM_ALERT_URLS)"
+    unheard = "channels without a URL: page_ops, open_ticket (KFM_ALERT_URLS)"
     assert dead.skip_message.endswith(f"; {fires} | 1 waiting for their channel | {unheard}")
     web_server.answers = lambda _: WebAnswer()
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 messages taken | {unheard}")

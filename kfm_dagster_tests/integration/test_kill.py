@@ -189,7 +189,7 @@ def test_it_ends_after_its_batch_when_it_is_told_to(
                 process.kill()
         assert (process.returncode, said[0]) == (ExitCode.DONE, "")
         [line] = said[1].splitlines()
-        assert line.startswith("kfm worker: Dagster is not told of what is stored")
+        assert line.startswith("kfm worker: a report to Dagster failed")
         pipeline = Pipeline.open(Settings.load())
         [record] = {(record.status, record.ingest_run_id) for record in own_tx(pipeline.ledger).find(limit=10)}
         assert record == (Status.SUCCEEDED, batch["run_id"])

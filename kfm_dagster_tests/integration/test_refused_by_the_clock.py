@@ -44,7 +44,7 @@ class ScriptedClock(LockedClock):
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         self.looks += 1
         if self.looks in self.unlocked:
-            return ClockDecision(state=ClockState.UNLOCKED, reason="kernel tells an offset of 5.000 s")
+            return ClockDecision(state=ClockState.UNLOCKED, reason="kernel gives an offset of 5.000 s")
         return super().decided(contract, objects)
 
 

@@ -120,7 +120,7 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
 def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_as_of_one_line_and_verifies(
     face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RefusedError, match="observed no quantity was looked at"):
+    with pytest.raises(RefusedError, match="observed no quantity was checked"):
         gather_release(face.pipeline)
     executed(face, objects, 2)
     for _ in range(2):  # runs that find nothing, and hide no quantity of the run before them

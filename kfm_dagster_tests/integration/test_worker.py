@@ -559,5 +559,5 @@ def test_a_dagster_that_does_not_answer_costs_no_unit_and_one_line(
         worker.work(until_empty=True)
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
     [line] = desk.said
-    assert line.startswith("Dagster is not told of what is stored, again in 60 s: ")
+    assert line.startswith("a report to Dagster failed, the next follows in 60 s: ")
     assert not (tmp_path / "nowhere").exists()

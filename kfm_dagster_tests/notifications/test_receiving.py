@@ -19,7 +19,7 @@ def messages(number: int, body: str, first: int = 0) -> list[SqsMessage]:
 
 
 def progress(**budgets: int) -> ReceiveProgress:
-    return ReceiveProgress(**{"wanted": 1_000, **budgets}, deadline=time.monotonic() + 60)
+    return ReceiveProgress(**{"max_messages": 1_000, **budgets}, deadline=time.monotonic() + 60)
 
 
 @pytest.mark.clause("SEC-08")

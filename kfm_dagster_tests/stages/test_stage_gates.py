@@ -532,7 +532,7 @@ def test_a_threshold_or_action_in_the_card_is_part_of_what_a_stage_is_asked(unde
 
 @pytest.mark.clause("PCS-10")
 def test_an_unlocked_clock_restricts_what_is_written_or_rejects_the_stage_as_the_card_says(under: Under) -> None:
-    wrong = "kernel tells an offset of 5.000 s"
+    wrong = "kernel gives an offset of 5.000 s"
     batch = execute(under(), FakeNode([envelope(1)], clock=wrong), upstream=first(under()))
     assert batch.restricted == (ErrorClass.E_SYNC,)
     strict = under(("unlocked: restrict", "unlocked: reject"))

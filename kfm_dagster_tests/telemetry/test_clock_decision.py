@@ -41,8 +41,8 @@ KEPT, LOOSE, NONE = kernel(LOCKED, 0.001, 0.02), kernel(UNLOCKED), kernel(UNKNOW
 
 CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     # name: readings in the order of taking, state, part of the reason
-    "a kept clock": ([KEPT], LOCKED, "kernel tells an offset of 0.001"),
-    "a server alone": ([NONE, server(0.2)], LOCKED, "date:s3 tells an offset of 0.200"),
+    "a kept clock": ([KEPT], LOCKED, "kernel gives an offset of 0.001"),
+    "a server alone": ([NONE, server(0.2)], LOCKED, "date:s3 gives an offset of 0.200"),
     "a kernel that nobody keeps, and a server": ([LOOSE, server(-0.3)], LOCKED, "date:s3"),
     "both: the sharper one tells": ([KEPT, server(0.2)], LOCKED, "kernel"),
     "exactly the limit": ([server(0.5, 0.5)], LOCKED, "within 1 s"),
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     "a clock that is behind": ([NONE, server(5)], UNLOCKED, "offset of 5.000 +- 0.550 s; at most 1 s"),
     "a clock that is ahead": ([NONE, server(-5)], UNLOCKED, "offset of -5.000"),
     "a kernel that knows itself wrong": ([kernel(LOCKED, 3.0, 0.1)], UNLOCKED, "offset of 3.000"),
-    "a kernel that a server refutes": ([KEPT, server(5)], UNLOCKED, "date:s3 tells an offset of 5.000"),
+    "a kernel that a server refutes": ([KEPT, server(5)], UNLOCKED, "date:s3 gives an offset of 5.000"),
     "a kernel that a server refuted before": ([server(5, hours=-1), KEPT], UNLOCKED, "date:s3"),
     "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel tells"),
     "not sharp enough": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too blurred"),

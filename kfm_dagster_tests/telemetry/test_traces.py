@@ -189,7 +189,7 @@ def test_the_environment_decides_in_opentelemetry_s_own_names(caplog: pytest.Log
         (ENDPOINT | {"OTEL_TRACES_EXPORTER": "none"}, False, ""),
         (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, True, ""),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, True, ""),
-        (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False, "OTLP over grpc is asked for"),
+        (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False, "OTLP over grpc is configured"),
     ]
     for environment, expected, said in decisions:
         caplog.clear()

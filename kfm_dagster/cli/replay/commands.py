@@ -77,12 +77,12 @@ def replay() -> None:
 @selecting
 @click.option("--save", type=NewFile(edited=True), help="Write the selection to this new YAML file.")
 @everywhere
-def select(*, shell: Shell, asked: SelectionOptions, save: Path | None) -> None:
+def select(*, shell: Shell, options: SelectionOptions, save: Path | None) -> None:
     """Count what a selection matches, break it down and show examples. Changes nothing.
 
     Example: kfm replay select --dataset goes-abi --status failed --event-time-start 2025-12-04 --save incident.yaml
     """
-    selection = asked.selection(shell.settings)
+    selection = options.selection(shell.settings)
     with _engine(shell) as engine:
         plan = engine.plan(selection)
     if save is not None:
@@ -94,24 +94,24 @@ def select(*, shell: Shell, asked: SelectionOptions, save: Path | None) -> None:
 @selecting
 @click.option("--change-ref", help="Change or incident under which it is to be approved.")
 @everywhere
-def dry_run(*, shell: Shell, asked: SelectionOptions, change_ref: str | None) -> None:
+def dry_run(*, shell: Shell, options: SelectionOptions, change_ref: str | None) -> None:
     """Show the batches that a run would admit, and the guards that would refuse it. Changes nothing.
 
     Example: kfm replay dry-run --selection-file incident.yaml
     """
-    _dry_run(shell, asked.selection(shell.settings), change_ref)
+    _dry_run(shell, options.selection(shell.settings), change_ref)
 
 
 @replay.command()
 @selecting
 @starting
 @everywhere
-def run(*, shell: Shell, asked: SelectionOptions, **how: Any) -> ExitCode:
+def run(*, shell: Shell, options: SelectionOptions, **how: Any) -> ExitCode:
     """Start a replay and follow it until it has ended; Ctrl-C leaves it running.
 
     Example: kfm replay run --selection-file incident.yaml --reason "reader fixed" --change-ref INC-1 --confirm
     """
-    selection = asked.selection(shell.settings)
+    selection = options.selection(shell.settings)
     if selection.spec.options.dry_run:
         raise ConfigurationError(
             "the selection is for a dry run only",
@@ -124,7 +124,7 @@ def run(*, shell: Shell, asked: SelectionOptions, **how: Any) -> ExitCode:
 
 @replay.command("from-spec")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done, as options.dry_run does.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only show the plan, as options.dry_run does.")
 @starting
 @everywhere
 def from_spec(*, shell: Shell, file: Path, dry: bool, **how: Any) -> ExitCode:
@@ -159,43 +159,43 @@ def status(*, shell: Shell, replay_run_id: str | None) -> None:
 @click.argument("replay_run_id", type=REPLAY)
 @decision_options
 @everywhere
-def pause(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
+def pause(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
     """Admit no more units until the replay is resumed; admitted units continue.
 
     Example: kfm replay pause 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is slow"
     """
-    _change(shell, replay_run_id, ReplayEngine.pause, given)
+    _change(shell, replay_run_id, ReplayEngine.pause, decided)
 
 
 @replay.command()
 @click.argument("replay_run_id", type=REPLAY)
 @decision_options
 @everywhere
-def resume(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
+def resume(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
     """Resume a paused or stopped replay; results that differ so far count as reviewed.
 
     Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
     """
-    _change(shell, replay_run_id, ReplayEngine.resume, given)
+    _change(shell, replay_run_id, ReplayEngine.resume, decided)
 
 
 @replay.command()
 @click.argument("replay_run_id", type=REPLAY)
 @decision_options
 @everywhere
-def stop(*, shell: Shell, replay_run_id: str, **given: Any) -> None:
+def stop(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
     """End a replay: no more units are admitted; admitted units continue.
 
     Example: kfm replay stop 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "wrong dataset"
     """
-    _change(shell, replay_run_id, ReplayEngine.stop, given)
+    _change(shell, replay_run_id, ReplayEngine.stop, decided)
 
 
 @replay.command()
 @click.option("--dataset", type=DATASET, help="Only this dataset's.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
-@click.option("--dry-run", "dry", is_flag=True, help="Only say what would be done with each.")
-@click.option("--reason", help="Why, for readers of the governance log; needed where units are let in again.")
+@click.option("--dry-run", "dry", is_flag=True, help="Only show the action for each intent.")
+@click.option("--reason", help="Reason, recorded in the governance log; needed where units are retried.")
 @change_ref_option
 @actor_option
 @confirm_option
@@ -216,7 +216,7 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
                 # Before any change, so that a guard's refusal leaves all as it is.
                 engine.plan(selection, change_ref=decided["change_ref"]).refuse()
                 if not decided["reason"]:
-                    raise click.UsageError("say why units are let in again: --reason")
+                    raise click.UsageError("retrying units needs a --reason")
             require_confirmation(f"replay {len(ready)} intents, and {len(units)} units?", confirmed=confirm)
             plans = [_carried_out(recovery, plan) if plan in ready else plan for plan in plans]
             if units:
@@ -239,9 +239,12 @@ def _engine(shell: Shell, *, read_only: bool = False) -> Iterator[ReplayEngine]:
 
 
 def _change(
-    shell: Shell, replay_run_id: str, change: Callable[[ReplayEngine, str, Decision], ReplayRun], given: dict[str, Any]
+    shell: Shell,
+    replay_run_id: str,
+    change: Callable[[ReplayEngine, str, Decision], ReplayRun],
+    decided: dict[str, Any],
 ) -> None:
-    decision = decision_of(shell.settings, **given)
+    decision = decision_of(shell.settings, **decided)
     with _engine(shell) as engine:
         replay_run_id = REPLAY.whole_in(engine.pipeline.database, replay_run_id)
         change(engine, replay_run_id, decision)
@@ -270,11 +273,11 @@ def _run(
         plan = engine.plan(selection, change_ref=change_ref)
         plan.refuse()
         if not (why := reason or selection.metadata.description):
-            raise click.UsageError("say why: --reason, or metadata.description of the selection")
+            raise click.UsageError("a reason is missing: --reason, or metadata.description of the selection")
         decision = decision_of(shell.settings, actor=actor, reason=why, change_ref=change_ref or selection.change_ref)
         if plan.units or plan.listings:
             what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
-            require_confirmation(f"have {what} done again ({selection.spec.mode})?", confirmed=confirm)
+            require_confirmation(f"repeat {what} ({selection.spec.mode})?", confirmed=confirm)
         started = start(engine, selection, decision)
         if started.replay_run_id is None or plan.listings:
             units = len(started.plan.units)
@@ -352,7 +355,7 @@ def _nobody_works(report: Report) -> str:
     if report.run.state is ReplayState.PAUSED:
         return f"the replay is paused ({report.run.state_reason}); kfm replay resume {report.run.replay_run_id} goes on"
     if report.hold is not None:
-        return f"nothing is let in: {report.hold}"
+        return f"no units are admitted: {report.hold}"
     return "nothing moves: no daemon seems to work on this ledger; kfm drain or kfm ui does the work"
 
 

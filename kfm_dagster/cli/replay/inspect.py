@@ -32,18 +32,26 @@ MOST_ROWS = 100_000
 @click.argument("replay_run_id", type=REPLAY, required=False)
 @selecting
 @click.option("--fields", help="Fields to show, with commas.")
-@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="At most so many.")
+@click.option(
+    "--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Maximum number of rows."
+)
 @click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
 @everywhere
 def inspect(
-    *, shell: Shell, replay_run_id: str | None, asked: SelectionOptions, fields: str | None, rows: int, mismatches: bool
+    *,
+    shell: Shell,
+    replay_run_id: str | None,
+    options: SelectionOptions,
+    fields: str | None,
+    rows: int,
+    mismatches: bool,
 ) -> None:
     """Show the units of a replay, the records of a selection, or the results that differ.
 
     Example: kfm replay inspect 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --fields wal_id,outcome,last_error_code
     """
-    if asked.names and (mismatches or replay_run_id is not None):
-        raise click.UsageError(f"{asked.names} selects records; leave out the replay's id and --mismatches")
+    if options.names and (mismatches or replay_run_id is not None):
+        raise click.UsageError(f"{options.names} selects records; leave out the replay's id and --mismatches")
     with opened_pipeline(shell.settings, read_only=True) as pipeline:
         engine = ReplayEngine(pipeline=pipeline)
         units: Sequence[Any]
@@ -59,7 +67,7 @@ def inspect(
                 units = view.run("replay.outcomes", replay_run_id=replay_run_id, limit=rows).mappings().all()
             available, default = list(json_row(units[0])) if units else UNIT_FIELDS, UNIT_FIELDS
         else:
-            planned = engine.plan(asked.selection(shell.settings)).units[:rows]
+            planned = engine.plan(options.selection(shell.settings)).units[:rows]
             with pipeline.database.snapshot() as tx:
                 records = [pipeline.ledger.get(unit.wal_id, tx=tx) for unit in planned]
             units = [record for record in records if record is not None]
@@ -112,7 +120,7 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
             raise RunReplayRefusedError(
                 observed=f"{run_id} has done nothing of {dataset or 'any dataset'}",
                 expected="a run that has received units of it",
-                next_step=f"kfm explain {run_id} tells what it did",
+                next_step=f"kfm explain {run_id} shows what it did",
             )
         rows = [
             {**comparison.as_json(), "diverges": comparison.diverges(plan)}

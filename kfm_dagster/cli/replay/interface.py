@@ -45,10 +45,10 @@ EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code",
 
 INSTEAD = {
     Status.FAILED: "leave out what else the selection asks for (error codes, attempts, times of discovery)",
-    Status.QUARANTINED: "kfm quarantine list says why they are, kfm release lets them in again",
+    Status.QUARANTINED: "kfm quarantine list shows the reasons, kfm release retries them",
     Status.PENDING: "a running deployment works them (kfm drain)",
     Status.IN_PROGRESS: "wait for the run that works them",
-    Status.SUCCEEDED: "nothing, or --mode repair-and-replace to have successes done again",
+    Status.SUCCEEDED: "nothing, or --mode repair-and-replace to repeat successes",
 }
 """Next steps when a selection matches none, by the status of other records, the most urgent first."""
 
@@ -63,7 +63,7 @@ def global_options(command: Command) -> Command:
     """Add --env, --config, --output and --log-level to a command; `Shell` has their values."""
     global_option = functools.partial(click.option, expose_value=False, callback=_keep)
     for option in (
-        global_option("--log-level", type=click.Choice(LEVELS), help="What is logged to stderr. Default: warning."),
+        global_option("--log-level", type=click.Choice(LEVELS), help="Least level of the log. Default: warning."),
         global_option("--json", "output", flag_value="json", default=None, help="The same as --output json."),
         global_option("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
         global_option("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
@@ -94,9 +94,9 @@ def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
     return global_options(with_shell)
 
 
-def _settings(given: Mapping[str, Any]) -> Settings:
-    values = _config(given["config"]) if "config" in given else {}
-    return Settings.load(**values, **({"env": given["env"]} if "env" in given else {}))
+def _settings(options: Mapping[str, Any]) -> Settings:
+    values = _config(options["config"]) if "config" in options else {}
+    return Settings.load(**values, **({"env": options["env"]} if "env" in options else {}))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -123,36 +123,36 @@ class SelectionOptions:
     """The selection that the options of a command describe."""
 
     file: Path | None
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
 
     @property
     def names(self) -> str:
-        """The options that were given, as they are typed; empty without any."""
+        """The options as they are typed; empty without any."""
         file = [] if self.file is None else ["selection_file"]
-        return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.given])
+        return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.values])
 
     def selection(self, settings: Settings) -> Selection:
         """Return the validated selection. Raises ConfigurationError."""
         if self.file is None:
             parts: dict[str, Any] = {}
-            for name, value in {**self.given, **self._whole_ids(settings)}.items():
+            for name, value in {**self.values, **self._whole_ids(settings)}.items():
                 part = _PARTS.get(name, name)
                 parts[part] = [*parts.get(part, ()), *value] if isinstance(value, tuple | list) else value
             if parts.pop("skip_switched_off", False):
                 parts["respect_kill_switch"] = False
             return selection_from(settings.env, "the options", **parts)
-        if self.given:
+        if self.values:
             raise ConfigurationError(
-                "a selection file is given together with options that select",
+                "a selection file and selecting options exclude each other",
                 observed=self.names,
                 expected="one of the two",
-                next_step="leave one out; a file can be made with kfm replay select --save",
+                next_step="leave out either; kfm replay select --save writes a file",
             )
         return load_selection(self.file)
 
     def _whole_ids(self, settings: Settings) -> dict[str, list[str]]:
         """Return the whole ids of units typed by a prefix, as a selection needs them."""
-        if not (typed := self.given.get("wal_id")):
+        if not (typed := self.values.get("wal_id")):
             return {}
         with opened_pipeline(settings, read_only=True) as pipeline, pipeline.database.snapshot() as tx:
             return {"wal_id": [UNIT.whole(tx, prefix) for prefix in typed]}
@@ -177,7 +177,7 @@ def _day(_context: click.Context, parameter: click.Parameter, value: str | None)
     try:
         return value and date.fromisoformat(value).isoformat()
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no day (2025-12-04)", param=parameter) from None
+        raise click.BadParameter(f"{value!r} is not a day (2025-12-04)", param=parameter) from None
 
 
 def _moment(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -226,25 +226,25 @@ _SELECTING = (
     ),
     click.option("--replay-reason", help=f"{REPLAY_REASON} Default: incident."),
     click.option("--incident", help="Incident that it is about; counts as a change reference."),
-    click.option("--allow-repair-and-replace", is_flag=True, help="Let succeeded and quarantined units in again."),
+    click.option("--allow-repair-and-replace", is_flag=True, help="Also repeat succeeded and quarantined units."),
     click.option("--must-match", is_flag=True, help="Repeat successes: a result that differs stops the replay."),
-    click.option("--allow-downgrade", is_flag=True, help="Replace results that a newer release has made."),
+    click.option("--allow-downgrade", is_flag=True, help="Also replace results of a newer release."),
     click.option("--skip-switched-off", is_flag=True, help="Leave out units whose dataset is switched off."),
 )
 
 
 def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the selecting options to a command, which gets them as `asked`."""
+    """Add the selecting options to a command, which gets them as `options`."""
 
-    def asked(*, selection_file: Path | None, **given: Any) -> SelectionOptions:
-        selecting_options = {name: value for name, value in given.items() if value not in (None, (), False)}
-        return SelectionOptions(file=selection_file, given=selecting_options)
+    def selected(*, selection_file: Path | None, **typed: Any) -> SelectionOptions:
+        selecting_options = {name: value for name, value in typed.items() if value not in (None, (), False)}
+        return SelectionOptions(file=selection_file, values=selecting_options)
 
-    return option_group(command, _SELECTING, "asked", asked)
+    return option_group(command, _SELECTING, "options", selected)
 
 
 _STARTING = (
-    click.option("--reason", help="Why, for readers of the governance log. Default: the selection's description."),
+    click.option("--reason", help="Reason, recorded in the governance log. Default: the selection's description."),
     change_ref_option,
     actor_option,
     confirm_option,
@@ -282,7 +282,7 @@ def show_report(report: Report, *, output: str) -> None:
 def nothing_selected(plan: PlannedReplay) -> str:
     """Return a line on an empty selection: the records that the ledger has, and the next step."""
     others = ", ".join(f"{count} {status}" for status, count in plan.others.items())
-    step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows what there is")
+    step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows the records")
     return f"nothing is selected; of these datasets and times there are {others or 'no records'}; next: {step}"
 
 

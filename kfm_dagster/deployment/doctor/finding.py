@@ -79,15 +79,15 @@ def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
     for thread in threads.values():
         thread.join(max(0.0, deadline - time.monotonic()))
     timed_out = fault(
-        "the check has not come to an end",
+        "the check did not finish",
         observed=f"no answer within {seconds:g} s",
         expected="an answer",
-        next_step="look whether what it asks is reachable from here, or give it more time with --timeout",
+        next_step="see whether its target is reachable from here, or raise --timeout",
     )
     return [replace(finding, check=name) for name in checks for finding in findings.get(name, [timed_out])]
 
 
-def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
+def _make(name: str, check: Check, by_check: dict[str, list[Diagnosis]]) -> None:
     try:
         findings = list(check())
     except KfmError as error:
@@ -102,4 +102,4 @@ def _make(name: str, check: Check, found: dict[str, list[Diagnosis]]) -> None:
                 next_step="report it with this line",
             )
         ]
-    found[name] = findings
+    by_check[name] = findings

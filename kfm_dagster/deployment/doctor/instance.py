@@ -23,7 +23,7 @@ from kfm_dagster.documents import read_yaml
 from kfm_dagster.settings import Environment, Settings
 
 LANE, BULK = "kfm/lane", "bulk"
-_FILE = "dagster.yaml of this release (kfm init writes it where there is none)"
+_FILE = "dagster.yaml of this release (kfm init writes it where it is missing)"
 
 
 def check_instance(settings: Settings) -> Iterator[Diagnosis]:
@@ -53,7 +53,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
     monitoring, retries = _part(config, "run_monitoring"), _part(config, "run_retries")
     if not monitoring.get("enabled", False):
         yield fault(
-            "nobody notices that a run's process died: the run stays started, and keeps its slot, for ever",
+            "the death of a run's process is not detected: the run stays started, and keeps its slot, for ever",
             observed="run_monitoring is not enabled",
             expected="run_monitoring: {enabled: true}",
             next_step=f"enable it in dagster.yaml, as in {_FILE}",
@@ -62,7 +62,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
         yield ok("run monitoring is on")
         if not monitoring.get("free_slots_after_run_end_seconds"):
             yield warning(
-                "pool slots of a run that died are never given back",
+                "pool slots of a run that died are never released",
                 observed="no run_monitoring.free_slots_after_run_end_seconds",
                 expected="30, as in the dagster.yaml of this release",
                 next_step="set it in dagster.yaml",
@@ -87,7 +87,7 @@ def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]
     slots = runs.get("max_concurrent_runs")
     if coordinator.get("class") != "QueuedRunCoordinator" and slots is None:
         yield fault(
-            "runs are not queued: as many start at a time as are asked for",
+            "runs are not queued: every requested run starts at once",
             observed=coordinator.get("class", "no run_coordinator"),
             expected="QueuedRunCoordinator with max_concurrent_runs",
             next_step=f"set it in dagster.yaml, as in {_FILE}",
@@ -142,7 +142,7 @@ def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterato
             "several daemons work in one instance: runs are launched and sensors evaluated twice",
             observed=evidence,
             expected="one dagster-daemon for each DAGSTER_HOME (after a restart the old one is seen for a minute)",
-            next_step="end all but one",
+            next_step="end all daemons but one",
         )
     elif not processes and not any(moment - at <= SILENT for _, at in beats):
         last = max((at for _, at in beats), default=None)
@@ -150,7 +150,7 @@ def check_daemons(settings: Settings, *, now: datetime | None = None) -> Iterato
             "no daemon works here: no sensor is evaluated and no queued run starts",
             observed="no heartbeat yet" if last is None else f"the last heartbeat at {last:%Y-%m-%dT%H:%M:%SZ}",
             expected=f"one within {SILENT.seconds // 60} minutes",
-            next_step="start it: dagster-daemon run (kfm ui starts one of its own)",
+            next_step="start it: dagster-daemon run (kfm ui starts its own daemon)",
         )
     else:
         yield ok("one daemon works in the instance")
@@ -254,8 +254,8 @@ def _kept(address: str, memory: Mapping[str, Any]) -> Iterator[Diagnosis]:
         yield ok(f"the broker {shown(address)} answers")
 
 
-def _workers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
-    unsafe = sorted(name for name, conf in found.items() if not all(conf.get(key) for key in LATE))
+def _workers(configurations: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
+    unsafe = sorted(name for name, conf in configurations.items() if not all(conf.get(key) for key in LATE))
     if unsafe:
         yield fault(
             "the step of a worker that dies is lost: it counts as done once it is received",
@@ -263,12 +263,12 @@ def _workers(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagnosis]:
             expected="workers with the configuration of the executor",
             next_step="start them by python -m kfm_dagster.defs.celery_worker",
         )
-    elif found:
-        yield ok(f"{len(found)} Celery workers answer")
+    elif configurations:
+        yield ok(f"{len(configurations)} Celery workers answer")
     else:
         yield warning(
-            "no Celery worker takes steps: runs wait at their first one",
+            "no Celery worker takes steps: runs wait at their first step",
             observed=f"no answer within {ANSWER_SECONDS:g} s",
             expected="at least one",
-            next_step="start one: python -m kfm_dagster.defs.celery_worker",
+            next_step="start a worker: python -m kfm_dagster.defs.celery_worker",
         )

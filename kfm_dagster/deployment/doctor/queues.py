@@ -126,7 +126,7 @@ def _redrive(settings: Settings, registry: ContractRegistry, rules: QueueRules) 
         return
     if target.rpartition(":")[2] != settings.sqs_dlq_queue:
         yield fault(
-            "dead letters go where nobody looks for them",
+            "dead letters go to a queue that is not watched",
             observed=f"RedrivePolicy to {target}",
             expected=f"KFM_SQS_DLQ_QUEUE, {settings.sqs_dlq_queue}",
             next_step=f"correct KFM_SQS_DLQ_QUEUE, or the queue's redrive policy ({_CREATE})",
@@ -135,7 +135,7 @@ def _redrive(settings: Settings, registry: ContractRegistry, rules: QueueRules) 
     needed = max((contract.queue.max_receive_count for contract in registry), default=5)
     if count < needed:
         yield warning(
-            "messages become dead letters sooner than their contracts say",
+            "messages become dead letters sooner than their contracts allow",
             observed=f"maxReceiveCount {count}",
             expected=f"{needed} at least",
             next_step=f"raise it ({_CREATE}), or lower queue.max_receive_count of the contracts",

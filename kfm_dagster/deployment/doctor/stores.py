@@ -102,7 +102,7 @@ def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator
         yield ok(f"PostgreSQL's archive_mode is {archive.mode}, and {archive.standbys} standbys follow")
     elif settings.env is Environment.PROD and not settings.backup_url:
         yield warning(
-            "nothing here says that the database is backed up",
+            "no backup of the database is known",
             observed=f"archive_mode off, no standby, no {SETTING}",
             expected="one of them, and a dump each night",
             next_step=f"set {SETTING} to where the dumps are put ({_GUIDE})",
@@ -124,14 +124,14 @@ def _newest(place: str, now: datetime) -> Diagnosis:
         times = list(_times(place))
     expected = f"one of the last {NIGHTLY.total_seconds() / 3600:g} hours"
     if not times:
-        return fault("there is no backup", observed=f"no file in {place}", expected=expected, next_step=f"see {_GUIDE}")
+        return fault("no backup exists", observed=f"no file in {place}", expected=expected, next_step=f"see {_GUIDE}")
     age = now - max(times)
     if age > NIGHTLY:
         return warning(
             "the newest backup is old",
             observed=f"of {max(times):%Y-%m-%dT%H:%M:%SZ}, {age.total_seconds() / 3600:.0f} hours ago, in {place}",
             expected=expected,
-            next_step=f"see why no later one was made ({_GUIDE})",
+            next_step=f"see why no later backup exists ({_GUIDE})",
         )
     return ok(f"the newest backup is of {max(times):%Y-%m-%dT%H:%M:%SZ}")
 

@@ -207,15 +207,15 @@ def gather_release(pipeline: Pipeline) -> Release:
     closure = dimensional_closure(pipeline, since=EVER)
     if closure["p_dim"] is None:
         raise RefusedError(
-            "what was recorded must not be published",
-            observed="no quantity was looked at, so there is no p_dim",
+            "the records must not be published",
+            observed="no quantity was checked, so p_dim is unknown",
             expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
             next_step="ingest something first (kfm demo)",
         )
     if closure["p_dim"] < PUBLISHABLE_P_DIM:
         open_ones = [q for report in closure["datasets"] for q in report["quantities"] if q["closed"] < q["values"]]
         raise RefusedError(
-            "what was recorded must not be published",
+            "the records must not be published",
             observed=f"p_dim {closure['p_dim']:g}: {', '.join(sorted({q['quantity'] for q in open_ones}))}",
             expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
             next_step="correct the contract's units and replay the units (kfm validate, kfm replay run)",

@@ -116,7 +116,7 @@ def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -
     return sorted([*attempts, *rollbacks], key=lambda mark: (mark.at, mark.stage, mark.kind, mark.number or 0))
 
 
-def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]) -> Axes:
+def draw_timeline(figure: Figure, stages: Sequence[str], attempts: Sequence[Attempt]) -> Axes:
     """Draw marks on a figure: a row per stage, a collection of points per kind. Return the axes."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter  # noqa: PLC0415, the extra `release`
 
@@ -125,7 +125,7 @@ def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]
     axes = figure.add_subplot()
     rows = {stage: row for row, stage in enumerate(stages)}
     for kind, (mark, colour) in _LOOK.items():
-        of_kind = [attempt for attempt in told if attempt.kind == kind]
+        of_kind = [attempt for attempt in attempts if attempt.kind == kind]
         axes.scatter(
             [attempt.at for attempt in of_kind],  # type: ignore[arg-type] # dates are converted by the axis
             [rows[attempt.stage] for attempt in of_kind],
@@ -137,11 +137,11 @@ def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]
         for attempt in of_kind:
             if attempt.ended is not None:
                 axes.plot([attempt.at, attempt.ended], [rows[attempt.stage]] * 2, color=colour, linewidth=3, alpha=0.4)  # type: ignore[arg-type]
-    _number(axes, rows, told)
+    _number(axes, rows, attempts)
     axes.set_yticks(range(len(stages)), stages)
     axes.set_ylim(max(len(stages), 1) - 0.5, -0.5)
     axes.grid(visible=True, axis="both", alpha=0.3)
-    if times := span(time for attempt in told for time in (attempt.at, attempt.ended) if time is not None):
+    if times := span(time for attempt in attempts for time in (attempt.at, attempt.ended) if time is not None):
         locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
@@ -151,14 +151,14 @@ def draw_timeline(figure: Figure, stages: Sequence[str], told: Sequence[Attempt]
     else:
         axes.set_xticks([])
     axes.set_xlabel("UTC")
-    axes.set_title("Retries, replays and rollbacks" if told else "Nothing was retried, replayed or rolled back")
+    axes.set_title("Retries, replays and rollbacks" if attempts else "Nothing was retried, replayed or rolled back")
     figure.legend(loc="outside lower center", ncols=len(_LOOK), frameon=False)
     return axes
 
 
-def _number(axes: Axes, rows: Mapping[str, int], told: Sequence[Attempt]) -> None:
-    totals = Counter(attempt.stage for attempt in told)
-    for attempt in told:
+def _number(axes: Axes, rows: Mapping[str, int], attempts: Sequence[Attempt]) -> None:
+    totals = Counter(attempt.stage for attempt in attempts)
+    for attempt in attempts:
         if attempt.number is not None and totals[attempt.stage] <= _CROWDED:
             axes.annotate(
                 str(attempt.number),

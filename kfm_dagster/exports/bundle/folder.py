@@ -100,11 +100,11 @@ def _standing(folder: Path) -> tuple[frozenset[str], list[str]]:
             if path in content.LAYOUT and entry.is_file(follow_symlinks=False):
                 regular.add(path)
             elif path in content.LAYOUT:
-                faults[path] = f"{path} is no regular file"
+                faults[path] = f"{path} is not a regular file"
             elif path not in content.FOLDERS:
                 faults[path] = f"{path!a} does not belong there"
             elif not entry.is_dir(follow_symlinks=False):
-                faults[path] = f"{path} is no folder"
+                faults[path] = f"{path} is not a folder"
     except OSError as error:
         raise RefusedError(
             "the release bundle cannot be read", observed=f"{error.filename}: {error.strerror}"
@@ -171,7 +171,7 @@ def _opened(folder: Path, path: str) -> BufferedReader:
         raise BundleFaultError(f"{path} cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise BundleFaultError(f"{path} is no regular file")
+        raise BundleFaultError(f"{path} is not a regular file")
     return os.fdopen(handle, "rb")
 
 

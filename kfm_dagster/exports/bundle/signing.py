@@ -143,7 +143,7 @@ class BundleSigner:
 
     secret: PySigner
     certificate: Cert
-    made: Path | None = None
+    created: Path | None = None
     """The key's file if it was generated just now."""
 
     @property
@@ -159,9 +159,9 @@ def open_signer(settings: Settings, key: Path | None = None) -> BundleSigner:
     """
     passphrase = settings.signing_passphrase.get_secret_value() if settings.signing_passphrase else None
     if file := key or settings.signing_key:
-        return _signer(file, passphrase, made=False)
+        return _signer(file, passphrase, created=False)
     created = _make_key(settings.home / "keys")
-    return _signer(settings.home / "keys" / _KEY, None, made=created)
+    return _signer(settings.home / "keys" / _KEY, None, created=created)
 
 
 def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequence[Cert]:
@@ -174,7 +174,7 @@ def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequen
     path = file or settings.home / "keys" / _CERTIFICATE
     if file is None and not path.exists():
         raise ConfigurationError(
-            "there is no certificate to verify with",
+            "the certificate to verify with is missing",
             observed=f"no {path}",
             expected="the signer's certificate, from a place that you trust",
             next_step="name it with --certificate FILE, or correct KFM_HOME",
@@ -182,7 +182,7 @@ def trusted_certificates(settings: Settings, file: Path | None = None) -> Sequen
     return _certificates(path)
 
 
-def _signer(file: Path, passphrase: str | None, *, made: bool) -> BundleSigner:
+def _signer(file: Path, passphrase: str | None, *, created: bool) -> BundleSigner:
     key = _secret_key(file)
     certificate = key.extract_certificate()
     if certificate.is_revoked:
@@ -192,7 +192,7 @@ def _signer(file: Path, passphrase: str | None, *, made: bool) -> BundleSigner:
         secret = key.signer(passphrase)
     except RuntimeError as error:
         raise _cannot_sign(file, f"{_why(error)}, with {'no' if passphrase is None else 'a'} passphrase") from None
-    return BundleSigner(secret=secret, certificate=certificate, made=file if made else None)
+    return BundleSigner(secret=secret, certificate=certificate, created=file if created else None)
 
 
 def _cannot_sign(file: Path, observed: str) -> ConfigurationError:
@@ -257,7 +257,7 @@ def _make_key(folder: Path) -> bool:
             _put(folder / _CERTIFICATE, str(certificate), mode=0o644)
     except OSError as error:
         raise ConfigurationError(
-            "a signing key cannot be made",
+            "a signing key cannot be created",
             observed=f"{folder}: {error.strerror or error}",
             next_step="name a key with --key or KFM_SIGNING_KEY, or correct KFM_HOME",
         ) from error

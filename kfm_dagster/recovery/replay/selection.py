@@ -135,7 +135,7 @@ class Options(_Strict):
     must_match: bool = Field(
         default=False, description="Repeat successes: a result that differs from the earlier one stops the replay."
     )
-    allow_downgrade: bool = Field(default=False, description="Replace results that a newer release has made.")
+    allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
     respect_kill_switch: bool = Field(
         default=True,
         description="true: nothing is done while a dataset of it is switched off. false: units of such a dataset are "

@@ -96,15 +96,15 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
 
 
 def _nearest(
-    at: NDArray[np.float64], wanted: NDArray[np.float64], tolerance: float
+    at: NDArray[np.float64], times: NDArray[np.float64], tolerance: float
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Return the index of the reading nearest to each time, and whether it is near enough.
 
     Times after the last reading never count, however near: evenly spaced data would have more terms than the published
     estimator.
     """
-    after = np.clip(np.searchsorted(at, wanted), 0, at.size - 1)
+    after = np.clip(np.searchsorted(at, times), 0, at.size - 1)
     before = np.maximum(after - 1, 0)
-    nearest = np.where(np.abs(at[before] - wanted) <= np.abs(at[after] - wanted), before, after)
-    in_range = wanted <= at[-1] + RESOLUTION_SECONDS
-    return nearest, in_range & (np.abs(at[nearest] - wanted) <= tolerance)
+    nearest = np.where(np.abs(at[before] - times) <= np.abs(at[after] - times), before, after)
+    in_range = times <= at[-1] + RESOLUTION_SECONDS
+    return nearest, in_range & (np.abs(at[nearest] - times) <= tolerance)

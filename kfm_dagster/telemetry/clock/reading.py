@@ -166,7 +166,7 @@ def _uncertainty(reading: ClockReading) -> float:
 
 
 def _offset_of(reading: ClockReading) -> str:
-    return f"{reading.source} tells an offset of {reading.offset_seconds:.3f} +- {_uncertainty(reading):.3f} s"
+    return f"{reading.source} gives an offset of {reading.offset_seconds:.3f} +- {_uncertainty(reading):.3f} s"
 
 
 def _seconds(length: timedelta) -> str:

@@ -96,7 +96,7 @@ def ask_date(url: str, *, clock: Callable[[], datetime], seconds: float = REQUES
         received_at = clock()
         return reading_of(headers.get("Date"), host=host, sent_at=sent_at, received_at=received_at)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        _LOG.info("no server tells the time: %s", error_text(error))
+        _LOG.info("no server gives the time: %s", error_text(error))
         return None
 
 
