@@ -49,11 +49,7 @@ USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, Letter
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 limit_option = click.option(
-    "--limit",
-    default=LOOK_LIMIT,
-    show_default=True,
-    type=click.IntRange(1, LOOK_LIMIT),
-    help="Messages to look at.",
+    "--limit", default=LOOK_LIMIT, show_default=True, type=click.IntRange(1, LOOK_LIMIT), help="Messages to look at."
 )
 _SELECTING = (
     click.option(

@@ -178,14 +178,6 @@ def _row(comparison: Comparison) -> dict[str, Any]:
 
 def _day(day: DayComparison) -> dict[str, Any]:
     catalog, api = day.digests
-    return {
-        "collection_id": day.collection_id,
-        "day": day.day,
-        "catalog": day.catalog,
-        "api": day.api,
-        "catalog_sha256": catalog,
-        "api_sha256": api,
-        "missing": " ".join(day.missing),
-        "extra": " ".join(day.extra),
-        "differing": " ".join(day.differing),
-    }
+    facts = {name: getattr(day, name) for name in ("collection_id", "day", "catalog", "api")}
+    names = {name: " ".join(getattr(day, name)) for name in ("missing", "extra", "differing")}
+    return {**facts, "catalog_sha256": catalog, "api_sha256": api, **names}

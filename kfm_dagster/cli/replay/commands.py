@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import yaml
@@ -60,6 +60,7 @@ IDLE_SECONDS = 30.0
 RUN_COLUMNS = ("replay_run_id", "name", "mode", "state", "created_at", "actor", "reason")
 INTENT_COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
 DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
+Change: TypeAlias = Callable[[ReplayEngine, str, Decision], ReplayRun]
 MOST_UNITS = 10_000
 """Units of failed intents in a single selection; the next call admits the rest."""
 
@@ -238,12 +239,7 @@ def _engine(shell: Shell, *, read_only: bool = False) -> Iterator[ReplayEngine]:
         yield ReplayEngine(pipeline=pipeline)
 
 
-def _change(
-    shell: Shell,
-    replay_run_id: str,
-    change: Callable[[ReplayEngine, str, Decision], ReplayRun],
-    decided: dict[str, Any],
-) -> None:
+def _change(shell: Shell, replay_run_id: str, change: Change, decided: dict[str, Any]) -> None:
     decision = decision_of(shell.settings, **decided)
     with _engine(shell) as engine:
         replay_run_id = REPLAY.whole_in(engine.pipeline.database, replay_run_id)

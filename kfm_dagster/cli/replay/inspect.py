@@ -32,9 +32,7 @@ MOST_ROWS = 100_000
 @click.argument("replay_run_id", type=REPLAY, required=False)
 @selecting
 @click.option("--fields", help="Fields to show, with commas.")
-@click.option(
-    "--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Maximum number of rows."
-)
+@click.option("--rows", default=50, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Number of rows.")
 @click.option("--mismatches", is_flag=True, help="Show the results that differ from an earlier success.")
 @everywhere
 def inspect(
