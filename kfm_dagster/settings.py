@@ -379,9 +379,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_environment(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _of_the_environment(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
         variables = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in cls.model_fields}
-        return {**{name: value for name, value in variables.items() if value is not None}, **given}
+        return {**{name: value for name, value in variables.items() if value is not None}, **values}
 
     @field_validator(
         "backup_url", "run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url"
