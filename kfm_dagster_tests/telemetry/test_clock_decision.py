@@ -60,7 +60,7 @@ CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
     "a kernel that knows itself wrong": ([kernel(LOCKED, 3.0, 0.1)], UNLOCKED, "offset of 3.000"),
     "a kernel that a server refutes": ([KEPT, server(5)], UNLOCKED, "date:s3 gives an offset of 5.000"),
     "a kernel that a server refuted before": ([server(5, hours=-1), KEPT], UNLOCKED, "date:s3"),
-    "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel tells"),
+    "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel gives"),
     "not sharp enough": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too blurred"),
     "beyond the limit, and perhaps not": ([NONE, server(1.2)], UNKNOWN, "offset of 1.200 +- 0.550 s, too blurred"),
     "the least blurred of two": ([server(0.9), server(0.8, 0.4)], UNKNOWN, "offset of 0.800"),
