@@ -115,8 +115,8 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         # What one of the two parsers takes, and what looks like a value and is none.
         ('version: "1.0.0"', 'version: "\\ud800"', "line 3: the document", "surrogates not allowed"),
         ("max_retries: 3", "max_retries: 2025-04-31", "line 10 is not valid YAML", "day is out of range"),
-        ("max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is no value"),
-        ("max_retries: 3", "max_retries: !!bool foo", "line 10 is not valid YAML", "'foo' is no value"),
+        ("max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is not a value"),
+        ("max_retries: 3", "max_retries: !!bool foo", "line 10 is not valid YAML", "'foo' is not a value"),
         ("min_anchor_coverage: 0.9", "min_anchor_coverage: .nan", "line 3: the document", "what JSON can"),
         ('when: "any(S1..S5)"', f'when: "{"(" * 5000}"', "line 8: transitions.2", "where names, &&, ||"),
     ],
