@@ -185,7 +185,7 @@ def test_a_folder_that_is_a_link_is_not_followed(bundle: Written, tmp_path: Path
     for name in FOLDERS:
         (bundle.folder / name).rename(tmp_path / name)
         (bundle.folder / name).symlink_to(tmp_path / name)
-        assert f"{name} is no folder" in bundle.refusal()
+        assert f"{name} is not a folder" in bundle.refusal()
         bundle.restore()
 
 
