@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +49,13 @@ def caller(captured: pytest.CaptureFixture[str], *before: str) -> Call:
         return Answer(code=int(str(ended.value.code)), out=shown.out, err=shown.err)
 
     return run
+
+
+def words_of(line: str) -> tuple[dict[str, str], list[str]]:
+    """Split a line as a shell does: the variables in front of a command, and its words."""
+    words = shlex.split(line)
+    variables = dict(word.split("=", 1) for word in takewhile(re.compile(r"[A-Z_]+=").match, words))
+    return variables, words[len(variables) :]
 
 
 def state_of(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,47 +37,45 @@ def status(port: int, host: str) -> int:
         return connection.getresponse().status
 
 
-@pytest.mark.clause("PCS-16")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_end(
-    ledger: dict[str, NoddWalRecord], call: Call, tmp_path: Path, number: signal.Signals
-) -> None:
-    before, port = state_of(tmp_path), free_port()
-    arguments = [sys.executable, "-c", SERVE, "console", "--port", str(port)]
-    path = os.pathsep.join(sys.path)
+@contextmanager
+def console(port: int, ends_by: signal.Signals, **variables: str) -> Iterator[str]:
+    """A process of `kfm console`, by its address; it ends by a signal, as it has to."""
     with subprocess.Popen(
-        arguments,
+        [sys.executable, "-c", SERVE, "console", "--port", str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "KFM_ALLOWED_HOSTS": "console.example"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
     ) as serving:
+        assert serving.stdout is not None
         try:
-            assert serving.stdout is not None
-            address = serving.stdout.readline().strip()
-            assert address == f"http://127.0.0.1:{port}/"
-            assert [status(port, name) for name in ("console.example", "another.example")] == [200, 400]
-            with urllib.request.urlopen(f"{address}validate?days=1", timeout=60) as answer:
-                served = json.load(answer)
-            assert {name: status(port, name) for name in ("console.example", "another.example")} == {
-                "console.example": 200, "another.example": 400,
-            }  # fmt: skip
-            said = json.loads(call("validate", "--days", "1", "--json").out)
-            # How long the oldest has waited goes on.
-            for report in (served, said):
-                del report["units"]["oldest_waiting_seconds"]
-            changing = {"at", "since"}
-            assert {k: v for k, v in served.items() if k not in changing} == {
-                k: v for k, v in said.items() if k not in changing
-            }
-            taken = call("console", "--port", str(port))
-            assert (taken.code, taken.out) == (ExitCode.USAGE, "")
-            assert taken.err.startswith(f"kfm: the address cannot be served; observed 127.0.0.1 port {port}: ")
+            yield serving.stdout.readline().strip()
         finally:
-            serving.send_signal(number)
+            serving.send_signal(ends_by)
         out, err = serving.communicate(timeout=60)
     said = "# for a browser; /api/v1 and /metrics for programs; until Ctrl-C\n"
     assert (serving.returncode, out, err) == (ExitCode.DONE, "", said)
+
+
+@pytest.mark.clause("PCS-16")
+def test_it_serves_until_it_is_told_to_end(ledger: dict[str, NoddWalRecord], call: Call, tmp_path: Path) -> None:
+    before, port = state_of(tmp_path), free_port()
+    with console(port, signal.SIGTERM, KFM_ALLOWED_HOSTS="console.example") as address:
+        assert address == f"http://127.0.0.1:{port}/"
+        with urllib.request.urlopen(f"{address}validate?days=1", timeout=60) as answer:
+            served = json.load(answer)
+        assert [status(port, name) for name in ("console.example", "another.example")] == [200, 400]
+        said = json.loads(call("validate", "--days", "1", "--json").out)
+        # How long the oldest has waited goes on.
+        for report in (served, said):
+            del report["units"]["oldest_waiting_seconds"]
+        changing = {"at", "since"}
+        assert {k: v for k, v in served.items() if k not in changing} == {
+            k: v for k, v in said.items() if k not in changing
+        }
+        taken = call("console", "--port", str(port))
+        assert (taken.code, taken.out) == (ExitCode.USAGE, "")
+        assert taken.err.startswith(f"kfm: the address cannot be served; observed 127.0.0.1 port {port}: ")
     assert state_of(tmp_path) == before
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
@@ -84,23 +83,14 @@ def test_it_serves_until_it_is_told_to_end(
 
 @pytest.mark.clause("TEL-01", "TEL-03")
 def test_a_collector_is_sent_the_metrics_that_prometheus_reads(ledger: dict[str, NoddWalRecord]) -> None:
-    port = free_port()
-    arguments = [sys.executable, "-c", SERVE, "console", "--port", str(port)]
     with collecting() as collector:
         otlp = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "100"}
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **otlp}
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as serving:
-            try:
-                assert serving.stdout is not None
-                assert serving.stdout.readline()
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-                    scraped = answer.read().decode()
-                until = time.monotonic() + HANG_SECONDS
-                while len(collector.metrics) < 2 and time.monotonic() < until:
-                    time.sleep(0.05)
-            finally:
-                serving.send_signal(signal.SIGINT)
-            serving.communicate(timeout=60)
+        with console(free_port(), signal.SIGINT, **otlp) as address:
+            with urllib.request.urlopen(f"{address}metrics", timeout=60) as answer:
+                scraped = answer.read().decode()
+            until = time.monotonic() + HANG_SECONDS
+            while len(collector.metrics) < 2 and time.monotonic() < until:
+                time.sleep(0.05)
     # Each is cumulative, so that a push that is repeated says the same; the age of what waits goes on.
     scrape = {
         (sample.name, frozenset(sample.labels.items())): sample.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from kfm_dagster.ledger.cases import CaseState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
-from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.commands import Call, words_of
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.governance.conftest import cases_of, release
@@ -49,99 +50,64 @@ def units(deployment: Pipeline) -> dict[str, Envelope]:
     return found
 
 
-REFUSED: dict[str, tuple[list[str], ExitCode, list[str]]] = {
-    # name: arguments ({state} is the unit of that state), exit code, what the line says
-    "retry: pending": (["retry", "{pending}", *WHY, *CHANGE], ExitCode.REFUSED, ["pending > pending"]),
-    "retry: in progress": (["retry", "{in_progress}", *WHY, *CHANGE], ExitCode.REFUSED, ["in_progress > pending"]),
-    "retry: succeeded": (["retry", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"]),
-    "retry: failed, another version": (
-        ["retry", "{failed}", "--version", "9", *WHY], ExitCode.REFUSED, ["at version 3", "expected version 9"],
-    ),
-    "retry: failed, no such reason": (
-        ["retry", "{quarantined}", "{failed}", "--replay-reason", "odd", *WHY, *CHANGE], ExitCode.USAGE, ["vocabulary"],
-    ),
-    "retry: without a change, beside a failed unit": (
-        ["retry", "{failed}", "{quarantined}", *WHY], ExitCode.USAGE, ["change reference"],
-    ),
-    "retry: units and a filter": (
-        ["retry", "{failed}", "--dataset", "nexrad-l2", *WHY], ExitCode.USAGE, ["by WAL_ID", "by a filter"],
-    ),
-    "retry: succeeded by a filter": (["retry", "--status", "succeeded", *WHY], ExitCode.USAGE, ["neither failed nor"]),
-    "retry: unknown dataset": (["retry", "--dataset", "goes-xyz", *WHY], ExitCode.USAGE, ["goes-xyz"]),
-    "retry: not confirmed": (
-        ["retry", "--dataset", "nexrad-l2", *WHY, *CHANGE], ExitCode.REFUSED, ["retry 2 units?", "--confirm"],
-    ),
-    "retry: discarded": (["retry", "{discarded}", *WHY, *CHANGE], ExitCode.REFUSED, ["was discarded", "for good"]),
-    "retry: unknown": (["retry", NOBODY, *WHY, *CHANGE], ExitCode.USAGE, ["there is no such record", NOBODY]),
-    "retry: one of two is wrong": (
-        ["retry", "{quarantined}", "{succeeded}", *WHY, *CHANGE], ExitCode.REFUSED, ["succeeded > pending"],
-    ),
-    "retry: another version": (
-        ["retry", "{quarantined}", "--version", "7", *WHY, *CHANGE],
-        ExitCode.REFUSED, ["at version 2", "expected version 7"],
-    ),
-    "retry: one version for two": (
-        ["retry", "{quarantined}", "{discarded}", "--version", "2", *WHY, *CHANGE], ExitCode.USAGE, ["one WAL_ID"],
-    ),
-    "retry: version 0": (
-        ["retry", "{quarantined}", "--version", "0", *WHY, *CHANGE], ExitCode.USAGE, ["--version"],
-    ),
-    "retry: no change": (["retry", "{quarantined}", *WHY], ExitCode.USAGE, ["change reference"]),
-    "retry: no reason": (["retry", "{quarantined}", *CHANGE], ExitCode.USAGE, ["--reason"]),
-    "retry: empty reason": (["retry", "{quarantined}", "--reason", " ", *CHANGE], ExitCode.USAGE, ["reason"]),
-    "retry: no unit": (["retry", *WHY, *CHANGE], ExitCode.USAGE, ["WAL_ID"]),
-    "discard: pending": (
-        ["discard", "{pending}", *WHY], ExitCode.REFUSED, ["pending > quarantined", "kfm quarantine list"],
-    ),
-    "discard: again": (["discard", "{discarded}", *WHY], ExitCode.REFUSED, ["was discarded"]),
-    "discard: another version": (
-        ["discard", "{quarantined}", "--version", "3", *WHY], ExitCode.REFUSED, ["at version 2"],
-    ),
-    "discard: long reason": (["discard", "{quarantined}", "--reason", "x" * 1001], ExitCode.USAGE, ["1001 characters"]),
-    "quarantine: succeeded": (
-        ["quarantine", "add", "{succeeded}", "--reason-code", "odd", *WHY],
-        ExitCode.REFUSED,
-        ["succeeded > quarantined", "expected succeeded > pending (a person has the unit done again); next:"],
-    ),
-    "quarantine: in progress": (
-        ["quarantine", "add", "{in_progress}", "--reason-code", "odd", *WHY],
-        ExitCode.REFUSED,
-        ["in_progress > quarantined", "expected in_progress > succeeded (every operator completed) or in_progress > f"],
-    ),
-    "quarantine: twice": (
-        ["quarantine", "add", "{pending}", "{quarantined}", "--reason-code", "odd", *WHY],
-        ExitCode.REFUSED, ["quarantined > quarantined"],
-    ),
-    "quarantine: unknown": (
-        ["quarantine", "add", "{pending}", NOBODY, "--reason-code", "odd", *WHY], ExitCode.USAGE, ["no such record"],
-    ),
-    "quarantine: no code": (
-        ["quarantine", "add", "{pending}", "--reason-code", "Not a code", *WHY], ExitCode.USAGE, ["--reason-code"],
-    ),
-    "quarantine show: never": (["quarantine", "show", "{pending}"], ExitCode.USAGE, ["ever quarantined"]),
-    "quarantine show: unknown": (
-        ["quarantine", "show", "00000000"],
-        ExitCode.USAGE, ["no such record", "expected the id of a unit", "next: kfm wal list"],
-    ),
-    "quarantine list: dataset": (["quarantine", "list", "--dataset", "goes-xyz"], ExitCode.USAGE, ["goes-xyz"]),
-    "switch: unknown dataset": (["kill-switch", "on", "goes-xyz", *WHY], ExitCode.USAGE, ["goes-xyz", "nexrad-l2"]),
-    "switch: on already": (["kill-switch", "on", "hrrr", *WHY], ExitCode.REFUSED, ["on already", "hrrr"]),
-    "switch: not on": (["kill-switch", "off", "nexrad-l2", *WHY], ExitCode.REFUSED, ["is not on", "nexrad-l2"]),
-    "switch: off nothing": (["kill-switch", "off", "all", *WHY], ExitCode.REFUSED, ["is not on"]),
-    "switch: no time": (["kill-switch", "on", "all", *WHY, "--expires", "soon"], ExitCode.USAGE, ["'soon' is neither"]),
-    "switch: endless": (["kill-switch", "on", "all", *WHY, "--expires", "9999999d"], ExitCode.USAGE, ["--expires"]),
-    "switch: no zone": (
-        ["kill-switch", "on", "all", *WHY, "--expires", "2099-01-31T12:00:00"], ExitCode.USAGE, ["with its zone"],
-    ),
-    "switch: over": (
-        ["kill-switch", "on", "all", *WHY, "--expires", "2020-01-31T12:00:00Z"], ExitCode.REFUSED, ["before it begins"],
-    ),
-    "switch: at once over": (
-        ["kill-switch", "on", "all", *WHY, "--expires", "0m"], ExitCode.REFUSED, ["before it begins"],
-    ),
-    "log: unknown action": (["governance", "log", "--action", "party"], ExitCode.USAGE, ["--action", "'party'"]),
-    "log: unknown dataset": (["governance", "log", "--dataset", "nope"], ExitCode.USAGE, ["unknown dataset", "nope"]),
+REFUSED: dict[str, list[str]] = {
+    # what is typed ({state} is the unit of that state): what the line says
+    "retry {pending} {why} {change}": ["pending > pending"],
+    "retry {in_progress} {why} {change}": ["in_progress > pending"],
+    "retry {succeeded} {why} {change}": ["succeeded > pending"],
+    "retry {failed} --version 9 {why}": ["at version 3", "expected version 9"],
+    "retry --dataset nexrad-l2 {why} {change}": ["retry 2 units?", "--confirm"],
+    "retry {discarded} {why} {change}": ["was discarded", "for good"],
+    "retry {quarantined} {succeeded} {why} {change}": ["succeeded > pending"],
+    "retry {quarantined} --version 7 {why} {change}": ["at version 2", "expected version 7"],
+    "discard {pending} {why}": ["pending > quarantined", "kfm quarantine list"],
+    "discard {discarded} {why}": ["was discarded"],
+    "discard {quarantined} --version 3 {why}": ["at version 2"],
+    "quarantine add {succeeded} --reason-code odd {why}": [
+        "succeeded > quarantined", "expected succeeded > pending (a person has the unit done again); next:"
+    ],
+    "quarantine add {in_progress} --reason-code odd {why}": [
+        "in_progress > quarantined", "expected in_progress > succeeded (every operator completed) or in_progress > f"
+    ],
+    "quarantine add {pending} {quarantined} --reason-code odd {why}": ["quarantined > quarantined"],
+    "kill-switch on hrrr {why}": ["on already", "hrrr"],
+    "kill-switch off nexrad-l2 {why}": ["is not on", "nexrad-l2"],
+    "kill-switch off all {why}": ["is not on"],
+    "kill-switch on all {why} --expires 2020-01-31T12:00:00Z": ["before it begins"],
+    "kill-switch on all {why} --expires 0m": ["before it begins"],
 }  # fmt: skip
+UNUSABLE: dict[str, list[str]] = {
+    "retry {nobody} {why} {change}": ["there is no such record", NOBODY],
+    "retry {quarantined} {discarded} --version 2 {why} {change}": ["one WAL_ID"],
+    "retry {quarantined} --version 0 {why} {change}": ["--version"],
+    "retry {quarantined} {why}": ["change reference"],
+    "retry {failed} {quarantined} {why}": ["change reference"],
+    "retry {quarantined} {failed} --replay-reason odd {why} {change}": ["vocabulary"],
+    "retry {failed} --dataset nexrad-l2 {why}": ["by WAL_ID", "by a filter"],
+    "retry --status succeeded {why}": ["neither failed nor"],
+    "retry --dataset goes-xyz {why}": ["goes-xyz"],
+    "retry {quarantined} {change}": ["--reason"],
+    "retry {quarantined} --reason ' ' {change}": ["reason"],
+    "retry {why} {change}": ["WAL_ID"],
+    f"discard {{quarantined}} --reason {'x' * 1001}": ["1001 characters"],
+    "quarantine add {pending} {nobody} --reason-code odd {why}": ["no such record"],
+    "quarantine add {pending} --reason-code 'Not a code' {why}": ["--reason-code"],
+    "quarantine show {pending}": ["ever quarantined"],
+    "quarantine show 00000000": ["no such record", "expected the id of a unit", "next: kfm wal list"],
+    "quarantine list --dataset goes-xyz": ["goes-xyz"],
+    "kill-switch on goes-xyz {why}": ["goes-xyz", "nexrad-l2"],
+    "kill-switch on all {why} --expires soon": ["'soon' is neither"],
+    "kill-switch on all {why} --expires 9999999d": ["--expires"],
+    "kill-switch on all {why} --expires 2099-01-31T12:00:00": ["with its zone"],
+    "governance log --action party": ["--action", "'party'"],
+    "governance log --dataset nope": ["unknown dataset", "nope"],
+}
+
+
+def typed(line: str, units: dict[str, Envelope]) -> list[str]:
+    """Return the words of a line of the tables."""
+    ids = {state: unit.wal_id for state, unit in units.items()}
+    return words_of(line.format(**ids, nobody=NOBODY, why=shlex.join(WHY), change=shlex.join(CHANGE)))[1]
 
 
 @pytest.mark.clause("WSM-16", "SEC-02", "BEY-06", "WAL-10")
@@ -150,24 +116,21 @@ def test_a_refused_decision_is_one_line_and_changes_no_row(
 ) -> None:
     deployment.ledger.switches.engage("hrrr", PERSON)
     before = every_row(deployment.database)
-    ids = {state: unit.wal_id for state, unit in units.items()}
-    for name, (arguments, code, said) in REFUSED.items():
-        answer = call(*(argument.format(**ids) for argument in arguments))
-        assert (answer.code, answer.out) == (code, ""), (name, answer)
-        assert answer.err.startswith("kfm: "), name
-        assert answer.err.count("\n") == 1, name
+    for line, said in (REFUSED | UNUSABLE).items():
+        answer = call(*typed(line, units))
+        code = ExitCode.REFUSED if line in REFUSED else ExitCode.USAGE
+        assert (answer.code, answer.out) == (code, ""), (line, answer)
+        assert answer.err.startswith("kfm: "), line
+        assert answer.err.count("\n") == 1, line
         for text in said:
-            assert text in answer.err, name
+            assert text in answer.err, line
     assert every_row(deployment.database) == before
 
 
-NEEDS_A_CHANGE = {
-    "release": ["release", "{quarantined}"],
-    "discard": ["discard", "{quarantined}"],
-    "quarantine add": ["quarantine", "add", "{pending}", "--reason-code", "odd"],
-    "kill-switch on": ["kill-switch", "on", "nexrad-l2"],
-    "kill-switch off": ["kill-switch", "off", "hrrr"],
-}
+NEEDS_A_CHANGE = (
+    "kill-switch off hrrr", "kill-switch on nexrad-l2", "quarantine add {pending} --reason-code odd",
+    "discard {quarantined}", "release {quarantined}",
+)  # fmt: skip
 
 
 @pytest.mark.clause("SEC-02")
@@ -176,17 +139,16 @@ def test_in_production_every_decision_needs_a_change_reference(
 ) -> None:
     deployment.ledger.switches.engage("hrrr", PERSON)
     monkeypatch.setenv("KFM_ENV", "prod")
-    ids = {state: unit.wal_id for state, unit in units.items()}
     before = every_row(deployment.database)
-    for name, arguments in NEEDS_A_CHANGE.items():
-        answer = call(*(argument.format(**ids) for argument in arguments), *WHY)
-        assert (answer.code, answer.out) == (ExitCode.USAGE, ""), name
-        assert "--change-ref" in answer.err, name
+    for line in NEEDS_A_CHANGE:
+        answer = call(*typed(line, units), *WHY)
+        assert (answer.code, answer.out) == (ExitCode.USAGE, ""), line
+        assert "--change-ref" in answer.err, line
     assert every_row(deployment.database) == before
-    for name, arguments in reversed(NEEDS_A_CHANGE.items()):
-        if name != "discard":  # of the same unit as release
-            done = call(*(argument.format(**ids) for argument in arguments), *WHY, *CHANGE)
-            assert done.code == (ExitCode.WAITS_FOR_APPROVAL if name == "release" else ExitCode.DONE), name
+    for line in NEEDS_A_CHANGE:
+        if not line.startswith("discard"):  # of the same unit as release
+            code = ExitCode.WAITS_FOR_APPROVAL if line.startswith("release") else ExitCode.DONE
+            assert call(*typed(line, units), *WHY, *CHANGE).code == code, line
     assert {entry.change_ref for entry in own_tx(deployment.ledger.log).entries(limit=4)} == {"CHG-9"}
 
 
