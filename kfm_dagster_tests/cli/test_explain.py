@@ -27,6 +27,7 @@ from kfm_dagster.stages.batch import SkipCause
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster_tests.commands import Call, state_of
+from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
@@ -44,17 +45,13 @@ FOUND = {"rule": "anchors", "observed": "two without", "expected": "anchors", "u
 NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 
-@pytest.fixture
-def deployment(
-    home: Path,
-    tmp_path: Path,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Pipeline]:
-    """Four runs of one day: one that worked, one with nothing new, a forced one, and one that died."""
-    objects = tmp_path / "objects"
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four runs of one day: one that worked, one with nothing new, a forced one, and one that died."""
+    folder = tmp_path_factory.mktemp("four-runs")
+    objects = folder / "objects"
     chain.put(objects, chain.volumes(2))
-    pipeline = chain.open_pipeline(home, objects, url=database_url)
+    pipeline = chain.open_pipeline(folder / "home", objects, url=migrated_sqlite(folder / "kfm.db"))
     for run_id in (WORKED, AGAIN):
         chain.run_chain(pipeline, "nexrad-l2", DAY, run_id)
         _later(pipeline)
@@ -65,6 +62,15 @@ def deployment(
     with pytest.raises(chain.CrashError):
         chain.run_chain(pipeline, "nexrad-l2", DAY, DIED, dies_at=failpoint)
     pipeline.close()
+    return folder
+
+
+@pytest.fixture
+def deployment(
+    recorded: Path, home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pipeline]:
+    """A copy of the four runs, which the environment names."""
+    pipeline = chain.open_copy(recorded, tmp_path, url=database_url, seconds=3 * 3600)
     monkeypatch.setenv("KFM_WAL_DSN", database_url)
     yield pipeline
     pipeline.close()
@@ -200,29 +206,24 @@ def test_a_step_that_was_tried_again_says_in_how_many_attempts(
     assert deeds[:3] == ["claimed 1 unit", "checked 1 object, in 2 attempts", "read the headers of 1 object"]
 
 
-@pytest.mark.parametrize(
-    ("operator", "checks", "failed", "taken_back", "did"),
-    [
+def test_a_step_of_which_all_units_failed_is_told_apart_from_one_that_failed_itself() -> None:
+    for operator, checks, failed, taken_back, did in (
         ("settle", 1, 1, False, "settled 1 unit, of which 1 failed"),
         ("integrity_check", 0, 0, False, "failed"),
         ("stac_register", 2, 0, True, "registered 2 Items, rolled back because of nexrad-l2.settle"),
-    ],
-)
-def test_a_step_of_which_all_units_failed_is_told_apart_from_one_that_failed_itself(
-    operator: str, checks: int, failed: int, taken_back: bool, did: str
-) -> None:
-    state = RunState(
-        dataset_id=f"nexrad-l2.{operator}",
-        run_id=WORKED,
-        lakefs_branch="main",
-        inputs_hash=f"sha256:{'a' * 64}",
-        validation_summary={"checks": checks, "passed": checks - failed, "failed": failed},
-        outcome=Outcome.FAILED,
-        recorded_at=chain.START,
-    )
-    if taken_back:
-        state = state.taken_back(by="nexrad-l2.settle", at=chain.START)
-    assert node_account(state.dataset_id, state, [], Window()).did == did
+    ):
+        state = RunState(
+            dataset_id=f"nexrad-l2.{operator}",
+            run_id=WORKED,
+            lakefs_branch="main",
+            inputs_hash=f"sha256:{'a' * 64}",
+            validation_summary={"checks": checks, "passed": checks - failed, "failed": failed},
+            outcome=Outcome.FAILED,
+            recorded_at=chain.START,
+        )
+        if taken_back:
+            state = state.taken_back(by="nexrad-l2.settle", at=chain.START)
+        assert node_account(state.dataset_id, state, [], Window()).did == did
 
 
 @pytest.mark.clause("RSP-12")

@@ -10,6 +10,7 @@ import pytest
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.exports.gpg import Gpg, own_gpg
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
@@ -20,16 +21,31 @@ AGAIN = "11111111-0000-4000-8000-000000000002"
 AWKWARD = 'it\'s \\ "a" node;\nMERGE (n:Hack) // ünïcödé \u2028 🌪 ,'
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path, database_url: str) -> Iterator[Pipeline]:
-    """Two runs of a day, the second with nothing new, once on SQLite and once on PostgreSQL."""
-    objects = tmp_path / "objects"
-    chain.put(objects, chain.volumes(2))
-    opened = chain.open_pipeline(tmp_path / "home", objects, url=database_url)
+def _run_twice(folder: Path, database_url: str) -> Pipeline:
+    chain.put(folder / "objects", chain.volumes(2))
+    opened = chain.open_pipeline(folder / "home", folder / "objects", url=database_url)
     assert isinstance(opened.clock, chain.Clock)
     for run_id in (WORKED, AGAIN):
         chain.run_chain(opened, "nexrad-l2", DAY, run_id)
         opened.clock.forward(3600)
+    return opened
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with home, objects and SQLite database of both runs, for the tests to copy."""
+    folder = tmp_path_factory.mktemp("two-runs")
+    _run_twice(folder, migrated_sqlite(folder / "kfm.db")).close()
+    return folder
+
+
+@pytest.fixture
+def pipeline(recorded: Path, tmp_path: Path, database_url: str) -> Iterator[Pipeline]:
+    """Two runs of a day, the second with nothing new, once on SQLite and once on PostgreSQL."""
+    if database_url.startswith("sqlite"):
+        opened = chain.open_copy(recorded, tmp_path, url=database_url, seconds=7200)
+    else:
+        opened = _run_twice(tmp_path, database_url)
     yield opened
     opened.close()
 

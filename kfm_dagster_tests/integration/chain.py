@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -126,6 +127,15 @@ def open_pipeline(
             connect_queue=lambda *_: fake,
         )
     )
+
+
+def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipeline:
+    """A pipeline over a copy of a folder with home, objects and SQLite database; its clock is so many seconds on."""
+    shutil.copytree(recorded, folder, dirs_exist_ok=True)
+    opened = open_pipeline(folder / "home", folder / "objects", url=url)
+    assert isinstance(opened.clock, Clock)
+    opened.clock.forward(seconds)
+    return opened
 
 
 def announce(
