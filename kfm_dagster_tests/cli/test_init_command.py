@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.settings import Environment, environment
 from kfm_dagster.storage.roots import Root
 from kfm_dagster_tests import databases
-from kfm_dagster_tests.commands import Call, state_of
+from kfm_dagster_tests.commands import Call, state_of, words_of
 from kfm_dagster_tests.databases import as_role
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
@@ -134,14 +135,14 @@ def test_places_of_an_older_home_are_taken_over_when_that_is_said_and_a_foreign_
 
 
 @pytest.mark.clause("SEC-11")
-@pytest.mark.parametrize("command", [("worker",), ("drain",), ("ui", "--cloud", "aws")], ids=lambda words: words[0])
 def test_nothing_that_ingests_starts_over_the_place_of_another_deployment(
-    command: tuple[str, ...], outside: None, call: Call, home: Path
+    outside: None, call: Call, home: Path
 ) -> None:
     Root(name="lineage", setting="KFM_LINEAGE_URL", location=str(home / "lineage")).mark("1" * 32)
-    refused = call(*command)
-    assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True)
-    assert not (home / "dagster").exists()
+    for command in ("worker", "drain", "ui --cloud aws"):
+        refused = call(*command.split())
+        assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True), command
+        assert not (home / "dagster").exists(), command
 
 
 def _empty(request: pytest.FixtureRequest) -> str:
@@ -155,27 +156,22 @@ def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.clause("DAG-13")
-@pytest.mark.parametrize("command", [("init",), ("drain",), ("ui", "--cloud", "aws")], ids=lambda words: words[0])
-def test_what_is_missing_is_one_line_before_anything_is_made_or_started(
-    command: tuple[str, ...], outside: None, call: Call, home: Path
-) -> None:
-    for variable, value, said in (
-        ("KFM_STORAGE_URL", "s3://gone/x", "storage s3://gone/x cannot be used; observed there is no such bucket"),
-        ("KFM_CATALOG_URL", "s3://gone", "catalog s3://gone cannot be used; observed there is no such bucket"),
-        ("KFM_LINEAGE_URL", "s3://gone", "lineage s3://gone cannot be used; observed there is no such bucket"),
-        ("KFM_COMPUTE_LOGS_URL", "s3://gone/x", "compute logs s3://gone/x cannot be used; observed there is no such"),
-        (
-            "KFM_RUN_STATE",
-            "delta+s3://gone/y",
-            "run-state s3://gone/y cannot be used; observed there is no such bucket",
-        ),
-        ("KFM_CATALOG_URL", "/proc/kfm", "catalog /proc/kfm cannot be used"),
-        ("KFM_SQS_PRIMARY_QUEUE", "gone", "there is no such queue; observed gone"),
-        ("KFM_WAL_DSN", "postgresql://kfm@127.0.0.1:1/kfm", "the database does not answer"),
-    ):
-        with environment({variable: value}):
-            answer = call(*command)
-        assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE, variable
+def test_what_is_missing_is_one_line_before_anything_is_made_or_started(outside: None, call: Call, home: Path) -> None:
+    no_bucket = "cannot be used; observed there is no such bucket"
+    missing = {
+        "KFM_STORAGE_URL=s3://gone/x": f"storage s3://gone/x {no_bucket}",
+        "KFM_CATALOG_URL=s3://gone": f"catalog s3://gone {no_bucket}",
+        "KFM_LINEAGE_URL=s3://gone": f"lineage s3://gone {no_bucket}",
+        "KFM_COMPUTE_LOGS_URL=s3://gone/x": f"compute logs s3://gone/x {no_bucket}",
+        "KFM_RUN_STATE=delta+s3://gone/y": f"run-state s3://gone/y {no_bucket}",
+        "KFM_CATALOG_URL=/proc/kfm": "catalog /proc/kfm cannot be used",
+        "KFM_SQS_PRIMARY_QUEUE=gone": "there is no such queue; observed gone",
+        "KFM_WAL_DSN=postgresql://kfm@127.0.0.1:1/kfm": "the database does not answer",
+    }
+    for (variable, said), command in product(missing.items(), ("init", "drain", "ui --cloud aws")):
+        with environment(words_of(variable)[0]):
+            answer = call(*command.split())
+        assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE, (variable, command)
         [line] = [line for line in answer.err.splitlines() if line.startswith("kfm: ")]
         assert said in line
         assert "Traceback" not in answer.err
