@@ -98,9 +98,9 @@ def test_a_footprint_meets_an_area_anywhere_on_the_globe(
 
 
 @pytest.mark.clause("IEN-17")
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
+def test_a_file_that_is_none_is_refused_in_one_line_before_anything_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "areas.geojson"
+    for content, says in (
         ("[", "is not JSON"),
         ("{}", "type is wrong"),
         ({"features": []}, "features is wrong"),
@@ -115,20 +115,15 @@ def test_a_footprint_meets_an_area_anywhere_on_the_globe(
         ({"features": [feature([ring((0, 0, 1, 1))], minimum_m=1.0)]}, "method h3 has resolution"),
         ({"features": [feature([ring((0, 0, 1, 1))], method="donut")]}, "method donut has maximum_m and minimum_m"),
         ({"features": [feature([ring((0, 0, 1, 1))])] * 2}, "repeated: the hill"),
-    ],
-)
-def test_a_file_that_is_none_is_refused_in_one_line_before_anything_is_made(
-    tmp_path: Path, content: Any, says: str
-) -> None:
-    path = tmp_path / "areas.geojson"
-    path.write_text(content if isinstance(content, str) else json.dumps({"type": "FeatureCollection", **content}))
-    settings = Settings(home=tmp_path / "home", sensitive_areas=path)
-    with pytest.raises(ConfigurationError) as refused:
-        Pipeline.open(settings)
-    assert says in str(refused.value)
-    assert "KFM_SENSITIVE_AREAS" in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert list(tmp_path.iterdir()) == [path]
+    ):
+        path.write_text(content if isinstance(content, str) else json.dumps({"type": "FeatureCollection", **content}))
+        settings = Settings(home=tmp_path / "home", sensitive_areas=path)
+        with pytest.raises(ConfigurationError) as refused:
+            Pipeline.open(settings)
+        assert says in str(refused.value)
+        assert "KFM_SENSITIVE_AREAS" in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.clause("IEN-17")

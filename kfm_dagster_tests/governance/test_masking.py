@@ -157,13 +157,13 @@ def test_the_antimeridian_and_the_poles_are_places_like_others(mask: Mask, locat
     assert mask.apply("site", east) == mask.apply("site", west)
 
 
-@pytest.mark.parametrize("resolution", range(16))
-def test_no_corner_is_further_from_its_cell_than_the_ring_is_narrowed(resolution: int) -> None:
-    bound = CELL_RADIUS * h3.average_hexagon_edge_length(resolution, unit="m")
-    cells = {h3.latlng_to_cell(latitude, 0.7 * latitude * 2, resolution) for latitude in range(-90, 91)}
-    cells |= {h3.latlng_to_cell(*h3.cell_to_latlng(base), resolution) for base in h3.get_res0_cells()}
-    worst = max(metres(h3.cell_to_latlng(cell), corner) for cell in cells for corner in h3.cell_to_boundary(cell))
-    assert worst < bound
+def test_no_corner_is_further_from_its_cell_than_the_ring_is_narrowed() -> None:
+    for resolution in range(16):
+        bound = CELL_RADIUS * h3.average_hexagon_edge_length(resolution, unit="m")
+        cells = {h3.latlng_to_cell(latitude, 0.7 * latitude * 2, resolution) for latitude in range(-90, 91)}
+        cells |= {h3.latlng_to_cell(*h3.cell_to_latlng(base), resolution) for base in h3.get_res0_cells()}
+        worst = max(metres(h3.cell_to_latlng(cell), corner) for cell in cells for corner in h3.cell_to_boundary(cell))
+        assert worst < bound
 
 
 def test_a_displacement_is_the_same_each_time_and_another_for_each_site_salt_and_ring() -> None:

@@ -99,9 +99,9 @@ def test_what_the_rules_say_of_a_unit(
 
 
 @pytest.mark.clause("SEC-03")
-@pytest.mark.parametrize(
-    ("declared", "asked"),
-    [
+def test_of_a_dataset_without_a_rule_no_unit_is_looked_at(contracts: ContractRegistry) -> None:
+    known = contracts["nexrad-l2"]
+    for declared, asked in (
         ({}, False),
         (CONSENTED, True),
         ({"sensitivity": "restricted", "access": "restricted"}, False),
@@ -109,27 +109,21 @@ def test_what_the_rules_say_of_a_unit(
         (UNTIL_NOON, True),
         ({"consent": CONSENT}, True),
         (SHIELDED, True),
-    ],
-)
-def test_of_a_dataset_without_a_rule_no_unit_is_looked_at(
-    contracts: ContractRegistry, declared: dict[str, Any], asked: bool
-) -> None:
-    known = contracts["nexrad-l2"]
-    assert Rules.any_of(known.model_copy(update={"governance": governance(**declared)})) is asked
+    ):
+        assert Rules.any_of(known.model_copy(update={"governance": governance(**declared)})) is asked
     assert not any(Rules.any_of(contract) for contract in contracts)
 
 
 @pytest.mark.clause("SEC-03")
-@pytest.mark.parametrize("declared", [{"indigenous_data_flag": True}, {"sensitivity": "sensitive"}])
-def test_a_contract_that_nobody_checked_is_refused_all_the_same(declared: dict[str, Any]) -> None:
-    unchecked = governance().model_copy(update=declared)
-    assert Rules(governance=unchecked, at=NOON).objection(UNIT) is not None
+def test_a_contract_that_nobody_checked_is_refused_all_the_same() -> None:
+    for declared in ({"indigenous_data_flag": True}, {"sensitivity": "sensitive"}):
+        unchecked = governance().model_copy(update=declared)
+        assert Rules(governance=unchecked, at=NOON).objection(UNIT) is not None
 
 
 @pytest.mark.clause("SEC-03")
-@pytest.mark.parametrize(
-    ("declared", "says"),
-    [
+def test_a_contract_without_the_declarations_it_needs_is_refused_with_a_line() -> None:
+    for declared, says in (
         ({"sensitivity": "restricted"}, "access restricted or closed, and it is open"),
         ({"sensitivity": "sensitive", "access": "restricted"}, "needs masking"),
         ({"indigenous_data_flag": True}, "needs consent"),
@@ -144,15 +138,11 @@ def test_a_contract_that_nobody_checked_is_refused_all_the_same(declared: dict[s
         (SHIELDED | {"masking": MASKING | {"change_ref": ""}}, "at least 1 character"),
         (SHIELDED, "are not in governance.masking.properties"),
         ({"sensitivity": "secret", "access": "restricted"}, "'none', 'restricted' or 'sensitive'"),
-    ],
-)
-def test_a_contract_without_the_declarations_it_needs_is_refused_with_a_line(
-    declared: dict[str, Any], says: str
-) -> None:
-    text = changed(HRRR, {"governance": {"license": "CC-BY-4.0", **declared}})
-    with pytest.raises(ContractError, match=says) as refused:
-        parse_contract(text, source="mine.yaml")
-    assert "\n" not in str(refused.value)
+    ):
+        text = changed(HRRR, {"governance": {"license": "CC-BY-4.0", **declared}})
+        with pytest.raises(ContractError, match=says) as refused:
+            parse_contract(text, source="mine.yaml")
+        assert "\n" not in str(refused.value)
 
 
 LATITUDES = st.floats(-90, 90)
@@ -195,22 +185,17 @@ def test_a_generalised_footprint_is_valid_and_holds_the_place(
 
 
 @pytest.mark.clause("SEC-03")
-@pytest.mark.parametrize(
-    ("box", "parts"),
-    [
+def test_a_box_is_cut_at_the_antimeridian() -> None:
+    for box, parts in (
         ((10.0, 0.0, 11.0, 1.0), [(10.0, 11.0)]),
         ((179.5, 0.0, -179.5, 1.0), [(179.5, 180.0), (-180.0, -179.5)]),
         ((179.5, 0.0, -180.0, 1.0), [(179.5, 180.0)]),
         ((180.0, 0.0, -179.5, 1.0), [(-180.0, -179.5)]),
-    ],
-)
-def test_a_box_is_cut_at_the_antimeridian(
-    box: tuple[float, float, float, float], parts: list[tuple[float, float]]
-) -> None:
-    shown = outline(box)
-    footprint(shown, decimals=5)
-    polygons = shown["coordinates"] if shown["type"] == "MultiPolygon" else [shown["coordinates"]]
-    assert [(ring[0][0], ring[1][0]) for [ring] in polygons] == parts
+    ):
+        shown = outline(box)
+        footprint(shown, decimals=5)
+        polygons = shown["coordinates"] if shown["type"] == "MultiPolygon" else [shown["coordinates"]]
+        assert [(ring[0][0], ring[1][0]) for [ring] in polygons] == parts
 
 
 @pytest.mark.clause("SEC-03")

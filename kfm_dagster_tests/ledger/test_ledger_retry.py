@@ -298,10 +298,10 @@ def test_other_datasets_go_on_and_a_switch_ends_when_it_expires(bench: Bench) ->
 
 
 @pytest.mark.clause("WSM-15")
-@pytest.mark.parametrize(("kind", "waits"), [("exp", [60, 100, 100]), ("const", [60, 60, 60])])
-def test_no_wait_is_longer_than_the_contract_says(kind: Any, waits: list[float]) -> None:
-    backoff = Backoff(kind=kind, base_seconds=60, maximum_seconds=100)
-    assert [backoff_seconds(backoff, key="unit", attempt=attempt) for attempt in (1, 2, 20)] == waits
+def test_no_wait_is_longer_than_the_contract_says() -> None:
+    for kind, waits in (("exp", [60, 100, 100]), ("const", [60, 60, 60])):
+        backoff = Backoff(kind=kind, base_seconds=60, maximum_seconds=100)
+        assert [backoff_seconds(backoff, key="unit", attempt=attempt) for attempt in (1, 2, 20)] == waits
 
 
 @pytest.mark.clause("WSM-15", "PCS-23")

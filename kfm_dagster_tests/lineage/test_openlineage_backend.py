@@ -39,20 +39,18 @@ def test_a_backend_receives_what_was_recorded(backend: ClientBackend, server: Re
 
 
 @pytest.mark.clause("BEY-07")
-@pytest.mark.parametrize("status", [301, 401, 403, 404, 408, 429, 500, 503, *ABOUT_THE_EVENT])
 def test_what_is_about_the_event_is_told_from_what_is_about_the_backend(
-    backend: ClientBackend, server: Receiver, status: int
+    backend: ClientBackend, server: Receiver
 ) -> None:
-    server.answer = lambda _event: status
-    if status in ABOUT_THE_EVENT:
-        refusal = backend.send(EVENT)
-        assert refusal is not None
-        assert str(status) in refusal
-    else:
-        with pytest.raises(BackendUnavailableError, match="http transport") as down:
-            backend.send(EVENT)
-        assert "\n" not in str(down.value)
-    assert len(server.asked) == 1  # the outbox tries again, not the client
+    for asked, status in enumerate((301, 401, 403, 404, 408, 429, 500, 503, *ABOUT_THE_EVENT), 1):
+        server.answer = lambda _event, status=status: status  # type: ignore[misc]
+        if status in ABOUT_THE_EVENT:
+            assert str(status) in str(backend.send(EVENT))
+        else:
+            with pytest.raises(BackendUnavailableError, match="http transport") as down:
+                backend.send(EVENT)
+            assert "\n" not in str(down.value)
+        assert len(server.asked) == asked, "the outbox tries again, not the client"
 
 
 @pytest.mark.clause("BEY-07")

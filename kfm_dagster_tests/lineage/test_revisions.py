@@ -22,72 +22,56 @@ def told(revision: str, content: str | None, *, invalidated: bool = False) -> Re
 
 
 @pytest.mark.clause("RPL-05")
-@pytest.mark.parametrize(
-    ("envelope", "history", "revision"),
-    [
-        pytest.param(registered(), [], "", id="first"),
-        pytest.param(repaired("r1"), [], "", id="a failed unit's first lineage is its replay's"),
-        pytest.param(registered(), [told("", FIRST)], "", id="again"),
-        pytest.param(repaired("r1"), [told("", FIRST)], "r1", id="a repair that changed the Item"),
-        pytest.param(
-            repaired("r1", write_status=StacStatus.NO_OP), [told("", FIRST)], "r1", id="that repair after a crash"
+def test_a_unit_is_told_as() -> None:
+    unchanged = StacStatus.NO_OP
+    units: dict[str, tuple[Envelope, list[Revision], str]] = {
+        "first": (registered(), [], ""),
+        "a failed unit's first lineage is its replay's": (repaired("r1"), [], ""),
+        "again": (registered(), [told("", FIRST)], ""),
+        "a repair that changed the Item": (repaired("r1"), [told("", FIRST)], "r1"),
+        "that repair after a crash": (repaired("r1", write_status=unchanged), [told("", FIRST)], "r1"),
+        "a replay that changed nothing": (
+            repaired("r2", write_status=unchanged), [told("", FIRST), told("r1", REPAIRED)], "r1"
         ),
-        pytest.param(
-            repaired("r2", write_status=StacStatus.NO_OP), [told("", FIRST), told("r1", REPAIRED)], "r1",
-            id="a replay that changed nothing",
+        "a repair that went back to what was": (
+            repaired("r2", content_sha256=FIRST), [told("", FIRST), told("r1", REPAIRED)], "r2"
         ),
-        pytest.param(
-            repaired("r2", content_sha256=FIRST), [told("", FIRST), told("r1", REPAIRED)], "r2",
-            id="a repair that went back to what was",
+        "told before hashes were kept, and unchanged": (repaired("r1", write_status=unchanged), [told("", None)], ""),
+        "told before hashes were kept, and changed": (repaired("r1"), [told("", None)], "r1"),
+        "a newer unit's Item stands now": (superseded(0, by=1).evolve(replay_run_id="r1"), [told("", FIRST)], ""),
+        "changed by another release in the middle of a retry": (
+            with_stac(registered(), write_status=StacStatus.UPDATED, content_sha256=REPAIRED), [told("", FIRST)], "run"
         ),
-        pytest.param(
-            repaired("r1", write_status=StacStatus.NO_OP), [told("", None)], "",
-            id="told before hashes were kept, and unchanged",
+        "a replay after a withdrawal": (
+            repaired("replay", content_sha256=FIRST), [told("", FIRST, invalidated=True)], "replay"
         ),
-        pytest.param(repaired("r1"), [told("", None)], "r1", id="told before hashes were kept, and changed"),
-        pytest.param(
-            superseded(0, by=1).evolve(replay_run_id="r1"), [told("", FIRST)], "", id="a newer unit's Item stands now"
-        ),
-        pytest.param(
-            with_stac(registered(), write_status=StacStatus.UPDATED, content_sha256=REPAIRED), [told("", FIRST)],
-            "run", id="changed by another release in the middle of a retry",
-        ),
-        pytest.param(
-            repaired("replay", content_sha256=FIRST), [told("", FIRST, invalidated=True)], "replay",
-            id="a replay after a withdrawal",
-        ),
-    ],
-)  # fmt: skip
-def test_a_unit_is_told_as(envelope: Envelope, history: list[Revision], revision: str) -> None:
-    found = in_revision(LineageUnit.of(envelope), {UNIT: history}, run_id="run")
-    assert found.revision == revision
-    assert found.activity_id == LineageUnit.of(envelope, revision=revision).activity_id
+    }  # fmt: skip
+    for what, (envelope, history, revision) in units.items():
+        found = in_revision(LineageUnit.of(envelope), {UNIT: history}, run_id="run")
+        assert found.revision == revision, what
+        assert found.activity_id == LineageUnit.of(envelope, revision=revision).activity_id, what
 
 
-@pytest.mark.parametrize(
-    ("stac", "history", "revises"),
-    [
-        pytest.param({}, {}, None, id="nothing stood before"),
-        pytest.param({"replaces": OTHER}, {}, item_entity(OTHER, ""), id="a rewritten object"),
-        pytest.param(
-            {"replaces": OTHER}, {OTHER: [told("", None), told("r0", None)]}, item_entity(OTHER, "r0"),
-            id="one that had been repaired",
+def test_an_item_revises() -> None:
+    changed = {"replaces": UNIT, "content_sha256": REPAIRED}
+    items: dict[str, tuple[dict[str, Any], dict[WalId, list[Revision]], str | None]] = {
+        "nothing stood before": ({}, {}, None),
+        "a rewritten object": ({"replaces": OTHER}, {}, item_entity(OTHER, "")),
+        "one that had been repaired": (
+            {"replaces": OTHER}, {OTHER: [told("", None), told("r0", None)]}, item_entity(OTHER, "r0")
         ),
-        pytest.param({"replaces": UNIT}, {}, None, id="its own Item, of which nothing was told"),
-        pytest.param(
-            {"replaces": UNIT, "content_sha256": REPAIRED, "write_status": StacStatus.UPDATED},
-            {UNIT: [told("", FIRST)]}, item_entity(UNIT, ""), id="its own Item",
+        "its own Item, of which nothing was told": ({"replaces": UNIT}, {}, None),
+        "its own Item": (
+            {**changed, "write_status": StacStatus.UPDATED}, {UNIT: [told("", FIRST)]}, item_entity(UNIT, "")
         ),
-        pytest.param(
-            {"replaces": UNIT, "content_sha256": REPAIRED, "write_status": StacStatus.NO_OP},
-            {UNIT: [told("", FIRST), told("r1", REPAIRED)]}, item_entity(UNIT, ""),
-            id="its own Item, told by the other path already",
+        "its own Item, told by the other path already": (
+            {**changed, "write_status": StacStatus.NO_OP}, {UNIT: [told("", FIRST), told("r1", REPAIRED)]},
+            item_entity(UNIT, ""),
         ),
-    ],
-)  # fmt: skip
-def test_an_item_revises(stac: dict[str, Any], history: dict[WalId, list[Revision]], revises: str | None) -> None:
-    envelope = with_stac(registered(replay_run_id="r1"), **stac)
-    assert in_revision(LineageUnit.of(envelope), history, run_id="run").revises == revises
+    }  # fmt: skip
+    for what, (stac, history, revises) in items.items():
+        envelope = with_stac(registered(replay_run_id="r1"), **stac)
+        assert in_revision(LineageUnit.of(envelope), history, run_id="run").revises == revises, what
 
 
 def test_a_late_unit_yields_to_the_latest_edition_of_the_item_that_stands() -> None:

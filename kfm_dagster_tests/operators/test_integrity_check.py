@@ -64,9 +64,8 @@ def test_sound_object_passes_every_check_with_one_request() -> None:
 
 
 @pytest.mark.clause("OPR-04")
-@pytest.mark.parametrize(
-    ("handle", "announced", "codes"),
-    [
+def test_each_defect_has_its_issue_and_fails_the_unit() -> None:
+    for handle, announced, codes in (
         (Recorded(b""), {}, ["size_zero", "size_mismatch"]),
         (Recorded(b"GRIB"), {"object_size": None}, ["size_too_small"]),
         (Recorded(size=6 * 1024**3), {"object_size": 6 * 1024**3}, ["size_too_large"]),
@@ -76,17 +75,13 @@ def test_sound_object_passes_every_check_with_one_request() -> None:
         (Recorded(b"HTML" + b"\0" * 196), {}, ["bad_magic"]),
         (Recorded(b"HTML" + b"\0" * 150, etag="other"), {}, ["size_mismatch", "etag_mismatch", "bad_magic"]),
         (Recorded(b" GRIB" + b"\0" * 195), {}, ["bad_magic"]),
-    ],
-)
-def test_each_defect_has_its_issue_and_fails_the_unit(
-    handle: Recorded, announced: dict[str, Any], codes: list[str]
-) -> None:
-    found = check(handle, announced=announced)
-    assert [issue.code for issue in found.issues] == codes
-    assert {issue.severity for issue in found.issues} == {Severity.FAILED}
-    assert found.status is CheckStatus.FAILED
-    assert found.actual_size_bytes is not None
-    assert len(handle.asked) == 1
+    ):
+        found = check(handle, announced=announced)
+        assert [issue.code for issue in found.issues] == codes
+        assert {issue.severity for issue in found.issues} == {Severity.FAILED}
+        assert found.status is CheckStatus.FAILED
+        assert found.actual_size_bytes is not None
+        assert len(handle.asked) == 1
 
 
 @pytest.mark.clause("OPR-04", "OPR-05")
@@ -104,19 +99,19 @@ def test_contract_decides_what_an_issue_does() -> None:
 
 
 @pytest.mark.clause("OPR-04")
-@pytest.mark.parametrize(("size", "codes"), [(99, ["size_too_small"]), (100, []), (200, []), (201, ["size_too_large"])])
-def test_a_size_is_in_order_at_both_of_its_bounds(size: int, codes: list[str]) -> None:
-    found = check(Recorded(size=size), announced={"object_size": size}, min_bytes=100, max_bytes=200)
-    assert [issue.code for issue in found.issues] == codes
+def test_a_size_is_in_order_at_both_of_its_bounds() -> None:
+    for size, codes in ((99, ["size_too_small"]), (100, []), (200, []), (201, ["size_too_large"])):
+        found = check(Recorded(size=size), announced={"object_size": size}, min_bytes=100, max_bytes=200)
+        assert [issue.code for issue in found.issues] == codes
 
 
 LEVEL = PeerSizes(8, 1000, 1000)  # expected within the factor, which is 2 here
 
 
 @pytest.mark.clause("BEY-04", "OPR-05")
-@pytest.mark.parametrize(
-    ("size", "peers", "codes"),
-    [
+def test_a_size_far_from_its_peers_is_suspect() -> None:
+    rules = {"checks": ["exists"], "peers": Peers(groups=["lead"], factor=2)}
+    for size, peers, codes in (
         (500, LEVEL, []),
         (499, LEVEL, ["size_unlike_peers"]),
         (2000, LEVEL, []),
@@ -126,18 +121,15 @@ LEVEL = PeerSizes(8, 1000, 1000)  # expected within the factor, which is 2 here
         (125, PeerSizes(8, 1000, 2000), []),  # they vary
         (124, PeerSizes(8, 1000, 2000), ["size_unlike_peers"]),
         (0, LEVEL, None),  # has an issue of its own
-    ],
-)
-def test_a_size_far_from_its_peers_is_suspect(size: int, peers: PeerSizes | None, codes: list[str] | None) -> None:
-    rules = {"checks": ["exists"], "peers": Peers(groups=["lead"], factor=2)}
-    handle = Recorded(size=size)
-    found = check(handle, announced={"peer_sizes": peers}, **rules)
-    assert found.checks_run == ("exists", *(() if codes is None else ("size_peers",)))
-    assert [(issue.code, issue.severity) for issue in found.issues] == [
-        (code, Severity.SUSPECT) for code in codes or []
-    ]
-    assert found.status is (CheckStatus.SUSPECT if codes else CheckStatus.OK)
-    assert handle.asked == ["head"]  # no request more
+    ):
+        handle = Recorded(size=size)
+        found = check(handle, announced={"peer_sizes": peers}, **rules)
+        assert found.checks_run == ("exists", *(() if codes is None else ("size_peers",)))
+        assert [(issue.code, issue.severity) for issue in found.issues] == [
+            (code, Severity.SUSPECT) for code in codes or []
+        ]
+        assert found.status is (CheckStatus.SUSPECT if codes else CheckStatus.OK)
+        assert handle.asked == ["head"]  # no request more
 
 
 @pytest.mark.clause("BEY-04")
@@ -177,23 +169,18 @@ def test_a_check_with_nothing_to_compare_is_not_said_to_have_run() -> None:
 
 
 @pytest.mark.clause("OPR-04")
-@pytest.mark.parametrize(
-    ("checks", "asked", "run"),
-    [
+def test_only_declared_checks_run_and_only_needed_requests_are_made() -> None:
+    for checks, asked, run in (
         ([], [], ()),
         (["exists"], ["head"], ("exists",)),
         (["size"], ["head"], ("exists", "size")),
         (["magic"], ["probe 4"], ("exists", "magic")),
-    ],
-)
-def test_only_declared_checks_run_and_only_needed_requests_are_made(
-    checks: list[str], asked: list[str], run: tuple[str, ...]
-) -> None:
-    handle = Recorded(size=999, etag="other", content_type="text/html")
-    found = check(handle, checks=checks)
-    assert (handle.asked, found.checks_run) == (asked, run)
-    if "size" not in checks:
-        assert found.status is CheckStatus.OK
+    ):
+        handle = Recorded(size=999, etag="other", content_type="text/html")
+        found = check(handle, checks=checks)
+        assert (handle.asked, found.checks_run) == (asked, run)
+        if "size" not in checks:
+            assert found.status is CheckStatus.OK
 
 
 @pytest.mark.clause("SEC-09")

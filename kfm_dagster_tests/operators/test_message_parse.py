@@ -127,22 +127,18 @@ def test_captured_goes_messages_parse(shared_data: Path) -> None:
 
 
 @pytest.mark.clause("OPR-02")
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path) -> None:
+    for name in (
         "nexrad_archive_sns_envelope_2015.json",  # the account that was retired in 2025
         "nexrad_chunk_old_topic_sns_envelope_2015.json",
         "ofs_sns_envelope_2023.json",
-    ],
-)
-def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path, name: str) -> None:
-    assert code_of((shared_data / "messages" / name).read_text()) is ParseIssue.UNROUTABLE_TOPIC
+    ):
+        assert code_of((shared_data / "messages" / name).read_text()) is ParseIssue.UNROUTABLE_TOPIC
 
 
 @pytest.mark.clause("OPR-02")
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
+def test_wrong_messages_are_rejected_with_their_code_and_no_envelope() -> None:
+    for body, code in (
         ("", ParseIssue.MALFORMED_JSON),
         ("{", ParseIssue.MALFORMED_JSON),
         ("[]", ParseIssue.MALFORMED_JSON),
@@ -183,10 +179,8 @@ def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path, nam
         (raw(record(described={"eTag": ""})), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"eTag": "a b"})), ParseIssue.MISSING_REQUIRED_FIELD),
         (raw(record(described={"sequencer": "xyz"})), ParseIssue.MISSING_REQUIRED_FIELD),
-    ],
-)
-def test_wrong_messages_are_rejected_with_their_code_and_no_envelope(body: str, code: ParseIssue) -> None:
-    assert code_of(body) is code
+    ):
+        assert code_of(body) is code
 
 
 @pytest.mark.clause("OPR-01", "OPR-02")
@@ -244,9 +238,8 @@ def test_long_text_of_a_sender_is_cut_in_every_reason() -> None:
 
 
 @pytest.mark.clause("SEC-01")
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_keys_outside_the_declared_patterns_are_refused() -> None:
+    for key in (
         "../../etc/passwd",
         "/etc/passwd",
         "ABI-L1b-RadC/../../secret.nc",
@@ -261,30 +254,24 @@ def test_long_text_of_a_sender_is_cut_in_every_reason() -> None:
         GOES_KEY.replace("2025/", "٢٠٢٥/"),
         "http://elsewhere.example/" + GOES_KEY,
         "ABI-L9-New/2025/337/00/x.nc",  # a product nobody has heard of is not dropped in silence
-    ],
-)
-def test_keys_outside_the_declared_patterns_are_refused(key: str) -> None:
-    assert code_of(raw(record(key=key))) is ParseIssue.KEY_GRAMMAR_MISMATCH
+    ):
+        assert code_of(raw(record(key=key))) is ParseIssue.KEY_GRAMMAR_MISMATCH
 
 
 @pytest.mark.clause("OPR-02")
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_impossible_stamps_are_an_invalid_time_range() -> None:
+    for key in (
         GOES_KEY.replace("s2025337000", "s2025380000"),  # day 380 of a year
         GOES_KEY.replace("s20253370001174", "s20253372501174"),  # hour 25
         GOES_KEY.replace("s2025337", "s2025366"),  # no leap year
         GOES_KEY.replace("e20253370003558", "e20253370001173"),  # ends before it starts
-    ],
-)
-def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
-    assert code_of(raw(record(key=key))) is ParseIssue.INVALID_TIME_RANGE
+    ):
+        assert code_of(raw(record(key=key))) is ParseIssue.INVALID_TIME_RANGE
 
 
 @pytest.mark.clause("OPR-02", "OPR-27", "SEC-05")
-@pytest.mark.parametrize(
-    ("day", "plausible"),
-    [
+def test_a_time_of_no_plausible_year_is_an_invalid_time_range() -> None:
+    for day, plausible in (
         ("00010101", False),
         ("09991231", False),
         ("15821231", False),
@@ -294,20 +281,18 @@ def test_impossible_stamps_are_an_invalid_time_range(key: str) -> None:
         ("25001231", True),
         ("25010101", False),
         ("99991231", False),
-    ],
-)
-def test_a_time_of_no_plausible_year_is_an_invalid_time_range(day: str, plausible: bool) -> None:
-    key = HRRR_KEY.replace("20251203", day)
-    parsed = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("f06", "f00"))))
-    within = plausible and day >= "20140730"  # where the dataset begins
-    assert [one.code for one in parsed.rejections] == ([] if within else [ParseIssue.INVALID_TIME_RANGE])
-    # A forecast of the last plausible hour ends beyond it.
-    late = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("t00z", "t23z"))))
-    assert bool(late.envelopes) is (within and day != "25001231")
-    time = f"{day[:4]}-{day[4:6]}-{day[6:]}T00:00:00Z"
-    for body in (raw(record(eventTime=time)), sns(raw(record()), Timestamp=time)):
-        found = parse(body)
-        assert [one.code for one in found.rejections] == ([] if plausible else [ParseIssue.INVALID_TIME_RANGE])
+    ):
+        key = HRRR_KEY.replace("20251203", day)
+        parsed = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("f06", "f00"))))
+        within = plausible and day >= "20140730"  # where the dataset begins
+        assert [one.code for one in parsed.rejections] == ([] if within else [ParseIssue.INVALID_TIME_RANGE])
+        # A forecast of the last plausible hour ends beyond it.
+        late = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("t00z", "t23z"))))
+        assert bool(late.envelopes) is (within and day != "25001231")
+        time = f"{day[:4]}-{day[4:6]}-{day[6:]}T00:00:00Z"
+        for body in (raw(record(eventTime=time)), sns(raw(record()), Timestamp=time)):
+            found = parse(body)
+            assert [one.code for one in found.rejections] == ([] if plausible else [ParseIssue.INVALID_TIME_RANGE])
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
@@ -319,18 +304,17 @@ def test_times_are_written_in_one_form_that_sorts_as_time(value: datetime) -> No
     assert (text < rfc3339(EARLIEST)) is (value < EARLIEST)
 
 
-@pytest.mark.parametrize("offset", [14, -12])
-def test_a_time_that_is_none_in_utc_is_refused(offset: int) -> None:
-    zone = timezone(timedelta(hours=offset))
-    value = datetime(1, 1, 1, tzinfo=zone) if offset > 0 else datetime(9999, 12, 31, 23, tzinfo=zone)
-    with pytest.raises(ValueError, match="no year of UTC"):
-        rfc3339(value)
+def test_a_time_that_is_none_in_utc_is_refused() -> None:
+    for offset in (14, -12):
+        zone = timezone(timedelta(hours=offset))
+        value = datetime(1, 1, 1, tzinfo=zone) if offset > 0 else datetime(9999, 12, 31, 23, tzinfo=zone)
+        with pytest.raises(ValueError, match="no year of UTC"):
+            rfc3339(value)
 
 
 @pytest.mark.clause("OPR-03")
-@pytest.mark.parametrize(
-    ("body", "reason", "key"),
-    [
+def test_notices_without_a_unit_are_recognised() -> None:
+    for body, reason, key in (
         ('{"Service":"Amazon S3","Event":"s3:TestEvent","Bucket":"b"}', IgnoreReason.TEST_EVENT, None),
         (sns('{"Service":"Amazon S3","Event":"s3:TestEvent"}'), IgnoreReason.TEST_EVENT, None),
         ('{"Type":"SubscriptionConfirmation"}', IgnoreReason.SUBSCRIPTION_NOTICE, None),
@@ -339,22 +323,19 @@ def test_a_time_that_is_none_in_utc_is_refused(offset: int) -> None:
         (raw(record(key="SUVI-L1b-Fe094/x.nc")), IgnoreReason.KNOWN_NEIGHBOUR, "SUVI-L1b-Fe094/x.nc"),
         (raw(record(eventName="ObjectRemoved:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
         (raw(record(eventName="LifecycleExpiration:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
-    ],
-)
-def test_notices_without_a_unit_are_recognised(body: str, reason: IgnoreReason, key: str | None) -> None:
-    parsed = parse(body)
-    assert [(one.reason, one.key) for one in parsed.ignored] == [(reason, key)]
-    assert parsed.envelopes == ()
-    assert parsed.rejections == ()
+    ):
+        parsed = parse(body)
+        assert [(one.reason, one.key) for one in parsed.ignored] == [(reason, key)]
+        assert parsed.envelopes == ()
+        assert parsed.rejections == ()
 
 
 HRRR_INDEX = {"bucket": "noaa-hrrr-bdp-pds", "key": HRRR_KEY + ".idx"}
 
 
 @pytest.mark.clause("OPR-19")
-@pytest.mark.parametrize(
-    ("body", "bucket", "dataset", "record_index"),
-    [
+def test_what_is_ignored_names_its_bucket_its_dataset_and_its_place_in_the_message() -> None:
+    for body, bucket, dataset, record_index in (
         ('{"Event":"s3:TestEvent","Bucket":"noaa-hrrr-bdp-pds"}', "noaa-hrrr-bdp-pds", "hrrr", None),
         ('{"Event":"s3:TestEvent","Bucket":"another-s"}', None, None, None),
         ('{"Event":"s3:TestEvent","Bucket":["b"]}', None, None, None),
@@ -363,13 +344,9 @@ HRRR_INDEX = {"bucket": "noaa-hrrr-bdp-pds", "key": HRRR_KEY + ".idx"}
         (raw(record(), record(**HRRR_INDEX)), "noaa-hrrr-bdp-pds", "hrrr", 1),
         (raw(record(key="SUVI-L1b-Fe094/x.nc")), "noaa-goes19", "goes-abi", 0),
         (raw(record(eventName="ObjectRemoved:Delete")), "noaa-goes19", "goes-abi", 0),
-    ],
-)
-def test_what_is_ignored_names_its_bucket_its_dataset_and_its_place_in_the_message(
-    body: str, bucket: str | None, dataset: str | None, record_index: int | None
-) -> None:
-    [ignored] = parse(body).ignored
-    assert (ignored.bucket, ignored.dataset, ignored.record_index) == (bucket, dataset, record_index)
+    ):
+        [ignored] = parse(body).ignored
+        assert (ignored.bucket, ignored.dataset, ignored.record_index) == (bucket, dataset, record_index)
 
 
 @pytest.mark.clause("OPR-03")
@@ -403,25 +380,22 @@ def reference_wal_id(*fields: str | None) -> str:
 
 
 @pytest.mark.clause("WAL-03")
-@pytest.mark.parametrize(
-    ("version", "golden"),
-    [
-        ("7239138a465f83a247851a1a64ac8927", "cc00e86e-86a0-8e11-b346-92fc44652b5c"),
-        (None, "eec556b5-3259-8c34-89b3-011d0f497b1e"),
-    ],
-)
-def test_wal_id_is_pinned(version: str | None, golden: str) -> None:
+def test_wal_id_is_pinned() -> None:
     uri = (
         "s3://noaa-goes17/ABI-L1b-RadM/2019/218/01/"
         "OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
     )
     start = datetime(2019, 8, 6, 1, 38, 57, 500000, tzinfo=UTC)
-    found = wal_id(dataset="goes-abi", object_uri=uri, time_range_start=start, object_version=version)
-    assert found == golden
-    assert found == reference_wal_id("goes-abi", uri, "2019-08-06T01:38:57.500000Z", version)
-    body = record(bucket="noaa-goes17", key=uri.removeprefix("s3://noaa-goes17/"), described={"eTag": version})
-    (unit,) = parse(raw(body)).envelopes
-    assert unit.wal_id == golden
+    for version, golden in (
+        ("7239138a465f83a247851a1a64ac8927", "cc00e86e-86a0-8e11-b346-92fc44652b5c"),
+        (None, "eec556b5-3259-8c34-89b3-011d0f497b1e"),
+    ):
+        found = wal_id(dataset="goes-abi", object_uri=uri, time_range_start=start, object_version=version)
+        assert found == golden
+        assert found == reference_wal_id("goes-abi", uri, "2019-08-06T01:38:57.500000Z", version)
+        body = record(bucket="noaa-goes17", key=uri.removeprefix("s3://noaa-goes17/"), described={"eTag": version})
+        (unit,) = parse(raw(body)).envelopes
+        assert unit.wal_id == golden
 
 
 @pytest.mark.clause("WAL-03")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import threading
@@ -102,21 +103,21 @@ def in_degrees(product: str, imagery: str, *, band: int | None = None) -> tuple[
     return key, rewritten(content, change)
 
 
-@pytest.mark.parametrize("product", ["ABI-L2-ACM", "ABI-L2-LST2KM", "ABI-L2-RRQPE", "ABI-L2-BRF"])
 @pytest.mark.parametrize("scene", ["F", "C", "M1", "M2"])
-def test_a_product_without_a_channel_has_a_band_for_each_image(product: str, scene: str) -> None:
-    imagery = read(*sample(f"ABI-L2-MCMIP{scene}", band=None))
-    for but in ((), ("band_id", "band_wavelength")):
-        key, content = of_product(product, *sample(f"ABI-L2-MCMIP{scene}", band=None), but=but)
+def test_a_product_without_a_channel_has_a_band_for_each_image(scene: str) -> None:
+    of_imagery = sample(f"ABI-L2-MCMIP{scene}", band=None)
+    imagery = read(*of_imagery)
+    bands = [
+        {name: value for name, value in band.items() if not name.startswith("eo:")} | {"name": f"CMI_{band['name']}"}
+        for band in imagery.properties["bands"]
+    ]
+    assert len(bands) == 16
+    products = ("ABI-L2-ACM", "ABI-L2-LST2KM", "ABI-L2-RRQPE", "ABI-L2-BRF")
+    for product, but in itertools.product(products, ((), ("band_id", "band_wavelength"))):
+        key, content = of_product(product, *of_imagery, but=but)
         assert f"/OR_{product}{scene}-M6_G19_" in key
         header = read(key, content)
         assert header.properties["goes:product"] == product + scene[0]
-        bands = [
-            {name: value for name, value in band.items() if not name.startswith("eo:")}
-            | {"name": f"CMI_{band['name']}"}
-            for band in imagery.properties["bands"]
-        ]
-        assert len(bands) == 16
         assert header.properties == {**imagery.properties, "goes:product": product + scene[0], "bands": bands}
         assert header.geometry == imagery.geometry
 
@@ -150,20 +151,21 @@ def test_an_image_is_a_variable_with_a_value_for_each_pixel() -> None:
     assert "bands" not in read(key, other).properties
 
 
-@pytest.mark.parametrize(
-    ("product", "imagery", "band"),
-    [("ABI-L2-DSR", "ABI-L2-MCMIPC", None), ("ABI-L2-RSR", "ABI-L2-MCMIPF", None), ("ABI-L2-DMW", "ABI-L2-CMIPM1", 14)],
-)
-def test_a_product_in_degrees_has_the_footprint_that_it_states(product: str, imagery: str, band: int | None) -> None:
-    header = read(*in_degrees(product, imagery, band=band))
-    west, south, east, north = header.properties["goes:extent"]
-    assert bounding_box(header.geometry) == pytest.approx((west, south, east, north), abs=1e-6)
-    assert (header.geometry["type"] == "MultiPolygon") == (west > east)
-    assert shape(header.geometry).area == pytest.approx((east - west) % 360 * (north - south), rel=1e-6)
-    assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
-    assert [one["name"] for one in header.properties.get("bands", ())] == ([f"C{band}"] if band else [])
-    assert not [name for name in header.properties if name.startswith("proj:")]
-    assert header.findings == ()
+def test_a_product_in_degrees_has_the_footprint_that_it_states() -> None:
+    for product, imagery, band in (
+        ("ABI-L2-DSR", "ABI-L2-MCMIPC", None),
+        ("ABI-L2-RSR", "ABI-L2-MCMIPF", None),
+        ("ABI-L2-DMW", "ABI-L2-CMIPM1", 14),
+    ):
+        header = read(*in_degrees(product, imagery, band=band))
+        west, south, east, north = header.properties["goes:extent"]
+        assert bounding_box(header.geometry) == pytest.approx((west, south, east, north), abs=1e-6)
+        assert (header.geometry["type"] == "MultiPolygon") == (west > east)
+        assert shape(header.geometry).area == pytest.approx((east - west) % 360 * (north - south), rel=1e-6)
+        assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
+        assert [one["name"] for one in header.properties.get("bands", ())] == ([f"C{band}"] if band else [])
+        assert not [name for name in header.properties if name.startswith("proj:")]
+        assert header.findings == ()
 
 
 def test_a_product_in_degrees_without_its_extent_or_of_another_band_is_refused() -> None:
@@ -209,58 +211,47 @@ def test_every_folder_that_a_backfill_lists_holds_keys_of_the_contract(contracts
             assert (route.kind, route.contract) == (KeyKind.DATA, GRAMMAR.contract), name
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_a_product_that_nobody_knows_is_not_passed_over(contracts: ContractRegistry) -> None:
+    for key in (
         "ABI-L2-NEWF/2025/337/05/OR_ABI-L2-NEWF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
         "ABI-L2-ACMM/2025/337/05/OR_ABI-L2-ACMM-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
         "ABI-L2-ACMC/2025/337/05/OR_ABI-L2-ACMC1-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
         "ABI-L2-ACMC/2025/337/05/OR_ABI-L2-ACMF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
-    ],
-)
-def test_a_product_that_nobody_knows_is_not_passed_over(contracts: ContractRegistry, key: str) -> None:
-    assert contracts.route(bucket="noaa-goes19", key=key).kind is KeyKind.FOREIGN
+    ):
+        assert contracts.route(bucket="noaa-goes19", key=key).kind is KeyKind.FOREIGN
 
 
-@pytest.mark.parametrize(
-    ("version", "axis_options"),
-    [
+def test_every_format_version_and_layout_is_read_alike() -> None:
+    key, content = sample()
+    for version, axis_options in (
         ({"libver": "latest"}, {}),
         ({"libver": "latest", "track_order": True}, {}),
         ({"libver": ("v108", "v108")}, {}),
         ({"libver": "earliest"}, {"chunks": (999,), "compression": "gzip", "shuffle": True, "fletcher32": True}),
         ({"libver": "earliest", "track_order": True}, {"chunks": (7,)}),
-    ],
-)
-def test_every_format_version_and_layout_is_read_alike(version: dict[str, Any], axis_options: dict[str, Any]) -> None:
-    key, content = sample()
-    assert read(key, copied(content, version, axis_options)).native == read(key, content).native
+    ):
+        assert read(key, copied(content, version, axis_options)).native == read(key, content).native
 
 
-@pytest.mark.parametrize(
-    ("product", "band", "satellite", "slot", "image_type", "meters", "region"),
-    [
+def test_samples_read_as_what_they_are() -> None:
+    for product, band, satellite, slot, image_type, meters, region in (
         ("ABI-L1b-RadF", 2, 19, "GOES-East", "FULL DISK", 500, None),
         ("ABI-L1b-RadC", 7, 18, "GOES-West", "CONUS", 2000, None),
         ("ABI-L2-CMIPM1", 3, 16, "GOES-East", "MESOSCALE", 1000, 1),
         ("ABI-L2-MCMIPM2", None, 17, "GOES-West", "MESOSCALE", 2000, 2),
         ("ABI-L2-MCMIPF", None, 18, "GOES-West", "FULL DISK", 2000, None),
-    ],
-)
-def test_samples_read_as_what_they_are(
-    product: str, band: int | None, satellite: int, slot: str, image_type: str, meters: float, region: int | None
-) -> None:
-    key, content = sample(product, satellite=satellite, band=band)
-    header = read(key, content)
-    assert header.start == header.datetime == START
-    assert header.findings == ()
-    assert header.properties["goes:orbital-slot"] == slot
-    assert header.properties["goes:image-type"] == image_type
-    assert header.properties["gsd"] == meters
-    assert header.properties.get("goes:mesoscale-region") == region
-    assert len(header.properties["bands"]) == (16 if band is None else 1)
-    assert len(content) < 100_000
-    json.dumps(header.properties, allow_nan=False)
+    ):
+        key, content = sample(product, satellite=satellite, band=band)
+        header = read(key, content)
+        assert header.start == header.datetime == START
+        assert header.findings == ()
+        assert header.properties["goes:orbital-slot"] == slot
+        assert header.properties["goes:image-type"] == image_type
+        assert header.properties["gsd"] == meters
+        assert header.properties.get("goes:mesoscale-region") == region
+        assert len(header.properties["bands"]) == (16 if band is None else 1)
+        assert len(content) < 100_000
+        json.dumps(header.properties, allow_nan=False)
 
 
 def test_bands_have_their_common_names_and_satellites_their_designators() -> None:
@@ -274,9 +265,9 @@ def test_bands_have_their_common_names_and_satellites_their_designators() -> Non
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("this", "that", "code"),
-    [
+def test_content_that_contradicts_its_key_is_refused() -> None:
+    key, content = sample()
+    for this, that, code in (
         ("_G19_", "_G18_", MetadataIssue.PLATFORM_MISMATCH),
         ("_s20253370501176", "_s20253370501196", MetadataIssue.TIME_MISMATCH),
         ("_e20253370503549", "_e20253370503569", MetadataIssue.TIME_MISMATCH),
@@ -284,12 +275,9 @@ def test_bands_have_their_common_names_and_satellites_their_designators() -> Non
         ("-M6", "-M3", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         ("RadC", "RadF", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         ("ABI-L1b-Rad", "ABI-L2-CMIP", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
-    ],
-)
-def test_content_that_contradicts_its_key_is_refused(this: str, that: str, code: MetadataIssue) -> None:
-    key, content = sample()
-    assert this in key
-    assert refusal(key.replace(this, that), content) is code
+    ):
+        assert this in key
+        assert refusal(key.replace(this, that), content) is code
 
 
 def test_a_key_within_a_second_and_a_later_creation_stamp_agree() -> None:
@@ -315,9 +303,9 @@ def _external(file: h5py.File) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
+def test_impossible_headers_are_refused_with_a_code() -> None:
+    key, content = sample()
+    for change, code in (
         (deleted("goes_imager_projection"), MetadataIssue.MISSING_GEOLOCATION),
         (deleted("x"), MetadataIssue.MISSING_GEOLOCATION),
         (deleted("band_id"), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
@@ -351,11 +339,8 @@ def _external(file: h5py.File) -> None:
         (attribute("platform_ID", np.int32(19)), MetadataIssue.UNREADABLE_FORMAT),
         (attribute("orbital_slot", np.bytes_(b"x" * 60_000)), MetadataIssue.RESOURCE_LIMIT),
         (_external, MetadataIssue.UNREADABLE_FORMAT),
-    ],
-)  # fmt: skip
-def test_impossible_headers_are_refused_with_a_code(change: Any, code: MetadataIssue) -> None:
-    key, content = sample()
-    assert refusal(key, rewritten(content, change)) is code
+    ):  # fmt: skip
+        assert refusal(key, rewritten(content, change)) is code
 
 
 def test_a_wrong_or_missing_extent_is_a_finding_and_changes_no_footprint() -> None:
@@ -422,17 +407,17 @@ def test_threads_share_nothing_and_do_not_wait_for_each_other_s_requests() -> No
     assert all(header == headers[0] for header in headers)
 
 
-@pytest.mark.parametrize("longitude", [-137.0, -75.0, 0.0, 140.7])
-def test_navigation_equals_proj(longitude: float) -> None:
-    grid = replace(EAST, longitude_of_origin=longitude)
+def test_navigation_equals_proj() -> None:
     x, y = (axis.ravel() for axis in np.meshgrid(np.linspace(-0.1, 0.1, 9), np.linspace(-0.1, 0.1, 9)))
-    crs = CRS(geostationary.wkt2(grid))
-    expected = Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True).transform(
-        x * grid.perspective_point_height, y * grid.perspective_point_height
-    )
-    found = geostationary.navigate(grid, x, y)
-    np.testing.assert_allclose((found[0] + 180) % 360, (expected[0] + 180) % 360, atol=1e-9)
-    np.testing.assert_allclose(found[1], expected[1], atol=1e-9)
+    for longitude in (-137.0, -75.0, 0.0, 140.7):
+        grid = replace(EAST, longitude_of_origin=longitude)
+        crs = CRS(geostationary.wkt2(grid))
+        expected = Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True).transform(
+            x * grid.perspective_point_height, y * grid.perspective_point_height
+        )
+        found = geostationary.navigate(grid, x, y)
+        np.testing.assert_allclose((found[0] + 180) % 360, (expected[0] + 180) % 360, atol=1e-9)
+        np.testing.assert_allclose(found[1], expected[1], atol=1e-9)
 
 
 def test_an_image_beyond_the_limb_is_cut_at_it() -> None:

@@ -84,20 +84,20 @@ def test_thinned_footprint_reaches_the_bounds_of_the_whole_grid() -> None:
     assert len(found.geometry["coordinates"][0]) <= 4 * 24 + 1
 
 
-@pytest.mark.parametrize("region", REGIONS)
-def test_projection_fields_place_the_first_grid_point(region: str) -> None:
-    _, content, _ = make_hrrr(run=RUN, lead=7, region=region)
-    found = read(content)
-    crs = pyproj.CRS.from_wkt(found.properties["proj:wkt2"])
-    assert crs.geodetic_crs is not None
-    to_degrees = pyproj.Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
-    rows, columns = found.properties["proj:shape"]
-    dx, _, x0, _, dy, y0 = found.properties["proj:transform"]
-    # HRRR scans from the south-west, which is the centre of the last row's first cell in a raster with north on top.
-    longitude, latitude = to_degrees.transform(x0 + dx / 2, y0 + dy * (rows - 0.5))
-    assert latitude == pytest.approx(found.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
-    assert longitude % 360 == pytest.approx(found.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
-    assert found.properties["proj:bbox"] == pytest.approx([x0, y0 + dy * rows, x0 + dx * columns, y0])
+def test_projection_fields_place_the_first_grid_point() -> None:
+    for region in REGIONS:
+        _, content, _ = make_hrrr(run=RUN, lead=7, region=region)
+        found = read(content)
+        crs = pyproj.CRS.from_wkt(found.properties["proj:wkt2"])
+        assert crs.geodetic_crs is not None
+        to_degrees = pyproj.Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
+        rows, columns = found.properties["proj:shape"]
+        dx, _, x0, _, dy, y0 = found.properties["proj:transform"]
+        # HRRR scans from the south-west: the centre of the last row's first cell in a raster with north on top.
+        longitude, latitude = to_degrees.transform(x0 + dx / 2, y0 + dy * (rows - 0.5))
+        assert latitude == pytest.approx(found.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
+        assert longitude % 360 == pytest.approx(found.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
+        assert found.properties["proj:bbox"] == pytest.approx([x0, y0 + dy * rows, x0 + dx * columns, y0])
 
 
 def polar_grid(*, south: bool) -> bytes:
@@ -116,17 +116,17 @@ def polar_grid(*, south: bool) -> bytes:
     )
 
 
-@pytest.mark.parametrize(("south", "pole"), [(False, 90.0), (True, -90.0)])
-def test_grid_around_a_pole_covers_it(south: bool, pole: float) -> None:
-    grid = describe_grid(polar_grid(south=south))
-    shape = shapely.geometry.shape(grid.geometry)
-    assert shape.is_valid
-    west, south, east, north = bounding_box(grid.geometry)
-    assert (west, east) == (-180.0, 180.0)
-    assert pole in (south, north)
-    for longitude in (-179.0, -90.0, 0.0, 90.0, 179.0):
-        assert shape.contains(shapely.geometry.Point(longitude, pole * 0.99))
-        assert not shape.contains(shapely.geometry.Point(longitude, pole * 0.1))
+def test_grid_around_a_pole_covers_it() -> None:
+    for pole in (90.0, -90.0):
+        grid = describe_grid(polar_grid(south=pole < 0))
+        shape = shapely.geometry.shape(grid.geometry)
+        assert shape.is_valid
+        west, south, east, north = bounding_box(grid.geometry)
+        assert (west, east) == (-180.0, 180.0)
+        assert pole in (south, north)
+        for longitude in (-179.0, -90.0, 0.0, 90.0, 179.0):
+            assert shape.contains(shapely.geometry.Point(longitude, pole * 0.99))
+            assert not shape.contains(shapely.geometry.Point(longitude, pole * 0.1))
 
 
 def latlon_grid(ni: int, nj: int, *, first: tuple[int, int], last: tuple[int, int], scan: int = 0) -> bytes:
@@ -143,55 +143,45 @@ def latlon_grid(ni: int, nj: int, *, first: tuple[int, int], last: tuple[int, in
     )
 
 
-@pytest.mark.parametrize(
-    ("grid", "bbox"),
-    [
-        (latlon_grid(360, 181, first=(90, 0), last=(-90, 359)), (-180, -90, 180, 90)),
-        (latlon_grid(361, 181, first=(90, -180), last=(-90, 180)), (-180, -90, 180, 90)),
-        (latlon_grid(41, 21, first=(20, 170), last=(0, 210)), (170, 0, -150, 20)),
-        (latlon_grid(41, 21, first=(0, 210), last=(20, 170), scan=0xC0), (170, 0, -150, 20)),
-        (latlon_grid(301, 21, first=(0, 20), last=(20, 320), scan=0x40), (20, 0, -40, 20)),
-        (latlon_grid(11, 11, first=(50, 170), last=(40, 180)), (170, 40, 180, 50)),
-    ],
-    ids=["global", "global closed", "antimeridian", "from the east", "most of a turn", "ends at the antimeridian"],
-)
-def test_latitude_longitude_grids_have_their_box(grid: bytes, bbox: tuple[float, ...]) -> None:
-    found = describe_grid(grid)
-    assert bounding_box(found.geometry) == pytest.approx(bbox)
-    shape = shapely.geometry.shape(found.geometry)
-    width = bbox[2] - bbox[0] + (360 if bbox[2] < bbox[0] else 0)
-    assert shape.area == pytest.approx(width * (bbox[3] - bbox[1]))
+def test_latitude_longitude_grids_have_their_box() -> None:
+    for what, (grid, bbox) in {
+        "global": (latlon_grid(360, 181, first=(90, 0), last=(-90, 359)), (-180, -90, 180, 90)),
+        "global closed": (latlon_grid(361, 181, first=(90, -180), last=(-90, 180)), (-180, -90, 180, 90)),
+        "antimeridian": (latlon_grid(41, 21, first=(20, 170), last=(0, 210)), (170, 0, -150, 20)),
+        "from the east": (latlon_grid(41, 21, first=(0, 210), last=(20, 170), scan=0xC0), (170, 0, -150, 20)),
+        "most of a turn": (latlon_grid(301, 21, first=(0, 20), last=(20, 320), scan=0x40), (20, 0, -40, 20)),
+        "ends at the antimeridian": (latlon_grid(11, 11, first=(50, 170), last=(40, 180)), (170, 40, 180, 50)),
+    }.items():
+        found = describe_grid(grid)
+        assert bounding_box(found.geometry) == pytest.approx(bbox), what
+        shape = shapely.geometry.shape(found.geometry)
+        width = bbox[2] - bbox[0] + (360 if bbox[2] < bbox[0] else 0)
+        assert shape.area == pytest.approx(width * (bbox[3] - bbox[1])), what
 
 
-@pytest.mark.parametrize(
-    ("west", "step", "first"),
-    [
+def test_columns_round_the_earth_begin_in_the_west() -> None:
+    """As GDAL has them; `catalog/test_grids.py` asks it of real objects."""
+    for west, step, first in (
         (0.0, 0.25, -180.0), (-180.0, 0.25, -180.0), (180.0, 0.25, -180.0), (0.125, 0.25, -179.875),
         (-179.875, 0.25, -179.875), (0.0, 0.703125, -180.0), (0.0, 360 / 7, -154.285714), (20.0, 2.5, -180.0),
         # Rounded as a file has it.
         (0.0, 0.166667, -179.99964), (0.0, 359.833333 / 2159, -180.0),
-    ],
-)  # fmt: skip
-def test_columns_round_the_earth_begin_in_the_west(west: float, step: float, first: float) -> None:
-    """As GDAL has them; `catalog/test_grids.py` asks it of real objects."""
-    assert first_column(west, step) == pytest.approx(first, abs=1e-6)
+    ):  # fmt: skip
+        assert first_column(west, step) == pytest.approx(first, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("octet", "value", "code"),
-    [
+def test_grid_that_cannot_be_placed_is_refused() -> None:
+    for octet, value, code in (
         (14, 99, MetadataIssue.MISSING_GEOLOCATION),  # template 3.99
         (15, 200, MetadataIssue.MISSING_GEOLOCATION),  # shape of the earth
         (34, 0, MetadataIssue.UNREADABLE_FORMAT),  # Ni that contradicts the number of points
         (39, 0xFF, MetadataIssue.UNREADABLE_FORMAT),  # latitude of the first point
         (65, 0x41, MetadataIssue.MISSING_GEOLOCATION),  # rows set off by half a cell
         (66, 0xFF, MetadataIssue.INVALID_GEOMETRY),  # a standard parallel beyond the pole
-    ],
-)
-def test_grid_that_cannot_be_placed_is_refused(octet: int, value: int, code: MetadataIssue) -> None:
-    section = bytearray(make_hrrr(run=RUN, lead=7)[1][37:118])
-    section[octet - 1] = value
-    assert code_of(describe_grid, bytes(section)) is code
+    ):
+        section = bytearray(SAMPLE[37:118])
+        section[octet - 1] = value
+        assert code_of(describe_grid, bytes(section)) is code
     # Larger than any real grid: before any work is done.
     huge = latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359))
     assert code_of(describe_grid, huge) is MetadataIssue.RESOURCE_LIMIT
@@ -201,57 +191,46 @@ PRESSURE = Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surf
 
 
 @pytest.mark.clause("OPR-26")
-@pytest.mark.parametrize(
-    ("changes", "sound"),
-    [
+def test_corners_of_a_grid_of_degrees_are_as_far_apart_as_its_increments_say() -> None:
+    whole: dict[str, Any] = {
+        "first": (90_000_000, 0),
+        "last": (0x80000000 | 90_000_000, 359_750_000),
+        "step": 250_000,
+    }
+    for changes, sound in (
         ({}, True), ({"step": 249_999}, True), ({"step": 0}, True), ({"step": 500_000}, False),
         ({"last": (0x80000000 | 90_000_000, 359_500_000)}, False), ({"last": (0, 359_750_000)}, False),
-    ],
-)  # fmt: skip
-def test_corners_of_a_grid_of_degrees_are_as_far_apart_as_its_increments_say(
-    changes: dict[str, Any], sound: bool
-) -> None:
-    whole: dict[str, Any] = {"first": (90_000_000, 0), "last": (0x80000000 | 90_000_000, 359_750_000), "step": 250_000}
-    grid = lat_lon_grid(1440, 721, **(whole | changes))
-    run = message(PRESSURE, at_hour(0), run=RUN, origin=Origin(process=(2, 0, 96, 0, 0)), grid=grid)
-    assert (MetadataIssue.INVALID_GEOMETRY in codes(read(run))) is not sound
+    ):  # fmt: skip
+        grid = lat_lon_grid(1440, 721, **(whole | changes))
+        run = message(PRESSURE, at_hour(0), run=RUN, origin=Origin(process=(2, 0, 96, 0, 0)), grid=grid)
+        assert (MetadataIssue.INVALID_GEOMETRY in codes(read(run))) is not sound
 
 
 @pytest.mark.clause("OPR-26")
-@pytest.mark.parametrize(
-    ("last", "spacing", "sound"),
-    [
+def test_corners_of_a_mercator_grid_are_as_far_apart_as_its_spacing_says() -> None:
+    for last, spacing, sound in (
         ((23_088_000, 206_131_000), 2_500_000, True),
         ((23_088_000, 206_131_000), 1_250_000, False),
         ((23_088_000, 207_131_000), 2_500_000, False),
         ((24_088_000, 206_131_000), 2_500_000, False),
-    ],
-)
-def test_corners_of_a_mercator_grid_are_as_far_apart_as_its_spacing_says(
-    last: tuple[int, int], spacing: int, sound: bool
-) -> None:
-    grid = mercator_grid(
-        321, 225, first=(18_073_000, 198_475_000), last=last, true_at=20_000_000, spacing=spacing, earth=SPHERE
-    )
-    assert (describe_grid(grid.section).fault is None) is sound
+    ):
+        grid = mercator_grid(
+            321, 225, first=(18_073_000, 198_475_000), last=last, true_at=20_000_000, spacing=spacing, earth=SPHERE
+        )
+        assert (describe_grid(grid.section).fault is None) is sound
 
 
-@pytest.mark.parametrize(
-    ("groups", "expected"),
-    [
-        (groups_of(), []),
-        (groups_of(cycle="0600"), []),
-        (groups_of(cycle="07"), [MetadataIssue.TIME_MISMATCH]),
-        (groups_of(day="20251204"), [MetadataIssue.TIME_MISMATCH]),
-        (groups_of(lead=8), [MetadataIssue.TIME_MISMATCH]),
-        (groups_of(lead=6), [MetadataIssue.TIME_MISMATCH]),
-        ({}, []),
-    ],
-    ids=["agrees", "cycle with minutes", "other cycle", "other day", "earlier field", "later field", "says nothing"],
-)
-def test_key_and_message_must_agree_on_time(groups: dict[str, str], expected: list[MetadataIssue]) -> None:
-    _, content, _ = make_hrrr(run=RUN, lead=7)
-    assert codes(read(content, groups=groups)) == [*expected, MetadataIssue.SIDECAR_MISSING]
+def test_key_and_message_must_agree_on_time() -> None:
+    for what, (groups, expected) in {
+        "agrees": (groups_of(), []),
+        "cycle with minutes": (groups_of(cycle="0600"), []),
+        "other cycle": (groups_of(cycle="07"), [MetadataIssue.TIME_MISMATCH]),
+        "other day": (groups_of(day="20251204"), [MetadataIssue.TIME_MISMATCH]),
+        "earlier field": (groups_of(lead=8), [MetadataIssue.TIME_MISMATCH]),
+        "later field": (groups_of(lead=6), [MetadataIssue.TIME_MISMATCH]),
+        "says nothing": ({}, []),
+    }.items():
+        assert codes(read(SAMPLE, groups=groups)) == [*expected, MetadataIssue.SIDECAR_MISSING], what
 
 
 SAMPLE_KEY, SAMPLE, SAMPLE_INDEX = make_hrrr(run=RUN, lead=7)
@@ -259,57 +238,44 @@ OTHER_RUN = make_hrrr(run=RUN + timedelta(hours=1), lead=7)[2]
 OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        OTHER_RUN,
-        OTHER_LEAD,
-        SAMPLE_INDEX.replace("2:188:", "2:180:"),
-        SAMPLE_INDEX.replace("3:376:", "3:380:"),
-        SAMPLE_INDEX.replace("3:376:", "3:37600:"),
-        SAMPLE_INDEX.replace("1:0:", "1:1:"),
-        "".join(SAMPLE_INDEX.splitlines(keepends=True)[::2]),
-        SAMPLE_INDEX.replace(":TMP:", ":DPT:"),
-        SAMPLE_INDEX + SAMPLE_INDEX,
-        "".join(reversed(SAMPLE_INDEX.splitlines(keepends=True))),
-        "<html>404</html>",
-        "",
-        "1:0:d=NaN:TMP:surface:anl:\n",
-        b"\xff\xfe" * 10,
-        b"9" * 3_000_000,
-        SAMPLE_INDEX * 30_000,
-    ],
-    ids=[
-        "other run", "other lead", "offset behind", "offset inside", "offset outside", "first offset", "line missing",
-        "parameter", "twice", "reversed", "html", "empty", "no number", "no text", "too large", "too many lines",
-    ],
-)  # fmt: skip
-def test_index_of_another_object_is_a_finding_and_no_sidecar(index: str | bytes) -> None:
-    found = read(SAMPLE, key=SAMPLE_KEY, groups=groups_of(), index=index)
-    assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH]
-    assert found.sidecars == ()
-    assert "grib:variables" not in found.properties
+def test_index_of_another_object_is_a_finding_and_no_sidecar() -> None:
+    for what, index in {
+        "other run": OTHER_RUN,
+        "other lead": OTHER_LEAD,
+        "offset behind": SAMPLE_INDEX.replace("2:188:", "2:180:"),
+        "offset inside": SAMPLE_INDEX.replace("3:376:", "3:380:"),
+        "offset outside": SAMPLE_INDEX.replace("3:376:", "3:37600:"),
+        "first offset": SAMPLE_INDEX.replace("1:0:", "1:1:"),
+        "line missing": "".join(SAMPLE_INDEX.splitlines(keepends=True)[::2]),
+        "parameter": SAMPLE_INDEX.replace(":TMP:", ":DPT:"),
+        "twice": SAMPLE_INDEX + SAMPLE_INDEX,
+        "reversed": "".join(reversed(SAMPLE_INDEX.splitlines(keepends=True))),
+        "html": "<html>404</html>",
+        "empty": "",
+        "no number": "1:0:d=NaN:TMP:surface:anl:\n",
+        "no text": b"\xff\xfe" * 10,
+        "too large": b"9" * 3_000_000,
+        "too many lines": SAMPLE_INDEX * 30_000,
+    }.items():
+        found = read(SAMPLE, key=SAMPLE_KEY, groups=groups_of(), index=index)
+        assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH], what
+        assert found.sidecars == (), what
+        assert "grib:variables" not in found.properties, what
 
 
 LINES = SAMPLE_INDEX.splitlines()
 SUBMESSAGES = [LINES[0], LINES[1].replace("2:", "2.1:", 1), LINES[1].replace("2:", "2.2:", 1), LINES[2]]
 
 
-@pytest.mark.parametrize(
-    ("objects", "index", "expected", "messages"),
-    [
+def test_index_is_held_against_the_object() -> None:
+    for what, (objects, index, expected, messages) in {
         # The object has grown by more than what may stand between two messages.
-        (3, SAMPLE_INDEX, [MetadataIssue.SIDECAR_MISMATCH], 9),
-        (1, SAMPLE_INDEX.replace("0-7 hour acc", "0-9 hour acc"), [MetadataIssue.TIME_MISMATCH], 3),
-        (1, "\n".join(SUBMESSAGES) + "\n", [], 3),
-    ],
-    ids=["older than its object", "a field later than the lead", "submessages"],
-)
-def test_index_is_held_against_the_object(
-    objects: int, index: str, expected: list[MetadataIssue], messages: int
-) -> None:
-    found = read(SAMPLE * objects, key=SAMPLE_KEY, groups=groups_of(), index=index)
-    assert (codes(found), found.properties["grib:message-count"]) == (expected, messages)
+        "older than its object": (3, SAMPLE_INDEX, [MetadataIssue.SIDECAR_MISMATCH], 9),
+        "a field too late": (1, SAMPLE_INDEX.replace("7 hour acc", "9 hour acc"), [MetadataIssue.TIME_MISMATCH], 3),
+        "submessages": (1, "\n".join(SUBMESSAGES) + "\n", [], 3),
+    }.items():
+        found = read(SAMPLE * objects, key=SAMPLE_KEY, groups=groups_of(), index=index)
+        assert (codes(found), found.properties["grib:message-count"]) == (expected, messages), what
 
 
 def stretched(last: bytes) -> tuple[bytes, str]:
@@ -330,22 +296,19 @@ LAST = len(stretched(b"")[0]) - 10_376
 
 
 @pytest.mark.clause("OPR-06")
-@pytest.mark.parametrize(
-    ("size", "requests"),
-    [
+def test_last_message_costs_one_request_or_where_it_is_large_two() -> None:
+    for size, requests in (
         (1_000, [4096, 4096]),
         (10_000, [4096, 10_000]),
         (LAST_MESSAGE_BYTES, [4096, LAST_MESSAGE_BYTES]),
         (LAST_MESSAGE_BYTES + 1, [4096, 4096, 4096]),
-    ],
-)
-def test_last_message_costs_one_request_or_where_it_is_large_two(size: int, requests: list[int]) -> None:
-    content, index = stretched(bytes(size - LAST))
-    source = CountingSource(content)
-    found = read(source, groups=groups_of(), index=index)
-    assert found.findings == ()
-    assert source.requests == requests
-    assert [(layer.offset, layer.length) for layer in found.layers] == [(0, 10_188), (10_188, 188), (10_376, size)]
+    ):
+        content, index = stretched(bytes(size - LAST))
+        source = CountingSource(content)
+        found = read(source, groups=groups_of(), index=index)
+        assert found.findings == ()
+        assert source.requests == requests
+        assert [(layer.offset, layer.length) for layer in found.layers] == [(0, 10_188), (10_188, 188), (10_376, size)]
 
 
 @pytest.mark.clause("OPR-20")
@@ -433,47 +396,37 @@ def test_codes_of_the_first_message_have_their_names() -> None:
         assert of_forecast == set(range(9)) - without
 
 
-@pytest.mark.parametrize(
-    ("key", "prefix"), [("gdas.20251203/06/x", "gfs"), ("blend.20251203/06/x", "nbm"), ("6", "grib")]
-)
-def test_properties_of_the_key_begin_with_the_model_s_name(key: str, prefix: str) -> None:
-    assert read(SAMPLE, key=key, groups=groups_of()).properties[f"{prefix}:cycle"] == 6
+def test_properties_of_the_key_begin_with_the_model_s_name() -> None:
+    for key, prefix in (("gdas.20251203/06/x", "gfs"), ("blend.20251203/06/x", "nbm"), ("6", "grib")):
+        assert read(SAMPLE, key=key, groups=groups_of()).properties[f"{prefix}:cycle"] == 6
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "PT0H"), (7200, "PT2H"), (5400, "PT90M"), (5401, "PT5401S")])
-def test_a_horizon_is_in_the_largest_unit_that_is_whole(seconds: int, text: str) -> None:
-    assert duration(timedelta(seconds=seconds)) == text
+def test_a_horizon_is_in_the_largest_unit_that_is_whole() -> None:
+    for seconds, text in ((0, "PT0H"), (7200, "PT2H"), (5400, "PT90M"), (5401, "PT5401S")):
+        assert duration(timedelta(seconds=seconds)) == text
 
 
 @pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (b"", MetadataIssue.UNREADABLE_FORMAT),
-        (b"\x89HDF\r\n\x1a\n" + bytes(5000), MetadataIssue.UNREADABLE_FORMAT),
-        (b"GRIB", MetadataIssue.TRUNCATED_OBJECT),
-        (corrupt(7, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(8, bytes(8)), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(8, b"\xff" * 8), MetadataIssue.TRUNCATED_OBJECT),
-        (corrupt(8, struct.pack(">Q", len(SAMPLE) + 1)), MetadataIssue.TRUNCATED_OBJECT),
-        (corrupt(8, struct.pack(">Q", 100)), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(16, bytes(4)), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(16, b"\xff" * 4), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(20, b"\x03"), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(30, b"\x0d"), MetadataIssue.INVALID_TIME_RANGE),
-        (corrupt(41, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
-        (corrupt(118 + 18, b"\x7f\xff\xff\xff"), MetadataIssue.INVALID_TIME_RANGE),
-        (corrupt(118 + 18, b"\x80\x00\x00\x01"), MetadataIssue.INVALID_TIME_RANGE),
-        (SAMPLE[:-1], MetadataIssue.TRUNCATED_OBJECT),
-    ],
-    ids=[
-        "empty", "netcdf", "magic only", "edition 1", "zero length", "huge length", "longer than the object",
-        "shorter than its sections", "zero section", "huge section", "section twice", "month 13", "section number",
-        "far forecast", "negative forecast", "cut end",
-    ],
-)  # fmt: skip
-def test_damaged_object_is_refused_with_its_code(content: bytes, code: MetadataIssue) -> None:
-    assert code_of(read, content, groups=groups_of()) is code
+def test_damaged_object_is_refused_with_its_code() -> None:
+    for what, (content, code) in {
+        "empty": (b"", MetadataIssue.UNREADABLE_FORMAT),
+        "netcdf": (b"\x89HDF\r\n\x1a\n" + bytes(5000), MetadataIssue.UNREADABLE_FORMAT),
+        "magic only": (b"GRIB", MetadataIssue.TRUNCATED_OBJECT),
+        "edition 1": (corrupt(7, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
+        "zero length": (corrupt(8, bytes(8)), MetadataIssue.UNREADABLE_FORMAT),
+        "huge length": (corrupt(8, b"\xff" * 8), MetadataIssue.TRUNCATED_OBJECT),
+        "longer than the object": (corrupt(8, struct.pack(">Q", len(SAMPLE) + 1)), MetadataIssue.TRUNCATED_OBJECT),
+        "shorter than its sections": (corrupt(8, struct.pack(">Q", 100)), MetadataIssue.UNREADABLE_FORMAT),
+        "zero section": (corrupt(16, bytes(4)), MetadataIssue.UNREADABLE_FORMAT),
+        "huge section": (corrupt(16, b"\xff" * 4), MetadataIssue.UNREADABLE_FORMAT),
+        "section twice": (corrupt(20, b"\x03"), MetadataIssue.UNREADABLE_FORMAT),
+        "month 13": (corrupt(30, b"\x0d"), MetadataIssue.INVALID_TIME_RANGE),
+        "section number": (corrupt(41, b"\x01"), MetadataIssue.UNREADABLE_FORMAT),
+        "far forecast": (corrupt(118 + 18, b"\x7f\xff\xff\xff"), MetadataIssue.INVALID_TIME_RANGE),
+        "negative forecast": (corrupt(118 + 18, b"\x80\x00\x00\x01"), MetadataIssue.INVALID_TIME_RANGE),
+        "cut end": (SAMPLE[:-1], MetadataIssue.TRUNCATED_OBJECT),
+    }.items():
+        assert code_of(read, content, groups=groups_of()) is code, what
 
 
 @pytest.mark.clause("OPR-26")

@@ -86,9 +86,8 @@ def test_every_parameter_of_a_real_index_has_unit_and_long_name(shared_data: Pat
 
 
 @pytest.mark.clause("OPR-28")
-@pytest.mark.parametrize(
-    ("name", "unit", "description"),
-    [
+def test_a_variable_has_unit_and_long_name() -> None:
+    for name, unit, description in (
         ("TMP", "K", "Temperature"),
         ("HGT", "gpm", "Geopotential Height"),
         ("APCP", "kg/m^2", "Total Precipitation"),
@@ -103,11 +102,9 @@ def test_every_parameter_of_a_real_index_has_unit_and_long_name(shared_data: Pat
         ("VIL", "kg/m^2", "Vertically-Integrated Liquid Water"),
         ("var discipline=0 center=7 local_table=1 parmcat=7 parm=206", "degree", "Critical Angle"),
         (*BEYOND_TABLES, None, None),
-    ],
-)
-def test_a_variable_has_unit_and_long_name(name: str, unit: str | None, description: str | None) -> None:
-    variable = fields(layer(variable=name))["cube:variables"][name]
-    assert (variable.get("unit"), variable.get("description")) == (unit, description)
+    ):
+        variable = fields(layer(variable=name))["cube:variables"][name]
+        assert (variable.get("unit"), variable.get("description")) == (unit, description)
 
 
 def test_the_table_is_gdal_s() -> None:
@@ -148,36 +145,33 @@ def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]
 
 
 @pytest.mark.clause("OPR-28")
-@pytest.mark.parametrize(
-    ("qualifier", "name", "unit", "description"),
-    [
+def test_a_probability_is_a_variable_of_its_own() -> None:
+    for qualifier, name, unit, description in (
         ("", "TMP", "K", "Temperature"),
         ("ENS=+1", "TMP", "K", "Temperature"),
         ("50% level", "TMP", "K", "Temperature"),
         ("prob >288:prob fcst 255/255", "TMP prob", "%", "Probability of Temperature"),
-    ],
-)
-def test_a_probability_is_a_variable_of_its_own(qualifier: str, name: str, unit: str, description: str) -> None:
-    found = fields(layer(level="10 m above ground"), Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1))
-    assert set(found["cube:variables"]) == {"TMP", name}
-    variable = found["cube:variables"][name]
-    assert (variable["unit"], variable["description"]) == (unit, description)
-    assert "surface" in variable["dimension_domains"]["level"]
+    ):
+        found = fields(layer(level="10 m above ground"), Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1))
+        assert set(found["cube:variables"]) == {"TMP", name}
+        variable = found["cube:variables"][name]
+        assert (variable["unit"], variable["description"]) == (unit, description)
+        assert "surface" in variable["dimension_domains"]["level"]
 
 
-@pytest.mark.parametrize("step", ["1 month ave fcst", "9999999 day fcst", "something"])
-def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object(step: str) -> None:
-    found = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
-    assert found == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
+def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object() -> None:
+    for step in ("1 month ave fcst", "9999999 day fcst", "something"):
+        found = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
+        assert found == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
 
 
-@pytest.mark.parametrize(("count", "listed"), [(MAX_TIMES, True), (MAX_TIMES + 1, False)])
-def test_many_times_are_bounds_only(count: int, listed: bool) -> None:
-    found = fields(valid={RUN + timedelta(hours=hour) for hour in range(count)})["cube:dimensions"]["valid_time"]
-    assert ("values" in found) == listed
-    assert found["extent"] == ["2025-08-01T00:00:00Z", f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}"]
-    windows = fields(*(layer(step=f"{hour}-{hour + 1} hour acc fcst") for hour in range(count)))
-    assert len(windows["cube:variables"]["TMP"]["time_bounds"]) == MAX_TIMES
+def test_many_times_are_bounds_only() -> None:
+    for count, listed in ((MAX_TIMES, True), (MAX_TIMES + 1, False)):
+        found = fields(valid={RUN + timedelta(hours=hour) for hour in range(count)})["cube:dimensions"]["valid_time"]
+        assert ("values" in found) == listed
+        assert found["extent"] == ["2025-08-01T00:00:00Z", f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}"]
+        windows = fields(*(layer(step=f"{hour}-{hour + 1} hour acc fcst") for hour in range(count)))
+        assert len(windows["cube:variables"]["TMP"]["time_bounds"]) == MAX_TIMES
 
 
 def test_columns_and_rows_are_those_of_the_grid() -> None:
@@ -207,15 +201,15 @@ def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
     assert cube(uneven, (layer(),), reference=RUN, valid=COVERED) == {}
 
 
-@pytest.mark.parametrize(("characters", "listed"), [(MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False)])
-def test_more_names_than_an_item_should_have_are_not_listed(characters: int, listed: bool) -> None:
-    whole, rest = divmod(characters - len("TMP"), 64)
-    levels = [f"{number:064}" for number in range(whole)] + (["9" * rest] if rest else [])
-    found = fields(*(layer(level=level) for level in levels))
-    assert ("cube:variables" in found, "level" in found["cube:dimensions"]) == (listed, listed)
-    assert len(orjson.dumps(found)) < 3 * MAX_CHARACTERS
-    # As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one.
-    hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
-    found = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
-    assert len(found["cube:variables"]) == 122
-    assert len(orjson.dumps(found)) < 48 * 1024
+def test_more_names_than_an_item_should_have_are_not_listed() -> None:
+    for characters, listed in ((MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False)):
+        whole, rest = divmod(characters - len("TMP"), 64)
+        levels = [f"{number:064}" for number in range(whole)] + (["9" * rest] if rest else [])
+        found = fields(*(layer(level=level) for level in levels))
+        assert ("cube:variables" in found, "level" in found["cube:dimensions"]) == (listed, listed)
+        assert len(orjson.dumps(found)) < 3 * MAX_CHARACTERS
+        # As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one.
+        hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
+        found = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
+        assert len(found["cube:variables"]) == 122
+        assert len(orjson.dumps(found)) < 48 * 1024

@@ -75,18 +75,18 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
 
 
 @pytest.mark.clause("OPR-14")
-@pytest.mark.parametrize(("dataset", "make"), MADE)
-def test_sample_is_read_without_a_finding(dataset: str, make: Callable[[], Made], contracts: ContractRegistry) -> None:
-    key, content, index = make()
-    match = match_of(dataset, key)
-    source = CountingSource(content)
-    found = read(source, key=key, groups=match.groups, index=index)
-    assert found.findings == ()
-    assert source.requests == [4096]
-    assert RUN <= found.start <= found.end == found.datetime == match.end
-    assert found.properties["grib:message-count"] == len(found.layers) == index.count("\n")
-    assert sum(layer.length for layer in found.layers) == len(content)
-    assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
+def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
+    for dataset, make in MADE:
+        key, content, index = make()
+        match = match_of(dataset, key)
+        source = CountingSource(content)
+        found = read(source, key=key, groups=match.groups, index=index)
+        assert found.findings == ()
+        assert source.requests == [4096]
+        assert RUN <= found.start <= found.end == found.datetime == match.end
+        assert found.properties["grib:message-count"] == len(found.layers) == index.count("\n")
+        assert sum(layer.length for layer in found.layers) == len(content)
+        assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
 
 
 def test_what_keys_say_stands_under_the_name_of_the_dataset() -> None:
@@ -156,17 +156,15 @@ NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
 
 
 @pytest.mark.clause("OPR-14")
-@pytest.mark.parametrize(("bucket", "key", "item_id"), DATA)
-def test_data_keys_are_understood(bucket: str, key: str, item_id: str, contracts: ContractRegistry) -> None:
-    route = contracts.route(bucket=bucket, key=key)
-    assert route.contract is not None
-    match = match_of(route.contract.id, key)
-    assert (route.kind, match.item_id) == (KeyKind.DATA, item_id)
-    assert match.end - match.start == timedelta(hours=int(match.groups.get("lead", 0)))
+def test_data_keys_are_understood(contracts: ContractRegistry) -> None:
+    for bucket, key, item_id in DATA:
+        route = contracts.route(bucket=bucket, key=key)
+        assert route.contract is not None
+        match = match_of(route.contract.id, key)
+        assert (route.kind, match.item_id) == (KeyKind.DATA, item_id)
+        assert match.end - match.start == timedelta(hours=int(match.groups.get("lead", 0)))
 
 
-@pytest.mark.parametrize(("bucket", "key", "kind"), NEIGHBOURS)
-def test_neighbours_in_a_bucket_are_told_apart(
-    bucket: str, key: str, kind: KeyKind, contracts: ContractRegistry
-) -> None:
-    assert contracts.route(bucket=bucket, key=key).kind is kind
+def test_neighbours_in_a_bucket_are_told_apart(contracts: ContractRegistry) -> None:
+    for bucket, key, kind in NEIGHBOURS:
+        assert contracts.route(bucket=bucket, key=key).kind is kind

@@ -96,12 +96,12 @@ def test_windows_of_a_variable_are_its_time_bounds() -> None:
 
 
 @pytest.mark.clause("OPR-24")
-@pytest.mark.parametrize("text", ["1 month ave fcst", "9999999 day fcst", "12-6 hour acc fcst"])
-def test_a_step_that_is_not_understood_counts_for_nothing(text: str) -> None:
+def test_a_step_that_is_not_understood_counts_for_nothing() -> None:
     content, index = made([at_hour(12), at_hour(12)])
     first, other = index.splitlines(keepends=True)
-    unknown = other.replace("12 hour fcst", text)
-    assert held(test_grib2.read(content, index=first + unknown)) == LATE
+    for text in ("1 month ave fcst", "9999999 day fcst", "12-6 hour acc fcst"):
+        unknown = other.replace("12 hour fcst", text)
+        assert held(test_grib2.read(content, index=first + unknown)) == LATE
     # The first message says its own time.
     content, index = made([at_hour(0), at_hour(12)])
     index = index.replace("anl", "1 month ave fcst")
@@ -109,14 +109,15 @@ def test_a_step_that_is_not_understood_counts_for_nothing(text: str) -> None:
 
 
 @pytest.mark.clause("OPR-24")
-@pytest.mark.parametrize(("groups", "expected"), [({}, ("03T18:00",) * 3), ({"lead": "12"}, LATE[:3])])
-def test_a_field_without_a_time_that_is_read_holds_at_the_keys_lead(
-    groups: dict[str, str], expected: tuple[str, ...]
-) -> None:
+def test_a_field_without_a_time_that_is_read_holds_at_the_keys_lead() -> None:
     content, _ = made([at_hour(7)])
     at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # of section 4: its number, then coordinates and template 0
-    header = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
-    assert (held_times(header), header.properties.get("forecast:horizon")) == (expected, "PT12H" if groups else None)
+    for groups, expected in (({}, ("03T18:00",) * 3), ({"lead": "12"}, LATE[:3])):
+        header = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
+        assert (held_times(header), header.properties.get("forecast:horizon")) == (
+            expected,
+            "PT12H" if groups else None,
+        )
 
 
 def test_every_field_of_a_message_counts_and_of_many_messages_the_fields_that_are_walked() -> None:
@@ -137,9 +138,9 @@ def test_every_field_of_a_message_counts_and_of_many_messages_the_fields_that_ar
 
 
 @pytest.mark.clause("OPR-24")
-@pytest.mark.parametrize(
-    ("product", "begin"),
-    [
+def test_an_accumulation_of_mrms_has_the_window_of_its_name() -> None:
+    valid = test_grib2_gzip.VALID
+    for product, begin in (
         ("MultiSensor_QPE_01H_Pass2_00.00", "2025-12-03T05:02"), ("RadarOnly_QPE_72H_00.00", "2025-11-30T06:02"),
         ("RadarOnly_QPE_15M_00.00", "2025-12-03T05:47"), ("CREF_1HR_MAX_00.50", "2025-12-03T05:02"),
         ("MESH_Max_1440min_00.50", "2025-12-02T06:02"), ("RotationTrackML60min_00.50", "2025-12-03T05:02"),
@@ -147,17 +148,14 @@ def test_every_field_of_a_message_counts_and_of_many_messages_the_fields_that_ar
         ("GaugeInflIndex_24H_Pass1_00.00", "2025-12-02T06:02"), ("H50_Above_-20C_00.50", None),
         ("PrecipRate_00.00", None), ("FLASH_QPE_ARI01H_00.00", None),
         ("LightningProbabilityNext30minGrid_scale_1", None), ("MergedAzShear_0-2kmAGL_00.50", None),
-    ],
-)  # fmt: skip
-def test_an_accumulation_of_mrms_has_the_window_of_its_name(product: str, begin: str | None) -> None:
-    valid = test_grib2_gzip.VALID
-    key = f"CONUS/{product}/{valid:%Y%m%d}/MRMS_{product}_{valid:%Y%m%d-%H%M%S}.grib2.gz"
-    match = match_of("mrms", key)
-    header = test_grib2_gzip.read(test_grib2_gzip.SAMPLE, key=key, groups=match.groups)
-    assert f"{header.start:%Y-%m-%dT%H:%M}" == (begin or "2025-12-03T06:02")
-    assert header.end == header.datetime == valid == match.start == match.end
-    assert header.properties["mrms:product"] + "_" + header.properties["mrms:level"] == product
-    assert not any(name.startswith("forecast:") for name in header.properties)
+    ):  # fmt: skip
+        key = f"CONUS/{product}/{valid:%Y%m%d}/MRMS_{product}_{valid:%Y%m%d-%H%M%S}.grib2.gz"
+        match = match_of("mrms", key)
+        header = test_grib2_gzip.read(test_grib2_gzip.SAMPLE, key=key, groups=match.groups)
+        assert f"{header.start:%Y-%m-%dT%H:%M}" == (begin or "2025-12-03T06:02")
+        assert header.end == header.datetime == valid == match.start == match.end
+        assert header.properties["mrms:product"] + "_" + header.properties["mrms:level"] == product
+        assert not any(name.startswith("forecast:") for name in header.properties)
 
 
 def test_what_is_summed_since_an_hour_is_of_the_whole_day_at_that_hour() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,57 +51,48 @@ def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> Ind
     return IndexEntry(message=message, submessage=submessage, offset=offset, **(texts | changes))
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (b"1:0:d=2025120306:TMP:surface:anl:", entry(1, 0)),
-        (b"1:0:d=2025120306:TMP:surface:anl", entry(1, 0)),
-        (b"12.2:700:d=2025120306:TMP:surface:anl:", entry(12, 700, 2)),
-        (b"1:0:D=20251203060030:TMP:surface:anl:", entry(1, 0, reference="20251203060030")),
-        (b"1:0:d=2025120306:TMP:surface:anl:ENS=+1", entry(1, 0, qualifier="ENS=+1")),
-        (b"1:0:d=2025120306:TMP:surface:anl:prob >0.254:prob fcst 255/255",
-         entry(1, 0, qualifier="prob >0.254:prob fcst 255/255")),
-    ],
-    ids=["plain", "no last colon", "submessage", "minutes and seconds", "ensemble member", "probability"],
-)  # fmt: skip
-def test_line_forms_of_wgrib2_are_read(line: bytes, expected: IndexEntry) -> None:
-    assert read_index(BytesSource(line + b"\n")) == read_index(BytesSource(line)) == (expected,)
+def test_line_forms_of_wgrib2_are_read() -> None:
+    for what, (line, expected) in {
+        "plain": (b"1:0:d=2025120306:TMP:surface:anl:", entry(1, 0)),
+        "no last colon": (b"1:0:d=2025120306:TMP:surface:anl", entry(1, 0)),
+        "submessage": (b"12.2:700:d=2025120306:TMP:surface:anl:", entry(12, 700, 2)),
+        "minutes and seconds": (b"1:0:D=20251203060030:TMP:surface:anl:", entry(1, 0, reference="20251203060030")),
+        "ensemble member": (b"1:0:d=2025120306:TMP:surface:anl:ENS=+1", entry(1, 0, qualifier="ENS=+1")),
+        "probability": (
+            b"1:0:d=2025120306:TMP:surface:anl:prob >0.254:prob fcst 255/255",
+            entry(1, 0, qualifier="prob >0.254:prob fcst 255/255"),
+        ),
+    }.items():
+        assert read_index(BytesSource(line + b"\n")) == read_index(BytesSource(line)) == (expected,), what
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\n",
-        b"1:0:d=2025120306:TMP:surface:anl:\n\n",
-        b"1:NaN:d=2025120306:TMP:surface:anl:\n",
-        b"1:-1:d=2025120306:TMP:surface:anl:\n",
-        b"1:9999999999999999999:d=2025120306:TMP:surface:anl:\n",
-        b"1:0:d=20251203:TMP:surface:anl:\n",
-        b"1:0:d=2025120306:TMP:surface\n",
-        b"1:0:d=2025120306:" + b"T" * 100_000 + b":surface:anl:\n",
-        "1:0:d=2025120306:TMP:surface:anl:\N{SNOWMAN}\n1:0:\n".encode(),
-        "\N{ARABIC-INDIC DIGIT ONE}:0:d=2025120306:TMP:surface:anl:\n".encode(),
-        b"1:0:d=2025120306:T:s:anl:\n" * 50_000,
-    ],
-    ids=[
-        "empty", "blank", "blank line", "nan", "negative", "huge offset", "no hour", "short", "long", "unicode",
-        "digit", "many lines",
-    ],
-)  # fmt: skip
 @pytest.mark.clause("OPR-07")
-def test_an_index_that_is_none_or_too_large_is_refused(content: bytes) -> None:
-    with pytest.raises(ReadError) as refused:
-        read_index(BytesSource(content))
-    assert (refused.value.code, len(str(refused.value)) < 400) == (MetadataIssue.SIDECAR_MISMATCH, True)
+def test_an_index_that_is_none_or_too_large_is_refused() -> None:
+    for what, content in {
+        "empty": b"",
+        "blank": b"\n",
+        "blank line": b"1:0:d=2025120306:TMP:surface:anl:\n\n",
+        "nan": b"1:NaN:d=2025120306:TMP:surface:anl:\n",
+        "negative": b"1:-1:d=2025120306:TMP:surface:anl:\n",
+        "huge offset": b"1:9999999999999999999:d=2025120306:TMP:surface:anl:\n",
+        "no hour": b"1:0:d=20251203:TMP:surface:anl:\n",
+        "short": b"1:0:d=2025120306:TMP:surface\n",
+        "long": b"1:0:d=2025120306:" + b"T" * 100_000 + b":surface:anl:\n",
+        "unicode": "1:0:d=2025120306:TMP:surface:anl:\N{SNOWMAN}\n1:0:\n".encode(),
+        "digit": "\N{ARABIC-INDIC DIGIT ONE}:0:d=2025120306:TMP:surface:anl:\n".encode(),
+        "many lines": b"1:0:d=2025120306:T:s:anl:\n" * 50_000,
+    }.items():
+        with pytest.raises(ReadError) as refused:
+            read_index(BytesSource(content))
+        assert (refused.value.code, len(str(refused.value)) < 400) == (MetadataIssue.SIDECAR_MISMATCH, True), what
     # Too large an index is refused before it is read: the object has no bytes.
     with pytest.raises(ReadError, match="more than"):
         read_index(Claiming(b"", MAX_INDEX_BYTES + 1))
 
 
-@pytest.mark.parametrize(
-    ("entries", "fault"),
-    [
+@pytest.mark.clause("OPR-26")
+def test_offsets_ascend_submessages_share_one_and_no_line_is_missing() -> None:
+    for entries, fault in (
         ([entry(1, 0), entry(2, 10), entry(3, 20)], False),
         ([entry(1, 0), entry(2, 10, 1), entry(2, 10, 2), entry(3, 20)], False),
         ([entry(1, 10), entry(2, 10)], True),
@@ -112,11 +104,8 @@ def test_an_index_that_is_none_or_too_large_is_refused(content: bytes) -> None:
         ([entry(1, 0), entry(3, 20)], True),
         ([entry(1, 0), entry(2, 10, 2)], True),
         ([entry(2, 0, 1), entry(2, 0, 3)], True),
-    ],
-)
-@pytest.mark.clause("OPR-26")
-def test_offsets_ascend_submessages_share_one_and_no_line_is_missing(entries: list[IndexEntry], fault: bool) -> None:
-    assert (order_fault(entries) is not None) is fault
+    ):
+        assert (order_fault(entries) is not None) is fault
 
 
 def test_reference_time_is_compared_to_its_own_precision() -> None:
@@ -126,9 +115,10 @@ def test_reference_time_is_compared_to_its_own_precision() -> None:
     assert reference_fault([entry(1, 0), entry(2, 9, reference="2025120307")], run) is not None
 
 
-@pytest.mark.parametrize(
-    ("step", "end"),
-    [
+def test_step_texts_end_where_wgrib2_means() -> None:
+    # The latest step is over all lines.
+    entries = [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
+    for step, end in (
         ("anl", timedelta(0)),
         ("6 hour fcst", timedelta(hours=6)),
         ("495 min fcst", timedelta(minutes=495)),
@@ -139,12 +129,8 @@ def test_reference_time_is_compared_to_its_own_precision() -> None:
         ("3 month fcst", None),
         ("hour fcst", None),
         ("12345678 hour fcst", None),
-    ],
-)
-def test_step_texts_end_where_wgrib2_means(step: str, end: timedelta | None) -> None:
-    assert step_end(step) == end
-    # The latest step is over all lines.
-    entries = [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
+    ):
+        assert step_end(step) == end
     assert latest_step(entries) == timedelta(hours=3)
 
 
@@ -190,12 +176,10 @@ def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize("sign", [b"\0", b"\x1b", b"\t", b"\x7f", b"\xc3\xa9"])
-@pytest.mark.parametrize("place", range(4))
-def test_a_text_that_is_not_printable_is_no_line(sign: bytes, place: int) -> None:
+def test_a_text_that_is_not_printable_is_no_line() -> None:
     """It would become a name in an Item, which no database keeps with a NUL in it."""
-    texts = [b"TMP", b"surface", b"anl", b"ENS=1"]
-    line = b"1:0:d=2025120306:" + b":".join(texts)
+    line = b"1:0:d=2025120306:TMP:surface:anl:ENS=1"
     assert len(read_index(BytesSource(line))) == 1
-    texts[place] += sign
-    assert code_of(read_index, BytesSource(b"1:0:d=2025120306:" + b":".join(texts))) is MetadataIssue.SIDECAR_MISMATCH
+    for sign, text in product((b"\0", b"\x1b", b"\t", b"\x7f", b"\xc3\xa9"), (b"TMP", b"surface", b"anl", b"ENS=1")):
+        odd = line.replace(text, text + sign)
+        assert code_of(read_index, BytesSource(odd)) is MetadataIssue.SIDECAR_MISMATCH, odd

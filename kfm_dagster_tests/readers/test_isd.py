@@ -143,36 +143,30 @@ def test_a_drifting_platform_lists_no_places_but_counts_them_up_to_a_bound(monke
     assert refusal(packed(*drift[:11])) is MetadataIssue.RESOURCE_LIMIT
 
 
-@pytest.mark.parametrize(
-    ("stamp", "end"),
-    [
+def test_hour_2400_ends_its_day() -> None:
+    for stamp, end in (
         (b"202501032400", datetime(2025, 1, 4, tzinfo=UTC)),
         (b"202512312400", datetime(2026, 1, 1, tzinfo=UTC)),
         (b"202501032401", MetadataIssue.INVALID_TIME_RANGE),
         (b"202502302400", MetadataIssue.INVALID_TIME_RANGE),
         (b"202601010000", MetadataIssue.TIME_MISMATCH),
-    ],
-)
-def test_hour_2400_ends_its_day(stamp: bytes, end: datetime | MetadataIssue) -> None:
-    content = packed(*REPORTS, *moved(REPORTS[-1:], stamp, slice(15, 27)))
-    assert (refusal(content) if isinstance(end, MetadataIssue) else read(content).end) == end
+    ):
+        content = packed(*REPORTS, *moved(REPORTS[-1:], stamp, slice(15, 27)))
+        assert (refusal(content) if isinstance(end, MetadataIssue) else read(content).end) == end
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
+def test_the_reports_must_be_those_that_the_key_names() -> None:
+    for name, code in (
         ("724581-13984-2025", MetadataIssue.PLATFORM_MISMATCH),
         ("724580-13985-2025", MetadataIssue.PLATFORM_MISMATCH),
         ("724580-13984-2024", MetadataIssue.TIME_MISMATCH),
-    ],
-)
-def test_the_reports_must_be_those_that_the_key_names(name: str, code: MetadataIssue) -> None:
-    assert refusal(SAMPLE, name) is code
+    ):
+        assert refusal(SAMPLE, name) is code
 
 
-@pytest.mark.parametrize(
-    ("reports", "code"),
-    [
+@pytest.mark.clause("OPR-07")
+def test_what_is_no_station_year_is_refused() -> None:
+    for reports, code in (
         ([b""], MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         ([b"\n"], MetadataIssue.UNREADABLE_FORMAT),
         ([*REPORTS, b"\n"], MetadataIssue.UNREADABLE_FORMAT),
@@ -182,11 +176,8 @@ def test_the_reports_must_be_those_that_the_key_names(name: str, code: MetadataI
         (moved(REPORTS, b"39550N", slice(28, 34)), MetadataIssue.UNREADABLE_FORMAT),
         ([*REPORTS, *moved(REPORTS[:1], b"724581", slice(4, 10))], MetadataIssue.PLATFORM_MISMATCH),
         ([*REPORTS, *moved(REPORTS[:1], b"20260101", slice(15, 23))], MetadataIssue.TIME_MISMATCH),
-    ],
-)
-@pytest.mark.clause("OPR-07")
-def test_what_is_no_station_year_is_refused(reports: Reports, code: MetadataIssue) -> None:
-    assert refusal(packed(*reports)) is code
+    ):
+        assert refusal(packed(*reports)) is code
 
 
 @pytest.mark.clause("OPR-20")

@@ -114,9 +114,9 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
     assert twelfths["proj:transform"][0] == pytest.approx(1 / 12, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("longitudes", "latitudes", "code"),
-    [
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_axes_that_place_no_grid_are_refused(dtype: str) -> None:
+    axes: list[tuple[Any, Any, MetadataIssue]] = [
         ([5], [1, 2], MetadataIssue.MISSING_GEOLOCATION),
         ([5, 5, 5], [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([5, 4, 6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
@@ -127,11 +127,9 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
         ([5, np.inf], [1, 2], MetadataIssue.INVALID_GEOMETRY),
         (np.arange(0, 362, 1), [1, 2], MetadataIssue.INVALID_GEOMETRY),
         ([-1e6, 1e6], [1, 2], MetadataIssue.INVALID_GEOMETRY),
-    ],
-)
-@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
-def test_axes_that_place_no_grid_are_refused(longitudes: Any, latitudes: Any, code: MetadataIssue, dtype: str) -> None:
-    assert refusal(grid(longitudes, latitudes, dtype=dtype)) is code
+    ]
+    for longitudes, latitudes, code in axes:
+        assert refusal(grid(longitudes, latitudes, dtype=dtype)) is code, (longitudes, latitudes)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +153,8 @@ def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, .
 # --- times
 
 
-@pytest.mark.parametrize(
-    ("clock", "hours", "start"),
-    [
+def test_times_are_those_of_the_axis() -> None:
+    for clock, hours, start in (
         ({"units": "days since 1978-01-01 12:00:00"}, [16326.0], "2022-09-13T12:00:00+00:00"),
         ({"units": "minutes since 1970-01-01T00:00:00+00:00"}, [27162120], "2021-08-23T14:00:00+00:00"),
         ({"units": "seconds since 2000-1-1 0:0:0.5 -6:00"}, [1.25], "2000-01-01T06:00:01.750000+00:00"),
@@ -170,45 +167,40 @@ def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, .
         ({"units": "days since 2000-01-01"}, [1e12], None),
         ({"units": "days since 2000-01-01"}, [np.nan], None),
         ({"units": "days since the flood"}, [1], None),
-    ],
-)
-def test_times_are_those_of_the_axis(clock: Mapping[str, str], hours: list[float], start: str | None) -> None:
-    content = grid(hours=hours, clock=clock)
-    if start is None:
-        assert refusal(content) is MetadataIssue.INVALID_TIME_RANGE
-        return
-    found = read(content)
-    assert found.start.isoformat() == start
-    assert found.start == found.end == found.datetime
+    ):
+        content = grid(hours=hours, clock=clock)
+        if start is None:
+            assert refusal(content) is MetadataIssue.INVALID_TIME_RANGE
+            continue
+        found = read(content)
+        assert found.start.isoformat() == start
+        assert found.start == found.end == found.datetime
 
 
-@pytest.mark.parametrize(
-    ("seconds", "units"),
-    [
+def test_a_unit_of_time_goes_by_each_of_its_names() -> None:
+    for seconds, units in (
         (1e-6, "microsecond microseconds"),
         (1e-3, "millisecond milliseconds msec msecs ms"),
         (1, "second seconds sec secs s SECONDS"),
         (60, "minute minutes min mins"),
         (3600, "hour hours hr hrs h Hours"),
         (86_400, "day days d"),
-    ],
-)
-def test_a_unit_of_time_goes_by_each_of_its_names(seconds: float, units: str) -> None:
-    for unit in units.split():
-        found = read(grid(hours=[3.0], clock={"units": f"{unit} since 2000-01-01"}))
-        assert (found.start - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() == pytest.approx(3 * seconds), unit
+    ):
+        for unit in units.split():
+            found = read(grid(hours=[3.0], clock={"units": f"{unit} since 2000-01-01"}))
+            assert (found.start - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() == pytest.approx(3 * seconds), unit
 
 
-@pytest.mark.parametrize("side", ["north", "east"])
-def test_an_axis_is_known_by_each_of_its_units_and_by_its_standard_name(side: str) -> None:
-    name, letter, standard = {"north": ("lat", "N", "latitude"), "east": ("lon", "E", "longitude")}[side]
-    units = [f"degree{plural}_{end}" for plural in ("", "s") for end in (side, letter)]
-    for unit in (*units, f"degree{letter}", f"degrees{letter}"):
-        content = rewritten(grid(), _annotated(name, units=unit))
-        assert read(content).properties["proj:shape"] == [2, 3], unit
-    named = rewritten(grid(), _annotated(name, units="degrees", standard_name=standard))
-    assert read(named).properties["proj:shape"] == [2, 3]
-    assert refusal(rewritten(grid(), _annotated(name, units="degrees"))) is MetadataIssue.MISSING_GEOLOCATION
+def test_an_axis_is_known_by_each_of_its_units_and_by_its_standard_name() -> None:
+    for side in ("north", "east"):
+        name, letter, standard = {"north": ("lat", "N", "latitude"), "east": ("lon", "E", "longitude")}[side]
+        units = [f"degree{plural}_{end}" for plural in ("", "s") for end in (side, letter)]
+        for unit in (*units, f"degree{letter}", f"degrees{letter}"):
+            content = rewritten(grid(), _annotated(name, units=unit))
+            assert read(content).properties["proj:shape"] == [2, 3], unit
+        named = rewritten(grid(), _annotated(name, units="degrees", standard_name=standard))
+        assert read(named).properties["proj:shape"] == [2, 3]
+        assert refusal(rewritten(grid(), _annotated(name, units="degrees"))) is MetadataIssue.MISSING_GEOLOCATION
 
 
 def covering(start: str, end: str) -> dict[str, str]:
@@ -339,9 +331,8 @@ def _second_latitude(file: h5py.File) -> None:
 
 
 @pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
+def test_impossible_headers_are_refused_with_a_code() -> None:
+    for change, code in (
         (deleted("lat"), MetadataIssue.MISSING_GEOLOCATION),
         (_second_latitude, MetadataIssue.MISSING_GEOLOCATION),
         (_annotated("lon", units="1"), MetadataIssue.MISSING_GEOLOCATION),
@@ -354,10 +345,8 @@ def _second_latitude(file: h5py.File) -> None:
         (_many(40, _axes), MetadataIssue.RESOURCE_LIMIT),
         (_many(20, _longer), MetadataIssue.RESOURCE_LIMIT),
         (_many(600, lambda file, number: file.attrs.create(f"a{number}", 1)), MetadataIssue.RESOURCE_LIMIT),
-    ],
-)
-def test_impossible_headers_are_refused_with_a_code(change: Change, code: MetadataIssue) -> None:
-    assert refusal(rewritten(grid(libver="v108"), change)) is code
+    ):
+        assert refusal(rewritten(grid(libver="v108"), change)) is code
     # NetCDF 3, and a key of another day.
     assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH

@@ -190,9 +190,8 @@ def test_a_chunk_that_is_read_as_its_volume_s_last_is_closed_unless_the_volume_i
 
 
 @pytest.mark.clause("OPR-15")
-@pytest.mark.parametrize(
-    ("number", "shift", "refused"),
-    [
+def test_a_chunk_of_another_time_than_its_key_s_is_a_time_mismatch(samples: Mapping[str, bytes]) -> None:
+    for number, shift, refused in (
         (0, TIME_TOLERANCE, False),
         (0, TIME_TOLERANCE + timedelta(seconds=1), True),
         (0, -TIME_TOLERANCE - timedelta(seconds=1), True),
@@ -203,19 +202,15 @@ def test_a_chunk_that_is_read_as_its_volume_s_last_is_closed_unless_the_volume_i
         (1, DURATION - LONGEST_VOLUME, False),
         (1, timedelta(days=1), True),
         (1, -timedelta(days=1), True),
-    ],
-)
-def test_a_chunk_of_another_time_than_its_key_s_is_a_time_mismatch(
-    number: int, shift: timedelta, refused: bool, samples: Mapping[str, bytes]
-) -> None:
-    key, content = list(samples.items())[number]
-    named = START + shift
-    groups = {"date": f"{named:%Y%m%d}", "time": f"{named:%H%M%S}"}
-    if refused:
-        assert refusal(key, content, **groups) is MetadataIssue.TIME_MISMATCH
-    else:
-        found = read(key, content, **groups)
-        assert found.start == named.replace(microsecond=0) <= found.end
+    ):
+        key, content = list(samples.items())[number]
+        named = START + shift
+        groups = {"date": f"{named:%Y%m%d}", "time": f"{named:%H%M%S}"}
+        if refused:
+            assert refusal(key, content, **groups) is MetadataIssue.TIME_MISMATCH
+        else:
+            found = read(key, content, **groups)
+            assert found.start == named.replace(microsecond=0) <= found.end
 
 
 def test_radials_of_type_1_are_read_and_end_no_earlier_than_their_volume_begins(middle: tuple[str, bytes]) -> None:
@@ -264,9 +259,8 @@ def test_a_first_chunk_of_a_site_in_no_table_misses_its_geolocation_and_the_next
 
 
 @pytest.mark.clause("OPR-07")
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
+def test_a_chunk_that_is_none_is_refused_with_its_reason(middle: tuple[str, bytes]) -> None:
+    for content, code in (
         (b"", MetadataIssue.TRUNCATED_OBJECT),
         (struct.pack(">i", 0), MetadataIssue.UNREADABLE_FORMAT),
         (struct.pack(">i", -(2**31)), MetadataIssue.RESOURCE_LIMIT),
@@ -276,12 +270,8 @@ def test_a_first_chunk_of_a_site_in_no_table_misses_its_geolocation_and_the_next
         (ldm(b""), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (ldm(bytes(10_000_000)), MetadataIssue.RESOURCE_LIMIT),
         (ldm(message_1(START)) * 2, MetadataIssue.UNREADABLE_FORMAT),
-    ],
-)
-def test_a_chunk_that_is_none_is_refused_with_its_reason(
-    content: bytes, code: MetadataIssue, middle: tuple[str, bytes]
-) -> None:
-    assert refusal(middle[0], content) is code
+    ):
+        assert refusal(middle[0], content) is code
 
 
 @pytest.mark.clause("OPR-07")

@@ -166,9 +166,8 @@ HIGHEST = {"KICT": struct.pack(">H44x", 1168), "TMCI": struct.pack(">H44x", 10_9
 
 
 @pytest.mark.clause("OPR-25", "OPR-26")
-@pytest.mark.parametrize(
-    ("radar", "old", "new", "expected"),
-    [
+def test_range_pattern_cuts_and_version_are_held_against_the_radar_s_kind() -> None:
+    for radar, old, new, expected in (
         # How far: its own gates, else what its kind reaches; never more than a volume can hold.
         (KICT, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
         (TMCI, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
@@ -187,23 +186,19 @@ HIGHEST = {"KICT": struct.pack(">H44x", 1168), "TMCI": struct.pack(">H44x", 10_9
         # A header of another format version than the key's.
         (KICT, dict.fromkeys(GATES, b"AR2V0006"), b"AR2V0008", MetadataIssue.KEY_MISMATCH),
         (TMCI, dict.fromkeys(GATES, b"AR2V0008"), b"AR2V0006", MetadataIssue.KEY_MISMATCH),
-    ],
-)
-def test_range_pattern_cuts_and_version_are_held_against_the_radar_s_kind(
-    radar: tuple[str, str], old: Mapping[str, bytes], new: bytes, expected: int | MetadataIssue
-) -> None:
-    site, version = radar
-    content = unpack(make_nexrad_level2(site=site, start=START)[1])
-    assert old[site] in content
-    changed, key = content.replace(old[site], new), groups(site=site) | {"version": version}
-    if expected in {MetadataIssue.INVALID_GEOMETRY, MetadataIssue.KEY_MISMATCH}:
-        assert refusal(changed, key) is expected
-        return
-    found = read(changed, key)
-    if expected is MetadataIssue.OUT_OF_TABLE:
-        assert [code for code, _ in found.findings] == [expected]
-    else:
-        assert (found.findings, reach_m(found)) == ((), pytest.approx(expected, abs=1))
+    ):
+        site, version = radar
+        content = unpack(make_nexrad_level2(site=site, start=START)[1])
+        assert old[site] in content
+        changed, key = content.replace(old[site], new), groups(site=site) | {"version": version}
+        if expected in {MetadataIssue.INVALID_GEOMETRY, MetadataIssue.KEY_MISMATCH}:
+            assert refusal(changed, key) is expected
+            continue
+        found = read(changed, key)
+        if expected is MetadataIssue.OUT_OF_TABLE:
+            assert [code for code, _ in found.findings] == [expected]
+        else:
+            assert (found.findings, reach_m(found)) == ((), pytest.approx(expected, abs=1))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gzip", "none"])
@@ -218,9 +213,10 @@ def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes
         assert found == {name: value for name, value in expected.items() if name != "nexrad:compression"}
 
 
-@pytest.mark.parametrize(
-    ("header_after", "radial_after", "start_after"),
-    [
+@pytest.mark.clause("OPR-06", "OPR-15")
+def test_key_header_and_first_radial_must_agree() -> None:
+    at = START.replace(microsecond=0)
+    for header_after, radial_after, start_after in (
         # KABR, 2005-01-01: the radial precedes the header by 11.5 s and the key follows the header.
         (0.0, -11.5, -11.5),
         # KTLX, 2014-01-01: the key follows the radial.
@@ -233,19 +229,13 @@ def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes
         (30.0, -30.001, None),
         (-86_400.0, 0.0, None),
         (0.0, 86_400.0, None),
-    ],
-)
-@pytest.mark.clause("OPR-06", "OPR-15")
-def test_key_header_and_first_radial_must_agree(
-    header_after: float, radial_after: float, start_after: float | None
-) -> None:
-    at = START.replace(microsecond=0)
-    content = header(at + timedelta(seconds=header_after)) + message_1(at + timedelta(seconds=radial_after))
-    if start_after is None:
-        assert refusal(content) is MetadataIssue.TIME_MISMATCH
-    else:
-        found = read(content)
-        assert found.start == found.datetime == at + timedelta(seconds=start_after)
+    ):
+        content = header(at + timedelta(seconds=header_after)) + message_1(at + timedelta(seconds=radial_after))
+        if start_after is None:
+            assert refusal(content) is MetadataIssue.TIME_MISMATCH
+        else:
+            found = read(content)
+            assert found.start == found.datetime == at + timedelta(seconds=start_after)
 
 
 @pytest.mark.clause("OPR-06")
@@ -259,15 +249,15 @@ def test_a_key_of_another_site_is_a_platform_mismatch(volume: bytes) -> None:
 # --- position and coverage
 
 
-@pytest.mark.parametrize("icao", [b"    ", b"\0\0\0\0", SITE.encode()])
-@pytest.mark.parametrize("pack", [gzip.compress, bytes])
-def test_a_volume_without_position_takes_it_from_the_site_table(icao: bytes, pack: Any) -> None:
-    found = read(pack(header(magic=b"ARCHIVE2.", icao=icao) + message_1(START)))
-    site, properties = sites()[SITE], found.properties
-    assert (properties["nexrad:latitude"], properties["nexrad:longitude"]) == (site.latitude, site.longitude)
-    assert properties["nexrad:position-source"] == "site table"
-    assert (properties["nexrad:archive-version"], properties["nexrad:message-type"]) == ("ARCHIVE2", 1)
-    assert (properties["nexrad:vcp"], properties["nexrad:moments"]) == (21, ["REF", "VEL"])
+def test_a_volume_without_position_takes_it_from_the_site_table() -> None:
+    site = sites()[SITE]
+    for icao in (b"    ", b"\0\0\0\0", SITE.encode()):
+        content = header(magic=b"ARCHIVE2.", icao=icao) + message_1(START)
+        for properties in (read(content).properties, read(gzip.compress(content)).properties):
+            assert (properties["nexrad:latitude"], properties["nexrad:longitude"]) == (site.latitude, site.longitude)
+            assert properties["nexrad:position-source"] == "site table"
+            assert (properties["nexrad:archive-version"], properties["nexrad:message-type"]) == ("ARCHIVE2", 1)
+            assert (properties["nexrad:vcp"], properties["nexrad:moments"]) == (21, ["REF", "VEL"])
 
 
 def test_a_site_that_is_in_no_table_has_the_position_of_its_volume_or_none(uncompressed: bytes) -> None:
@@ -277,41 +267,34 @@ def test_a_site_that_is_in_no_table_has_the_position_of_its_volume_or_none(uncom
     assert read(content, groups(site="KZZZ")).properties["nexrad:position-source"] == "volume data block"
 
 
-@pytest.mark.parametrize(
-    ("latitude", "longitude", "expected"),
-    [
+def test_an_impossible_position_is_not_published(uncompressed: bytes) -> None:
+    block = uncompressed.index(b"RVOL")
+    for latitude, longitude, expected in (
         (0.0, 0.0, "site table"),
         (float("nan"), -97.0, MetadataIssue.INVALID_GEOMETRY),
         (37.0, float("inf"), MetadataIssue.INVALID_GEOMETRY),
         (91.0, -97.0, MetadataIssue.INVALID_GEOMETRY),
         (37.0, -197.0, MetadataIssue.INVALID_GEOMETRY),
-    ],
-)
-def test_an_impossible_position_is_not_published(
-    latitude: float, longitude: float, expected: Any, uncompressed: bytes
-) -> None:
-    block = uncompressed.index(b"RVOL")
-    content = uncompressed[: block + 8] + struct.pack(">ff", latitude, longitude) + uncompressed[block + 16 :]
-    if isinstance(expected, MetadataIssue):
-        assert refusal(content) is expected
-    else:
-        assert read(content).properties["nexrad:position-source"] == expected
+    ):
+        content = uncompressed[: block + 8] + struct.pack(">ff", latitude, longitude) + uncompressed[block + 16 :]
+        if isinstance(expected, MetadataIssue):
+            assert refusal(content) is expected
+        else:
+            assert read(content).properties["nexrad:position-source"] == expected
 
 
-@pytest.mark.parametrize(
-    ("metres", "refused"), [(100, False), (POSITION_TOLERANCE_M - 50, False), (POSITION_TOLERANCE_M + 50, True)]
-)
-def test_a_position_far_from_the_sites_is_refused(metres: int, refused: bool, uncompressed: bytes) -> None:
+def test_a_position_far_from_the_sites_is_refused(uncompressed: bytes) -> None:
     site = sites()[SITE]
-    longitude, latitude, _ = Geod(ellps="WGS84").fwd(site.longitude, site.latitude, 45, metres)
-    content = uncompressed.replace(
-        struct.pack(">ff", site.latitude, site.longitude), struct.pack(">ff", latitude, longitude)
-    )
-    assert content != uncompressed
-    if refused:
-        assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
-    else:
-        assert read(content).properties["nexrad:position-source"] == "volume data block"
+    for metres, refused in ((100, False), (POSITION_TOLERANCE_M - 50, False), (POSITION_TOLERANCE_M + 50, True)):
+        longitude, latitude, _ = Geod(ellps="WGS84").fwd(site.longitude, site.latitude, 45, metres)
+        content = uncompressed.replace(
+            struct.pack(">ff", site.latitude, site.longitude), struct.pack(">ff", latitude, longitude)
+        )
+        assert content != uncompressed
+        if refused:
+            assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
+        else:
+            assert read(content).properties["nexrad:position-source"] == "volume data block"
 
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
@@ -413,20 +396,18 @@ def test_a_gate_has_a_length_that_the_format_allows_and_only_where_there_is_refl
     assert told(250, reflectivity=0) is None
 
 
-@pytest.mark.parametrize(("code", "degrees"), [(0xFFDC, -0.198), (0x0058, 0.483)])
-def test_an_elevation_below_the_horizon_is_negative(code: int, degrees: float, uncompressed: bytes) -> None:
+def test_an_elevation_below_the_horizon_is_negative(uncompressed: bytes) -> None:
     place = uncompressed.index(struct.pack(">HHH", 2, 212, 12)) - 2 + 22
-    content = uncompressed[:place] + struct.pack(">H", code) + uncompressed[place + 2 :]
-    assert degrees in read(content).properties["nexrad:elevations"]
+    for code, degrees in ((0xFFDC, -0.198), (0x0058, 0.483)):
+        content = uncompressed[:place] + struct.pack(">H", code) + uncompressed[place + 2 :]
+        assert degrees in read(content).properties["nexrad:elevations"]
 
 
-@pytest.mark.parametrize(
-    ("stated", "expected"), [(2700, 2700), (3000, 3000), (2699, None), (3001, None), (0, None), (-1, None)]
-)
-def test_a_frequency_out_of_band_is_none(stated: int, expected: int | None, uncompressed: bytes) -> None:
+def test_a_frequency_out_of_band_is_none(uncompressed: bytes) -> None:
     place = uncompressed.index(struct.pack(">i", FREQUENCY_MHZ))
-    content = uncompressed[:place] + struct.pack(">i", stated) + uncompressed[place + 4 :]
-    assert read(content).properties.get("nexrad:frequency-mhz") == expected
+    for stated, expected in {2700: 2700, 3000: 3000, 2699: None, 3001: None, 0: None, -1: None}.items():
+        content = uncompressed[:place] + struct.pack(">i", stated) + uncompressed[place + 4 :]
+        assert read(content).properties.get("nexrad:frequency-mhz") == expected
 
 
 def type_31(halfwords: int) -> bytes:

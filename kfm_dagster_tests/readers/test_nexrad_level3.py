@@ -146,14 +146,14 @@ def test_a_sample_says_what_it_was_made_from() -> None:
 
 
 @pytest.mark.clause("OPR-28")
-@pytest.mark.parametrize(("code", "unit"), [(99, "m s-1"), (170, "0.01 in"), (165, "1"), (177, "1"), (62, None)])
-def test_a_product_with_values_has_their_unit_and_classes(code: int, unit: str | None) -> None:
+def test_a_product_with_values_has_their_unit_and_classes() -> None:
     key, content = sample()
-    found = read(key, patched(patched(content, 0, "h", code), 30, "h", code)).properties.get("bands", [{}])
-    assert found[0].get("unit") == unit
-    classes = {one["value"]: one["name"] for one in found[0].get("classification:classes", ())}
-    assert classes == (HYDROMETEORS if code in {165, 177} else {})
-    assert classes.get(100) == ("hail" if classes else None)
+    for code, unit in ((99, "m s-1"), (170, "0.01 in"), (165, "1"), (177, "1"), (62, None)):
+        found = read(key, patched(patched(content, 0, "h", code), 30, "h", code)).properties.get("bands", [{}])
+        assert found[0].get("unit") == unit
+        classes = {one["value"]: one["name"] for one in found[0].get("classification:classes", ())}
+        assert classes == (HYDROMETEORS if code in {165, 177} else {})
+        assert classes.get(100) == ("hail" if classes else None)
 
 
 DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
@@ -161,9 +161,9 @@ DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
 
 
 @pytest.mark.clause("OPR-24")
-@pytest.mark.parametrize(
-    ("code", "parameters", "minutes"),
-    [
+def test_an_accumulation_holds_for_its_window() -> None:
+    noon = START.replace(hour=12, minute=0, second=0)
+    for code, parameters, minutes in (
         # Begin and end; an end, and the hour or hours that the product is of; an end apart from its date, and a length.
         (80, {5: DAY - 1, 6: NOON, 7: DAY, 8: NOON}, 1440), (172, {1: DAY, 2: NOON - 5, 5: DAY, 6: NOON}, 5),
         (31, {5: DAY, 6: 0, 7: DAY, 8: NOON}, NOON), (144, {5: DAY, 6: NOON - 60, 7: DAY, 8: NOON}, 60),
@@ -175,30 +175,29 @@ DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
         # Without rain there is none: dates of zero, minutes that no day has, and an end before the begin.
         (80, {5: 0, 6: 0, 7: 0, 8: 0}, None), (80, {5: DAY, 6: 1441, 7: DAY, 8: -1}, None),
         (80, {5: DAY, 6: NOON, 7: DAY - 1, 8: NOON}, None),
-    ],
-)  # fmt: skip
-def test_an_accumulation_holds_for_its_window(code: int, parameters: dict[int, int], minutes: int | None) -> None:
-    key, content = sample("NTP")
-    for number in range(1, 11):
-        at = {1: 52, 2: 54, 3: 58}.get(number, 84 + 2 * number)  # figure 3-6
-        content = patched(content, at, "h", parameters.get(number, 0))
-    found = read(key, patched(patched(content, 30, "h", code), 0, "h", code))
-    noon = START.replace(hour=12, minute=0, second=0)
-    begin = noon - timedelta(minutes=minutes or 0)
-    assert (found.start, found.end, found.datetime) == ((begin, noon, noon) if minutes else (START, START, START))
-    if minutes or code == 176:
-        assert found.properties["nexrad:accumulation-start"] == f"{begin:%Y-%m-%dT%H:%M:%S.%fZ}"
-        assert ("nexrad:accumulation-end" in found.properties) == bool(minutes)
+    ):  # fmt: skip
+        key, content = sample("NTP")
+        for number in range(1, 11):
+            at = {1: 52, 2: 54, 3: 58}.get(number, 84 + 2 * number)  # figure 3-6
+            content = patched(content, at, "h", parameters.get(number, 0))
+        found = read(key, patched(patched(content, 30, "h", code), 0, "h", code))
+        begin = noon - timedelta(minutes=minutes or 0)
+        assert (found.start, found.end, found.datetime) == ((begin, noon, noon) if minutes else (START, START, START))
+        if minutes or code == 176:
+            assert found.properties["nexrad:accumulation-start"] == f"{begin:%Y-%m-%dT%H:%M:%S.%fZ}"
+            assert ("nexrad:accumulation-end" in found.properties) == bool(minutes)
 
 
-@pytest.mark.parametrize(
-    ("number", "tenths", "expected"), [(1, -10, -1.0), (1, 450, 45.0), (1, 451, None), (1, -11, None), (0, 5, None)]
-)
-def test_only_a_product_of_one_elevation_has_an_angle_that_an_antenna_can_have(
-    number: int, tenths: int, expected: float | None
-) -> None:
+def test_only_a_product_of_one_elevation_has_an_angle_that_an_antenna_can_have() -> None:
     key, content = sample()
-    assert read(key, patched(content, 56, "hh", number, tenths)).properties.get("nexrad:elevation") == expected
+    for (number, tenths), expected in {
+        (1, -10): -1.0,
+        (1, 450): 45.0,
+        (1, 451): None,
+        (1, -11): None,
+        (0, 5): None,
+    }.items():
+        assert read(key, patched(content, 56, "hh", number, tenths)).properties.get("nexrad:elevation") == expected
 
 
 def test_a_product_that_no_table_knows_is_a_point_without_a_name() -> None:
@@ -261,32 +260,29 @@ def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
     assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062460")) is MetadataIssue.INVALID_TIME_RANGE
 
 
-@pytest.mark.parametrize(
-    ("heading", "key", "start"),
-    [
+def test_the_day_of_a_heading_is_of_the_month_that_is_nearest() -> None:
+    for heading, key, start in (
         (b"312359", "2024_01_01_00_00_30", "2023-12-31T23:59:00Z"),
         (b"010000", "2023_12_31_23_59_30", "2024-01-01T00:00:00Z"),
         (b"010000", "2024_01_31_23_59_30", "2024-02-01T00:00:00Z"),
         (b"290000", "2024_02_29_00_00_30", "2024-02-29T00:00:00Z"),
         (b"310000", "2024_03_30_23_59_30", "2024-03-31T00:00:00Z"),
-    ],
-)
-def test_the_day_of_a_heading_is_of_the_month_that_is_nearest(heading: bytes, key: str, start: str) -> None:
-    assert read(f"ICT_FTM_{key}", TEXT.replace(b"062114", heading)).start == datetime.fromisoformat(start)
+    ):
+        assert read(f"ICT_FTM_{key}", TEXT.replace(b"062114", heading)).start == datetime.fromisoformat(start)
 
 
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_an_object_as_it_was_sent_says_the_same(product: str) -> None:
-    key, content = sample(product)
-    expected = read(key, content)
-    assert read(key, envelope(content)) == expected
-    assert read(key, envelope(content, b"00813")) == expected
-    assert refusal(key, envelope(content)[:-1]) is MetadataIssue.TRUNCATED_OBJECT
-    assert is_unchecked(outcome(key, content + b"\r\r\n\x03"))
-    found = read(key, envelope(framed(content)))
-    assert found.properties == {**expected.properties, "nexrad:compression": "zlib"}
-    # The last frame may be sent as it is, and without a control block.
-    assert read(key, framed(content, control=b"", plain=1)).properties == found.properties
+def test_an_object_as_it_was_sent_says_the_same() -> None:
+    for product in PRODUCTS:
+        key, content = sample(product)
+        expected = read(key, content)
+        assert read(key, envelope(content)) == expected
+        assert read(key, envelope(content, b"00813")) == expected
+        assert refusal(key, envelope(content)[:-1]) is MetadataIssue.TRUNCATED_OBJECT
+        assert is_unchecked(outcome(key, content + b"\r\r\n\x03"))
+        found = read(key, envelope(framed(content)))
+        assert found.properties == {**expected.properties, "nexrad:compression": "zlib"}
+        # The last frame may be sent as it is, and without a control block.
+        assert read(key, framed(content, control=b"", plain=1)).properties == found.properties
 
 
 def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: int = 0) -> bytes:
@@ -304,26 +300,24 @@ def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: i
 
 
 @pytest.mark.clause("OPR-06")
-@pytest.mark.parametrize(
-    ("seconds", "agrees"), [(0, True), (-60, True), (-61, False), (105, True), (106, False), (86_400, False)]
-)
-def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation(seconds: int, agrees: bool) -> None:
-    _, content = sample()
-    key = f"ICT_N0B_{START + timedelta(seconds=seconds):%Y_%m_%d_%H_%M_%S}"
-    if agrees:
-        assert read(key, content).start == START
-    else:
-        assert refusal(key, content) is MetadataIssue.TIME_MISMATCH
+def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation() -> None:
+    own_key, content = sample()
+    for seconds, agrees in {0: True, -60: True, -61: False, 105: True, 106: False, 86_400: False}.items():
+        key = f"ICT_N0B_{START + timedelta(seconds=seconds):%Y_%m_%d_%H_%M_%S}"
+        if agrees:
+            assert read(key, content).start == START
+        else:
+            assert refusal(key, content) is MetadataIssue.TIME_MISMATCH
     # A generation far from the scan widens no key's time.
     late = patched(patched(content, 46, "H", 30_000), 2, "H", 30_000)
-    assert read(sample()[0], late).start == START
+    assert read(own_key, late).start == START
     assert refusal("ICT_N0B_2024_05_06_22_16_03", late) is MetadataIssue.TIME_MISMATCH
 
 
 @pytest.mark.clause("OPR-26")
-@pytest.mark.parametrize(
-    ("place", "layout", "value", "expected"),
-    [
+def test_header_and_description_agree_and_codes_are_in_their_tables() -> None:
+    key, content = sample()
+    for place, layout, value, expected in (
         # Product, day and second of the header.
         (0, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
         (2, "H", 30_000, MetadataIssue.TIME_MISMATCH),
@@ -338,15 +332,10 @@ def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation(se
         (34, "h", 90, MetadataIssue.OUT_OF_TABLE),
         # In maintenance a radar has none.
         (34, "h", 0, None),
-    ],
-)
-def test_header_and_description_agree_and_codes_are_in_their_tables(
-    place: int, layout: str, value: int, expected: MetadataIssue | None
-) -> None:
-    key, content = sample()
-    found = outcome(key, patched(content, place, layout, value))
-    codes = found if isinstance(found, MetadataIssue) else [code for code, _ in found.findings]
-    assert codes in (expected, [expected] if expected else [])
+    ):
+        found = outcome(key, patched(content, place, layout, value))
+        codes = found if isinstance(found, MetadataIssue) else [code for code, _ in found.findings]
+        assert codes in (expected, [expected] if expected else [])
 
 
 @pytest.mark.clause("OPR-25")
@@ -360,27 +349,24 @@ def test_a_tdwr_has_patterns_of_its_own_and_its_status_is_a_tdwr_s() -> None:
 
 
 @pytest.mark.clause("OPR-06")
-@pytest.mark.parametrize("key", ["TWX_N0B_2024_05_06_21_14_03", "ICT_N0G_2024_05_06_21_14_03"])
-def test_a_key_of_another_site_or_product_is_a_platform_mismatch(key: str) -> None:
-    assert refusal(key, sample()[1]) is MetadataIssue.PLATFORM_MISMATCH
+def test_a_key_of_another_site_or_product_is_a_platform_mismatch() -> None:
+    for key in ("TWX_N0B_2024_05_06_21_14_03", "ICT_N0G_2024_05_06_21_14_03"):
+        assert refusal(key, sample()[1]) is MetadataIssue.PLATFORM_MISMATCH
 
 
-@pytest.mark.parametrize(
-    ("latitude", "longitude", "expected"),
-    [
+def test_a_position_that_is_not_the_sites_is_not_published() -> None:
+    key, content = sample()
+    for latitude, longitude, expected in (
         (0, 0, "site table"),
         (91_000, -97_443, MetadataIssue.INVALID_GEOMETRY),
         (37_654, -197_443, MetadataIssue.INVALID_GEOMETRY),
         (38_654, -97_443, MetadataIssue.INVALID_GEOMETRY),
-    ],
-)
-def test_a_position_that_is_not_the_sites_is_not_published(latitude: int, longitude: int, expected: Any) -> None:
-    key, content = sample()
-    changed = patched(content, 20, "ii", latitude, longitude)
-    if isinstance(expected, MetadataIssue):
-        assert refusal(key, changed) is expected
-    else:
-        assert read(key, changed).properties["nexrad:position-source"] == expected
+    ):
+        changed = patched(content, 20, "ii", latitude, longitude)
+        if isinstance(expected, MetadataIssue):
+            assert refusal(key, changed) is expected
+        else:
+            assert read(key, changed).properties["nexrad:position-source"] == expected
 
 
 def test_the_identifier_of_a_site_is_of_one_radar_and_a_range_one_of_the_formats() -> None:

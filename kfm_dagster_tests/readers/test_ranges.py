@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,21 +39,18 @@ def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> No
     assert source.asked == [(0, 100), (100, 200)]
 
 
-@pytest.mark.parametrize(
-    ("reads", "requests"),
-    [
+def test_the_last_blocks_come_in_one_request() -> None:
+    for reads, requests in (
         ([(0, 10), (950, 1), (850, 1)], [(0, 100), (800, 300)]),
         ([(0, 10), (850, 100), (1000, 1)], [(0, 100), (800, 300)]),
         ([(0, 10), (690, 20), (850, 1)], [(0, 100), (600, 200), (800, 300)]),
         ([(790, 20)], [(700, 400)]),
-    ],
-)
-def test_the_last_blocks_come_in_one_request(reads: list[tuple[int, int]], requests: list[tuple[int, int]]) -> None:
-    source = CountingSource(DATA)
-    cache = BlockCache(source, block_bytes=100, tail_blocks=3)
-    for start, length in reads:
-        assert cache.read(start, length) == DATA[start : start + length]
-    assert source.asked == requests
+    ):
+        source = CountingSource(DATA)
+        cache = BlockCache(source, block_bytes=100, tail_blocks=3)
+        for start, length in reads:
+            assert cache.read(start, length) == DATA[start : start + length]
+        assert source.asked == requests
 
 
 def test_too_many_blocks_are_refused_before_they_are_requested() -> None:

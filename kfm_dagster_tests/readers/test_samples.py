@@ -53,8 +53,7 @@ def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, 
         assert named <= found.properties.keys(), key
 
 
-@pytest.mark.parametrize("dataset", SAMPLES)
-def test_more_samples_than_a_day_has_keys_are_refused(dataset: str) -> None:
-    samples, most = SAMPLES[dataset]
-    with pytest.raises(ValueError, match=r"\d"):
-        next(samples(DAY, most + 1))
+def test_more_samples_than_a_day_has_keys_are_refused() -> None:
+    for samples, most in SAMPLES.values():
+        with pytest.raises(ValueError, match=r"\d"):
+            next(samples(DAY, most + 1))

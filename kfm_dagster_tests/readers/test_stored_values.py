@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
@@ -11,9 +10,8 @@ from kfm_dagster.readers.stored_values import PROPERTIES, band_fields
 
 
 @pytest.mark.clause("OPR-21")
-@pytest.mark.parametrize(
-    ("data_type", "attributes", "expected"),
-    [
+def test_a_band_says_what_its_values_are() -> None:
+    for data_type, attributes, expected in (
         # GOES-R: 16-bit integers that are unsigned, as netCDF4 and GDAL show them.
         ("int16", {"_Unsigned": "true", "_FillValue": -1.0}, {"data_type": "uint16", "nodata": 65535}),
         ("int16", {"_Unsigned": "true", "_FillValue": 1023.0}, {"data_type": "uint16", "nodata": 1023}),
@@ -45,10 +43,8 @@ from kfm_dagster.readers.stored_values import PROPERTIES, band_fields
         ("float32", {"units": "K\x00K"}, {"data_type": "float32"}),
         ("float32", {"units": 1}, {"data_type": "float32"}),
         (None, {"_FillValue": 0, "units": "K"}, {"unit": "K"}),
-    ],
-)
-def test_a_band_says_what_its_values_are(data_type: str | None, attributes: Any, expected: dict[str, Any]) -> None:
-    found = band_fields(data_type, attributes)
-    assert found == expected
-    assert [type(value) for value in found.values()] == [type(expected[name]) for name in found]
-    assert found.keys() <= PROPERTIES
+    ):
+        found = band_fields(data_type, attributes)
+        assert found == expected
+        assert [type(value) for value in found.values()] == [type(expected[name]) for name in found]
+        assert found.keys() <= PROPERTIES

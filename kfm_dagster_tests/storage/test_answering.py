@@ -17,24 +17,21 @@ from kfm_dagster.storage.s3 import S3Bucket
 FULL = os.strerror(errno.ENOSPC)
 
 
-@pytest.mark.parametrize(
-    ("error", "what"),
-    [
+def test_a_full_disk_says_so_and_a_stage_that_met_it_says_the_same() -> None:
+    for error, what in (
         (GenericError(f"Generic LocalFileSystem error: /srv/x: {FULL} (os error 28)"), "the disk of the store is full"),
         (OSError(errno.ENOSPC, FULL), "the disk of the store is full"),
         (GenericError("error sending request for url (http://127.0.0.1:1/?X-Amz-Signature=s3cret)"), "does not answer"),
-    ],
-)
-def test_a_full_disk_says_so_and_a_stage_that_met_it_says_the_same(error: Exception, what: str) -> None:
-    with (
-        pytest.raises(DependencyUnavailableError, match=what) as unavailable,
-        answering("the store", "KFM_STORAGE_URL"),
     ):
-        raise error
-    failed = StageFailedError(dataset_id="hrrr.stac_register", cause=unavailable.value)
-    assert failed.what == f"hrrr.stac_register: {unavailable.value.what}"
-    assert (failed.observed, failed.error_class) == (unavailable.value.observed, "E_INTERNAL")
-    assert not {"s3cret", "/srv/x"} & set(str(failed).split())
+        with (
+            pytest.raises(DependencyUnavailableError, match=what) as unavailable,
+            answering("the store", "KFM_STORAGE_URL"),
+        ):
+            raise error
+        failed = StageFailedError(dataset_id="hrrr.stac_register", cause=unavailable.value)
+        assert failed.what == f"hrrr.stac_register: {unavailable.value.what}"
+        assert (failed.observed, failed.error_class) == (unavailable.value.observed, "E_INTERNAL")
+        assert not {"s3cret", "/srv/x"} & set(str(failed).split())
 
 
 def test_what_is_neither_an_outage_nor_a_refusal_is_the_callers() -> None:

@@ -359,9 +359,10 @@ def test_stores_of_other_clouds_open_without_a_request() -> None:
             assert ObjectStores(anonymous=True).open(contract, URI).uri == URI
 
 
-@pytest.mark.parametrize(
-    ("provider", "variables", "url"),
-    [
+def test_the_endpoint_of_a_contract_is_its_providers_or_the_one_in_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for provider, variables, url in (
         ("aws", {}, "https://s3.us-east-1.amazonaws.com/noaa-hrrr-bdp-pds"),
         ("aws", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000/"}, "http://127.0.0.1:9000/noaa-hrrr-bdp-pds"),
         ("gcp", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000/"}, "https://storage.googleapis.com/noaa-hrrr-bdp-pds"),
@@ -371,18 +372,14 @@ def test_stores_of_other_clouds_open_without_a_request() -> None:
             "https://noaa.blob.core.windows.net/noaa-hrrr-bdp-pds",
         ),
         ("azure", {}, None),
-    ],
-)
-def test_the_endpoint_of_a_contract_is_its_providers_or_the_one_in_its_place(
-    provider: str, variables: dict[str, str], url: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ACCOUNT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"provider": provider})})
-    assert ObjectStores().endpoint(contract) == url
-    assert ObjectStores(object_root=tmp_path).endpoint(contract) is None
+    ):
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ACCOUNT_NAME"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"provider": provider})})
+        assert ObjectStores().endpoint(contract) == url
+        assert ObjectStores(object_root=tmp_path).endpoint(contract) is None
 
 
 @pytest.mark.usefixtures("aws")

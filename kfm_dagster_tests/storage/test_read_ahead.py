@@ -28,13 +28,13 @@ def test_an_object_whose_version_has_no_name_is_not_kept() -> None:
     assert heads.take("s3://b/k", None) == b""
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(10, b"second"), (9, b"")])
-def test_what_does_not_fit_is_requested_again(limit: int, kept: bytes) -> None:
-    heads = ReadAhead(limit_bytes=limit)
-    heads.keep("s3://b/1", "v", b"fast")
-    heads.keep("s3://b/2", "v", b"second")
-    assert heads.take("s3://b/1", "v") == b"fast"
-    assert heads.take("s3://b/2", "v") == kept
+def test_what_does_not_fit_is_requested_again() -> None:
+    for limit, kept in ((10, b"second"), (9, b"")):
+        heads = ReadAhead(limit_bytes=limit)
+        heads.keep("s3://b/1", "v", b"fast")
+        heads.keep("s3://b/2", "v", b"second")
+        assert heads.take("s3://b/1", "v") == b"fast"
+        assert heads.take("s3://b/2", "v") == kept
 
 
 def test_a_full_disk_costs_requests_and_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:

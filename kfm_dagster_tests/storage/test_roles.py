@@ -211,10 +211,10 @@ def test_a_role_that_could_alter_evidence_all_the_same_gets_nothing(owner: Datab
         grant_deployment_role(owner, superuser)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 64, "é" * 32, "a\0b"])
-def test_a_name_that_is_none_is_refused(owner: Database, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="no name of a role"):
-        grant_deployment_role(owner, name)
+def test_a_name_that_is_none_is_refused(owner: Database) -> None:
+    for name in ("", "x" * 64, "é" * 32, "a\0b"):
+        with pytest.raises(ConfigurationError, match="no name of a role"):
+            grant_deployment_role(owner, name)
 
 
 def test_who_is_not_the_owner_grants_nothing(deployment: Database, role: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -40,8 +41,18 @@ CREATED, UPDATED = ChangeKind.CREATED, ChangeKind.UPDATED
 _names = (f"subscription-{number}" for number in count())
 
 
+Items = list[dict[str, Any]]
+Subscribing = Callable[..., Subscribed]
+
+
 @pytest.fixture
-def items(contracts: ContractRegistry) -> list[dict[str, Any]]:
+def subscribing(database: Database, contracts: ContractRegistry) -> Subscribing:
+    """Make an announcer of a subscription, as `subscribe` does."""
+    return partial(subscribe, database, contracts)
+
+
+@pytest.fixture
+def items(contracts: ContractRegistry) -> Items:
     return [item_of(contracts, goes(number)) for number in range(60)]
 
 
@@ -50,10 +61,8 @@ def ids(*items: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.clause("OPR-22")
-def test_each_change_is_told_once_by_what_it_is_for_the_receiver(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
-) -> None:
-    subscribed = subscribe(database, contracts)
+def test_each_change_is_told_once_by_what_it_is_for_the_receiver(subscribing: Subscribing, items: Items) -> None:
+    subscribed = subscribing()
     first, second = items[:2]
     subscribed.follow(change(1, first), change(2, second))
     assert subscribed.inbox.news() == [(one, "created") for one in ids(first, second)]
@@ -76,16 +85,16 @@ def test_each_change_is_told_once_by_what_it_is_for_the_receiver(
 
 @pytest.mark.clause("OPR-22")
 def test_who_was_told_of_an_item_hears_how_it_goes_on_whatever_the_filters_say_now(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+    subscribing: Subscribing, items: Items
 ) -> None:
     name = next(_names)
     inbox = Inbox()
-    before = subscribe(database, contracts, inbox=inbox, name=name)
+    before = subscribing(inbox=inbox, name=name)
     before.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
     inbox.news()
     # Nothing of them is in the box, of the dataset or new enough any more.
     others = {"bbox": (100, 0, 101, 1), "datasets": ["hrrr"], "since": T0.replace(year=2026)}
-    after = subscribe(database, contracts, inbox=inbox, name=name, **others)
+    after = subscribing(inbox=inbox, name=name, **others)
     after.follow(
         change(4, items[0], kind=WITHDRAWN), change(5, items[1], kind=UPDATED), change(6, items[3]), change(7, items[4])
     )
@@ -110,19 +119,15 @@ SELECTED: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_subscription_is_told_of_what_it_asks_for(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
-) -> None:
+def test_a_subscription_is_told_of_what_it_asks_for(subscribing: Subscribing, items: Items) -> None:
     for more, hears in SELECTED:
-        subscribed = subscribe(database, contracts, name=next(_names), **more)
+        subscribed = subscribing(name=next(_names), **more)
         subscribed.follow(change(1, items[0]))
         assert subscribed.inbox.news() == ([(items[0]["id"], "created")] if hears else []), more
 
 
-def test_kinds_that_are_not_wanted_are_counted_all_the_same(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
-) -> None:
-    subscribed = subscribe(database, contracts, kinds=[UPDATED, WITHDRAWN])
+def test_kinds_that_are_not_wanted_are_counted_all_the_same(subscribing: Subscribing, items: Items) -> None:
+    subscribed = subscribing(kinds=[UPDATED, WITHDRAWN])
     subscribed.follow(change(1, items[0]), change(2, items[1]))
     subscribed.follow(change(3, items[0], kind=UPDATED))
     subscribed.follow(change(4, items[1], kind=WITHDRAWN))
@@ -133,12 +138,10 @@ def test_kinds_that_are_not_wanted_are_counted_all_the_same(
 
 @pytest.mark.clause("OPR-22")
 def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+    subscribing: Subscribing, items: Items
 ) -> None:
     failing = set(ids(*items[3:5]))
-    subscribed = subscribe(
-        database, contracts, inbox=Inbox(most=3, answers=lambda one: FAILED if one.item_id in failing else TAKEN)
-    )
+    subscribed = subscribing(inbox=Inbox(most=3, answers=lambda one: FAILED if one.item_id in failing else TAKEN))
     changes = [change(number, item) for number, item in enumerate(items[:20], 1)]
     with pytest.raises(FollowError, match="2 of 20 events were not taken: HTTP 500"):
         subscribed.follow(*changes)
@@ -153,9 +156,9 @@ def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
 
 @pytest.mark.clause("OPR-22")
 def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+    subscribing: Subscribing, items: Items
 ) -> None:
-    subscribed = subscribe(database, contracts, inbox=Inbox(most=2, down=True))
+    subscribed = subscribing(inbox=Inbox(most=2, down=True))
     changes = [change(number, item) for number, item in enumerate(items[:50], 1)]
     for tries in range(1, MAX_FAILURES + 5):
         with pytest.raises(FollowError, match="50 of 50 events were not taken: it is away"):
@@ -170,7 +173,7 @@ def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
 @pytest.mark.clause("OPR-22")
 @pytest.mark.parametrize("shared", [True, False], ids=["with its request", "alone"])
 def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]], shared: bool
+    subscribing: Subscribing, items: Items, shared: bool
 ) -> None:
     wrong = items[4]["id"]
 
@@ -181,9 +184,7 @@ def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
                 return [REFUSED] * len(events)
             return super().send(events)
 
-    subscribed = subscribe(
-        database, contracts, inbox=Strict(most=5, answers=lambda one: REFUSED if one.item_id == wrong else TAKEN)
-    )
+    subscribed = subscribing(inbox=Strict(most=5, answers=lambda one: REFUSED if one.item_id == wrong else TAKEN))
     subscribed.follow(*(change(number, item) for number, item in enumerate(items[:12], 1)))
     assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:4], *items[5:12])
     assert sum(wrong in request for request in subscribed.inbox.requests) == TRIES
@@ -200,10 +201,8 @@ def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_refuses_everything_loses_nothing(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
-) -> None:
-    subscribed = subscribe(database, contracts, inbox=Inbox(most=1, answers=lambda _: REFUSED))
+def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribing, items: Items) -> None:
+    subscribed = subscribing(inbox=Inbox(most=1, answers=lambda _: REFUSED))
     changes = [change(number, item) for number, item in enumerate(items, 1)]
     with pytest.raises(
         FollowError, match="60 of 60 events were not taken: it refuses everything, at first with HTTP 422"
@@ -220,12 +219,10 @@ def test_a_receiver_that_refuses_everything_loses_nothing(
 
 @pytest.mark.clause("OPR-22")
 def test_a_receiver_that_took_one_is_asked_for_all_others_however_many_it_refuses(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+    subscribing: Subscribing, items: Items
 ) -> None:
     wanted = items[0]["id"]
-    subscribed = subscribe(
-        database, contracts, inbox=Inbox(most=1, answers=lambda one: TAKEN if one.item_id == wanted else REFUSED)
-    )
+    subscribed = subscribing(inbox=Inbox(most=1, answers=lambda one: TAKEN if one.item_id == wanted else REFUSED))
     subscribed.follow(*(change(number, item) for number, item in enumerate(items[: MAX_REFUSALS + THREADS], 1)))
     assert subscribed.inbox.news() == [(wanted, "created")]
     assert subscribed.status().refused == MAX_REFUSALS + THREADS - 1
@@ -233,12 +230,10 @@ def test_a_receiver_that_took_one_is_asked_for_all_others_however_many_it_refuse
 
 @pytest.mark.clause("OPR-22")
 def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_after_so_many_times(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+    subscribing: Subscribing, items: Items
 ) -> None:
     wrong = items[1]["id"]
-    subscribed = subscribe(
-        database, contracts, inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN)
-    )
+    subscribed = subscribing(inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN))
     changes = [change(number, item) for number, item in enumerate(items[:3], 1)]
     for _ in range(MAX_FAILURES - 1):
         with pytest.raises(FollowError, match="events were not taken: HTTP 500"):
@@ -256,21 +251,17 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
     assert subscribed.status().refused == 0
 
 
-def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
-) -> None:
+def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(subscribing: Subscribing, items: Items) -> None:
     inbox, changes = Inbox(most=1), [change(number, item) for number, item in enumerate(items[:30], 1)]
     with pytest.raises(FollowError, match="29 of 30 events were not taken: it is slow"):
-        subscribe(database, contracts, inbox=inbox, budget_seconds=0).follow(*changes)
-    subscribe(database, contracts, inbox=inbox).follow(*changes)
+        subscribing(inbox=inbox, budget_seconds=0).follow(*changes)
+    subscribing(inbox=inbox).follow(*changes)
     assert sorted(item for [item] in inbox.requests) == ids(*items[:30])
 
 
 @pytest.mark.clause("OPR-22")
-def test_all_that_stands_can_be_told_again_under_the_same_ids(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
-) -> None:
-    subscribed = subscribe(database, contracts)
+def test_all_that_stands_can_be_told_again_under_the_same_ids(subscribing: Subscribing, items: Items) -> None:
+    subscribed = subscribing()
     subscribed.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
     subscribed.follow(change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
     last = {event["subject"]: event for event in subscribed.inbox.taken}
@@ -278,7 +269,7 @@ def test_all_that_stands_can_be_told_again_under_the_same_ids(
     subscribed.follow(change(6, items[3]), change(7, items[4]))
     assert subscribed.inbox.news()[-1:] == [(items[4]["id"], "created")]
     subscribed.inbox.answers = lambda _: TAKEN
-    subscribed.announcer.forget(contracts["goes-abi"])
+    subscribed.announcer.forget(subscribed.contracts["goes-abi"])
     subscribed.follow(change(1, items[0]), change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
     assert subscribed.inbox.taken == [event for event in last.values() if not event["type"].endswith("withdrawn")]
     subscribed.follow(change(6, items[3]))
@@ -287,10 +278,10 @@ def test_all_that_stands_can_be_told_again_under_the_same_ids(
 
 @pytest.mark.clause("OPR-22")
 def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_all_the_same(
-    database: Database, contracts: ContractRegistry, items: list[dict[str, Any]]
+    subscribing: Subscribing, items: Items
 ) -> None:
     """Nobody knows whether the receiver has it, so it is notified that it is no more."""
-    subscribed = subscribe(database, contracts)
+    subscribed = subscribing()
 
     def die(_: OutgoingEvent) -> ReceiverAnswer:
         raise DeadError
@@ -426,10 +417,10 @@ MINE = "goes-abi"
 )
 @given(operations=OPERATIONS)
 def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_one_id(
-    database: Database, contracts: ContractRegistry, operations: list[tuple[str, Any]]
+    subscribing: Subscribing, contracts: ContractRegistry, operations: list[tuple[str, Any]]
 ) -> None:
     inbox = Unsteady()
-    subscribed = subscribe(database, contracts, inbox=inbox, name=next(_names), datasets=[MINE])
+    subscribed = subscribing(inbox=inbox, name=next(_names), datasets=[MINE])
     story = Story(subscribed=subscribed, inbox=inbox, bases=[item_of(contracts, goes(number)) for number in range(4)])
     for operation, argument in operations:
         if operation == "write":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-import pytest
 from hydraters import hydrate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,18 +63,15 @@ def test_an_item_comes_out_as_it_went_in_whatever_its_collection_has(
     assert hydrate(shared, answer, strip_unmatched_markers=True) == item
 
 
-@pytest.mark.parametrize(
-    ("times", "columns"),
-    [
+def test_an_item_is_found_by_its_range_and_else_by_its_time() -> None:
+    for times, columns in (
         ({"datetime": "b"}, ["b", "b"]),
         ({"datetime": "b", "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
         ({"datetime": None, "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
-    ],
-)
-def test_an_item_is_found_by_its_range_and_else_by_its_time(times: dict[str, Any], columns: list[str]) -> None:
-    item = {"id": "x", "collection": "c", "geometry": None, "properties": times, "links": [], "assets": {}}
-    cells = stage_line(change(7, item, day="2025-12-03"), {}, None).removesuffix("\n").split("\t")
-    assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
+    ):
+        item = {"id": "x", "collection": "c", "geometry": None, "properties": times, "links": [], "assets": {}}
+        cells = stage_line(change(7, item, day="2025-12-03"), {}, None).removesuffix("\n").split("\t")
+        assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
 
 
 def test_members_that_only_other_items_have_are_marked() -> None:
@@ -90,8 +86,6 @@ def test_members_that_only_other_items_have_are_marked() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "same"), [([1, 2.5], [1.0, 2.5]), ({"a": [True, None, 3]}, {"a": [True, None, 3.0]}), ("1", "1")]
-)
-def test_numbers_are_compared_as_floats_and_nothing_else_is_taken_for_one(value: Any, same: Any) -> None:
-    assert orjson.dumps(as_floats(value)) == orjson.dumps(same)
+def test_numbers_are_compared_as_floats_and_nothing_else_is_taken_for_one() -> None:
+    for value, same in (([1, 2.5], [1.0, 2.5]), ({"a": [True, None, 3]}, {"a": [True, None, 3.0]}), ("1", "1")):
+        assert orjson.dumps(as_floats(value)) == orjson.dumps(same)

@@ -172,18 +172,15 @@ def with_lzf() -> bytes:
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "along", "why"),
-    [
+def test_what_no_store_can_refer_to_is_refused() -> None:
+    for content, along, why in (
         (with_lzf(), "t", "filters"),
         (made(), "t", "no image"),
         (made(v={"data": IMAGE}), "s", "scalar variable s does not exist"),
         (made(v={"data": IMAGE}), "v", "scalar variable v does not exist"),
-    ],
-)
-def test_what_no_store_can_refer_to_is_refused(content: bytes, along: str, why: str) -> None:
-    with pytest.raises(ReadError, match=why):
-        read_cube_step(BytesSource(content), along=along)
+    ):
+        with pytest.raises(ReadError, match=why):
+            read_cube_step(BytesSource(content), along=along)
 
 
 def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +209,8 @@ def with_key(which: int, field: int, value: int) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("which", "field", "value"),
-    [
+def test_an_index_that_is_none_is_refused() -> None:
+    for which, field, value in (
         (1, 0, 11),  # other bytes than six numbers have
         (1, 0, 0),
         (1, 1, 1),  # a filter skipped
@@ -224,10 +220,8 @@ def with_key(which: int, field: int, value: int) -> bytes:
         (1, 3, 6),
         (1, 4, 2),  # within an element
         (1, 5, 1 << 40),  # past the object
-    ],
-)
-def test_an_index_that_is_none_is_refused(which: int, field: int, value: int) -> None:
+    ):
+        with pytest.raises(ReadError) as refused:
+            step_of(with_key(which, field, value))
+        assert refused.value.code is MetadataIssue.UNREADABLE_FORMAT
     assert [chunk.place for chunk in step_of(with_key(0, 1, 0)).images["v"]] == [(0, 0), (1, 0)]
-    with pytest.raises(ReadError) as refused:
-        step_of(with_key(which, field, value))
-    assert refused.value.code is MetadataIssue.UNREADABLE_FORMAT
