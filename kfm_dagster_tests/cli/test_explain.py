@@ -313,7 +313,7 @@ REFUSED = {
     "an unknown whole id": ("99999999-0000-4000-8000-000000000009", ["nothing is recorded of such a run"]),
     "empty": ("", ["nothing is recorded of such a run"]),
     "ambiguous": ("11111111-", ["several ids", WORKED, AGAIN]),
-    "too short": ("2222222", ["too little", FORCED]),
+    "too short": ("2222222", ["abbreviated too far", FORCED]),
     "not told apart by LIKE": ("%", ["nothing is recorded of such a run"]),
 }
 
