@@ -28,7 +28,6 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from kfm_dagster.addresses import LAKEFS
@@ -315,6 +314,11 @@ class Settings(BaseModel):
         description="Logical worker identity in the ledger, the same in every process of a run; never a host name.",
     )
 
+    def __init__(self, **values: Any) -> None:
+        variables = {name: f"{PREFIX}{name.upper()}" for name in type(self).model_fields}
+        stored = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
+        super().__init__(**(stored | values))
+
     @field_validator("dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
     def _on_postgres(cls, value: str, info: ValidationInfo) -> str:
@@ -376,12 +380,6 @@ class Settings(BaseModel):
         if "://" in value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
             raise ValueError("a folder or s3://bucket/prefix")
         return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_environment(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        variables = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in cls.model_fields}
-        return {**{name: value for name, value in variables.items() if value is not None}, **values}
 
     @field_validator(
         "backup_url", "run_state", "storage_url", "catalog_url", "lineage_url", "virtual_url", "compute_logs_url"

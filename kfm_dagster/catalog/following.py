@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemChange
@@ -55,10 +56,14 @@ class FollowerRunner:
         self, database: Database, registry: ContractRegistry, publisher: Publisher, *, clock: Callable[[], datetime]
     ) -> None:
         self._database = database
-        self._owners = {contract.stac.collection: registry.owner(contract) for contract in registry}
+        self._registry = registry
         self._publisher = publisher
         self._clock = clock
         self._outbox = Outbox(database, "catalog", lease=LEASE, clock=clock)
+
+    @cached_property
+    def _owners(self) -> Mapping[str, DatasetContract]:
+        return {contract.stac.collection: self._registry.owner(contract) for contract in self._registry}
 
     def catch_up(self, followers: Iterable[Follower], *, within: float = 10.0) -> int:
         """Advance followers for at most `within` seconds; return the number of accepted changes.

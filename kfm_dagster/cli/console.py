@@ -32,6 +32,7 @@ def console(*, host: str, port: int) -> None:
 
     # Ctrl-C is the way to end it, not a failure.
     with opened_pipeline(read_only=True) as pipeline, suppress(KeyboardInterrupt), ExitStack() as opened:
+        _ = pipeline.registry.contracts  # a wrong contract stops a server at its start, not its first page
         deciding = opened.enter_context(opened_pipeline()) if pipeline.settings.console_tokens else None
         serve(pipeline, host=host, port=port, ready=ready, deciding=deciding)
 
@@ -49,4 +50,5 @@ def mcp() -> None:
     from kfm_dagster.console.mcp_server import mcp_server  # noqa: PLC0415
 
     with opened_pipeline(read_only=True) as pipeline:
+        _ = pipeline.registry.contracts  # as above
         mcp_server(pipeline).run("stdio")

@@ -166,6 +166,18 @@ class ContractRegistry:
         return Route(kind=KeyKind.FOREIGN, contract=None)
 
 
+class DeferredRegistry(ContractRegistry):
+    """The registry of a folder, loaded on first use: most commands that only read need no contract."""
+
+    def __init__(self, extra_dir: Path | None) -> None:
+        vars(self)["extra_dir"] = extra_dir
+
+    @cached_property
+    def contracts(self) -> Mapping[str, DatasetContract]:
+        """The contracts. Raises ContractError."""
+        return ContractRegistry.load(vars(self)["extra_dir"]).contracts
+
+
 def _shipped() -> dict[str, Traversable]:
     """Return the files of the built-in contracts by dataset id, in order."""
     files = (resources.files("kfm_dagster.contracts") / "datasets").iterdir()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSources
 from kfm_dagster.catalog.publisher import open_publisher
-from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.loader import ContractRegistry, DeferredRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import clock_skew
 from kfm_dagster.ingest.acknowledgement import Acknowledger
@@ -114,7 +114,7 @@ class Pipeline:
         if read_only:
             return cls(
                 settings=settings,
-                registry=ContractRegistry.load(settings.contracts_dir),
+                registry=DeferredRegistry(settings.contracts_dir),
                 card=Card.load(settings.configs_dir),
                 database=Database.open(settings.database_url, read_only=True),
             )
