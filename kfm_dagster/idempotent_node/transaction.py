@@ -144,7 +144,8 @@ class IdempotentNodes:
             return self._skip(intent, applied, tx)
         result = effect(tx)
         at = self._close_previous(intent, tx)
-        tx.run(
+        [output] = tx.rows(
+            Output,
             "idempotent_node.put_output",
             content_hash=intent.content_hash,
             record=json.dumps(result.record, sort_keys=True, allow_nan=False),
@@ -155,13 +156,6 @@ class IdempotentNodes:
         if not self.intents.resolve(intent, IntentStatus.APPLIED, end=end, claimed=result.claimed, tx=tx):
             self._apply_again(intent, end, result.claimed, tx=tx)
         advance(intent.node, intent.content_hash, at=self._clock(), tx=tx)
-        output = Output(
-            content_hash=intent.content_hash,
-            record=result.record,
-            lineage=result.lineage,
-            valid_from=at,
-            valid_to=None,
-        )
         return NodeResult(status=IntentStatus.APPLIED, output=output, applied_by=intent)
 
     def lock(self, content_hash: str, *, tx: Transaction) -> None:

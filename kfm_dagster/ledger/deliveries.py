@@ -29,6 +29,7 @@ from kfm_dagster.ledger.rejections import (
 from kfm_dagster.ledger.rows import bounded
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.statements import value_of
 from kfm_dagster.telemetry.totals import Total, Totals
 
 
@@ -156,16 +157,9 @@ class Deliveries:
         """Return the messages in flight with a failed unit of `wal_ids` that is retried later."""
         now = self._clock()
         with self._database.snapshot() as tx:
-            rows = tx.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).all()
-        return [
-            DueBackoff(
-                message_id=row.message_id,
-                queue=row.queue,
-                receipt_handle=row.receipt_handle,
-                seconds=max(0, math.ceil((row.next_attempt_at - now).total_seconds())),
-            )
-            for row in rows
-        ]
+            rows = tx.run("deliveries.due_for_backoff", wal_ids=sorted(wal_ids)).mappings().all()
+        seconds = (max(0, math.ceil((row["next_attempt_at"] - now).total_seconds())) for row in rows)
+        return [value_of(DueBackoff, {**row, "seconds": wait}) for row, wait in zip(rows, seconds, strict=True)]
 
     def held_by(self, run_id: str, *, after: str, limit: int) -> list[HeldMessage]:
         """Return the messages in flight whose units a run holds, by id, after the id `after`."""

@@ -7,7 +7,7 @@ guards in the database (`sql/schema`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
@@ -104,23 +104,15 @@ class StageStore:
                 # Refused, because other transactions see a permitted attempt only as running.
                 self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
-        opened = StageAttempt(
-            run_id=run_id,
-            stage=stage,
-            attempt=1 if before is None else before.attempt + 1,
-            state=StageState.PENDING,
-            idempotency_key=idempotency_key,
-            input_hashes=tuple(input_hashes),
-            opened_at=self._clock(),
-        )
-        tx.run(
+        [opened] = tx.rows(
+            StageAttempt,
             "stages.open",
             run_id=run_id,
             stage=stage,
-            attempt=opened.attempt,
+            attempt=1 if before is None else before.attempt + 1,
             idempotency_key=idempotency_key,
             input_hashes=list(input_hashes),
-            at=opened.opened_at,
+            at=self._clock(),
         )
         if before is not None:
             self._audit_retry(opened, after=before.state, since=before.ended_at or before.opened_at, tx=tx)
@@ -160,39 +152,29 @@ class StageStore:
             members["restricted"] = reasons
         move = attempt.event(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", members)
         self.audit.append([*told, move], tx=tx)
-        at = self._clock()
-        moved = tx.run(
+        moved = tx.row(
+            StageAttempt,
             "stages.move",
             run_id=attempt.run_id,
             stage=attempt.stage,
             attempt=attempt.attempt,
             origin=attempt.state.value,
             state=to.value,
-            at=at,
+            at=self._clock(),
             error_class=error_class.value if error_class else None,
             restricted=reasons,
             checkpoint_uri=checkpoint_uri,
             output_sha256=output_sha256,
             compensation=compensation,
         )
-        if moved.rowcount != 1:
+        if moved is None:
             raise StageMoveError(
                 "the attempt is not where it was left",
                 observed=f"attempt {attempt.attempt} of {attempt.stage} in run {attempt.run_id}",
                 expected=attempt.state.value,
                 next_step="another attempt has taken over; leave it to that one",
             )
-        return replace(
-            attempt,
-            state=to,
-            started_at=at if to is StageState.RUNNING else attempt.started_at,
-            ended_at=None if to is StageState.RUNNING else at,
-            error_class=error_class or attempt.error_class,
-            restricted=attempt.restricted if reasons is None else tuple(reasons),
-            checkpoint_uri=checkpoint_uri or attempt.checkpoint_uri,
-            output_sha256=output_sha256 or attempt.output_sha256,
-            compensation=compensation or attempt.compensation,
-        )
+        return moved
 
 
 def _refuse_other(before: StageAttempt, key: str, input_hashes: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("deliveries.mark_acknowledged", {}, r"one_row_per_message|autoindex_nodd_wal_deliveries_1"),
     ("replay.select_units", {}, "by_selection"),
     ("replay.select_named", {}, RECORD),
-    ("dead_letters.standing", {}, RECORD),
+    ("dead_letters.known_units", {}, RECORD),
     ("evidence.due", {}, "quarantine_cases_without_evidence"),
     ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),
     ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),

@@ -1,9 +1,10 @@
 -- Statements of the dead-letter tooling.
 
--- name: standing
+-- name: known_units
 -- let_in_with is the error that the unit had when a drain last let it in again.
 SELECT
-    record.wal_id, record.dataset, record.status, record.attempts, record.last_error_code,
+    record.wal_id, record.dataset, record.status, record.attempts,
+    record.last_error_code AS error_code,
     (
         SELECT entry.fields ->> 'last_error_code'
         FROM nodd_wal_transitions AS entry

@@ -57,7 +57,8 @@ WHERE content_hash = :content_hash;
 
 -- name: put_output
 INSERT INTO node_output (content_hash, record, lineage, valid_from)
-VALUES (:content_hash, :record, :lineage, :at);
+VALUES (:content_hash, :record, :lineage, :at)
+RETURNING *;
 
 -- name: end_output
 -- At a time, or not yet (null). A worker whose clock is behind ends the window at its beginning, not before it.

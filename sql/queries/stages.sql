@@ -57,7 +57,8 @@ SELECT created_at FROM replay_runs WHERE created_at >= :since AND mode <> 'backf
 INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at)
 VALUES (
     :run_id, :stage, :attempt, 'pending', :idempotency_key, @as_json(:input_hashes), @as_time(:at)
-);
+)
+RETURNING *;
 
 -- name: move
 UPDATE stage_state SET
@@ -69,7 +70,8 @@ UPDATE stage_state SET
     checkpoint_uri = coalesce(CAST(:checkpoint_uri AS text), checkpoint_uri),
     output_sha256 = coalesce(CAST(:output_sha256 AS text), output_sha256),
     compensation = coalesce(@as_json(:compensation), compensation)
-WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt AND state = :origin;
+WHERE run_id = :run_id AND stage = :stage AND attempt = :attempt AND state = :origin
+RETURNING *;
 
 -- name: append_audit
 INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash)

@@ -21,6 +21,7 @@ from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.runs import ENDED, ReplayRun, ReplayState
 from kfm_dagster.recovery.replay.selection import Mode
 from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.statements import value_of
 
 
 @unique
@@ -147,24 +148,14 @@ def listed_backfills(database: Database) -> list[str]:
 def day_progress(database: Database, backfill_id: str) -> list[DayProgress]:
     """Return every day of a backfill, the earliest first."""
     with database.snapshot() as view:
-        rows = view.run("backfill.progress", backfill_id=backfill_id).all()
+        rows = view.run("backfill.progress", backfill_id=backfill_id).mappings().all()
     days: dict[tuple[str, str], DayProgress] = {}
     for row in rows:
-        key = (row.day, row.dataset)
+        key = (row["day"], row["dataset"])
         units = dict(days[key].units) if key in days else dict.fromkeys(Status, 0)
-        if row.status is not None:
-            units[Status(row.status)] = int(row.units)
-        days[key] = DayProgress(
-            dataset=row.dataset,
-            day=date.fromisoformat(row.day),
-            state=DayState(row.state),
-            requests=row.requests,
-            listed=row.listed,
-            created=row.created,
-            requeued=row.requeued,
-            left_out=row.left_out or {},
-            units=units,
-        )
+        if row["status"] is not None:
+            units[Status(row["status"])] = int(row["units"])
+        days[key] = value_of(DayProgress, {**row, "left_out": row["left_out"] or {}, "units": units})
     return list(days.values())
 
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum, unique
 from typing import Any
 
+from sqlalchemy import RowMapping
+
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import RefusedError
@@ -23,6 +25,7 @@ from kfm_dagster.notifications.messages import Authenticity, SqsMessage
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.operators.message_parse import ParsedMessage, parse_message
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.statements import value_of
 
 LOOK_LIMIT = 10_000
 """Most dead letters of a look; SQS allows 120,000 messages of a queue in flight."""
@@ -153,26 +156,19 @@ def classify(pipeline: Pipeline, messages: Sequence[SqsMessage]) -> list[DeadLet
 
 def known_units(ledger: Ledger, wal_ids: Iterable[WalId], *, tx: Transaction) -> dict[WalId, KnownUnit]:
     """Return units with their statuses, without units that have no record."""
-    rows = tx.run("dead_letters.standing", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).all()
-    return {
-        WalId(row.wal_id): KnownUnit(
-            wal_id=WalId(row.wal_id),
-            dataset=row.dataset,
-            status=Status(row.status),
-            error_code=row.last_error_code,
-            let_in_with=row.let_in_with,
-            no_replay=_no_replay(ledger, row) if row.status == Status.FAILED else None,
-        )
-        for row in rows
-    }
+    rows = tx.run("dead_letters.known_units", wal_ids=sorted(wal_ids), reason=ReplayReason.DLQ_DRAIN).mappings()
+    units = (value_of(KnownUnit, {**row, "no_replay": _no_replay(ledger, row)}) for row in rows)
+    return {unit.wal_id: unit for unit in units}
 
 
-def _no_replay(ledger: Ledger, row: Any) -> str | None:
-    if row.is_superseded:
+def _no_replay(ledger: Ledger, row: RowMapping) -> str | None:
+    if row["status"] != Status.FAILED:
+        return None
+    if row["is_superseded"]:
         return LedgerCode.SUPERSEDED
-    policy = ledger.registry[row.dataset].retry
+    policy = ledger.registry[row["dataset"]].retry
     return quarantine_reason(
-        policy, attempt=row.attempts, error_code=row.last_error_code, human_review=ledger.human_review
+        policy, attempt=row["attempts"], error_code=row["error_code"], human_review=ledger.human_review
     )
 
 

@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import StrEnum, unique
 from typing import Any
 
+from sqlalchemy import RowMapping
+
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
@@ -20,6 +22,7 @@ from kfm_dagster.ledger.state_machine import explained
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.statements import value_of
 from kfm_dagster.views.view import json_row
 
 
@@ -221,7 +224,7 @@ def _allowed(from_state: str | None, _to_state: str) -> str:
 
 def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
     """Return a replay. Raises UnknownNameError."""
-    row = tx.run("replay.run", replay_run_id=replay_run_id).one_or_none()
+    row = tx.run("replay.run", replay_run_id=replay_run_id).mappings().one_or_none()
     if row is None:
         raise UnknownNameError(
             "there is no such replay", observed=replay_run_id, next_step="kfm replay status lists them"
@@ -231,7 +234,7 @@ def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
 
 def newest(tx: Transaction, *, limit: int, backfills: bool = False) -> list[ReplayRun]:
     """Return replays of records, or backfills, the newest first."""
-    return [_run(row) for row in tx.run("replay.runs", limit=limit, backfills=backfills)]
+    return [_run(row) for row in tx.run("replay.runs", limit=limit, backfills=backfills).mappings()]
 
 
 def running(tx: Transaction) -> list[str]:
@@ -263,20 +266,8 @@ def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
     return tx.rows(Differing, "replay.differing", replay_run_id=replay_run_id)
 
 
-def _run(row: Any) -> ReplayRun:
-    return ReplayRun(
-        replay_run_id=row.replay_run_id,
-        name=row.name,
-        env=Environment(row.env),
-        state=ReplayState(row.state),
-        state_reason=row.state_reason,
-        # The source names the replay in the error of a spec that this release cannot read any more.
-        selection=selection_of(row.spec, source=f"replay {row.replay_run_id}"),
-        spec_sha256=row.spec_sha256,
-        batches=row.batches,
-        decision=Decision(actor=row.actor, reason=row.reason, change_ref=row.change_ref),
-        mismatches_seen=row.mismatches_seen,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        finished_at=row.finished_at,
-    )
+def _run(row: RowMapping) -> ReplayRun:
+    # The source names the replay in the error of a spec that this release cannot read any more.
+    selection = selection_of(row["spec"], source=f"replay {row['replay_run_id']}")
+    decision = Decision(actor=row["actor"], reason=row["reason"], change_ref=row["change_ref"])
+    return value_of(ReplayRun, {**row, "selection": selection, "decision": decision})
