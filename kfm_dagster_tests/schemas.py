@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from kfm_dagster.ledger.record import NoddWalRecord
+
 
 def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
     """Return a file's JSON Schema (2020-12), for editors and CI: docs/spec/NAME.schema.json.
@@ -16,4 +18,13 @@ def json_schema(model: type[BaseModel], *, urn: str) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:{urn}",
         **model.model_json_schema(),
+    }
+
+
+def wal_record_schema() -> dict[str, Any]:
+    """Return a record's JSON Schema (2020-12): docs/spec/nodd-wal-record.schema.json."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:kfm:nodd:wal-record:v1",
+        **NoddWalRecord.model_json_schema(mode="serialization"),
     }

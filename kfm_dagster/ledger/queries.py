@@ -23,7 +23,7 @@ from kfm_dagster.ledger.reports import (
     PendingPartition,
 )
 from kfm_dagster.ledger.rows import claimed_envelopes
-from kfm_dagster.ledger.search import Budget, UnitFilter, record_in, walk
+from kfm_dagster.ledger.search import Budget, UnitFilter, walk
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database, Transaction
 
@@ -68,7 +68,7 @@ class LedgerQueries:
     def find(self, *, limit: int = 100, tx: Transaction, **wanted: Any) -> list[NoddWalRecord]:
         """Return matching records, newest event first; `wanted` are fields of a UnitFilter."""
         matches = (row for _, row in walk(tx, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
-        return [record_in(row) for row in itertools.islice(matches, limit)]
+        return [record_of(row) for row in itertools.islice(matches, limit)]
 
     def versions(self, wal_id: str, *, tx: Transaction) -> list[ObjectVersion]:
         """Return the known versions of a unit's object, oldest event first; empty for an unknown id."""

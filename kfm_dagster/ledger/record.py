@@ -17,27 +17,6 @@ from kfm_dagster.contracts.envelope import CheckStatus, Lane, Priority, Provenan
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import MAX_MESSAGE_LENGTH
 
-EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
-    ("object_version", "a rewritten object (new ETag) is another unit, so the version is part of the identity"),
-    ("object_size", "integrity-check compares the announced size with the stored one"),
-    ("sequencer", "orders the events of one key (S3 event notification)"),
-    ("partition_key", "a run claims one UTC day"),
-    ("priority", "claims take urgent units first"),
-    ("schema_version", "version of the parsed message shape"),
-    ("sqs_message_id", "identifies the first announcement"),
-    ("sns_message_id", "identifies the first notification"),
-    ("topic_arn", "identifies the first topic"),
-    ("subject", "the notification's subject"),
-    ("next_attempt_at", "time of the next attempt of a failed unit"),
-    ("changed_by", "actor of the last change; the history copies it"),
-    ("change_reason", "reason of the last change; the history copies it"),
-    ("extension", "the dataset's own fields, from the groups of its key grammar"),
-    ("lane", "live units never wait for a backfill or a replay"),
-    ("replay_run_id", "identifies the replay that requeued the unit"),
-    ("batch_limit", "a unit that kills every process must not use up the attempts of other units"),
-)
-"""Columns besides the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
-
 
 def _utc(value: datetime) -> datetime:
     return value.astimezone(UTC)
@@ -303,15 +282,6 @@ class HistoryEntry(BaseModel):
     fields: dict[str, Any]
 
 
-def published_schema() -> dict[str, Any]:
-    """Return a record's JSON Schema (2020-12): docs/spec/nodd-wal-record.schema.json."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "urn:kfm:nodd:wal-record:v1",
-        **NoddWalRecord.model_json_schema(mode="serialization"),
-    }
-
-
 def replay_history(entries: Iterable[HistoryEntry]) -> NoddWalRecord:
     """Rebuild a record from its history. Raises ValueError for a missing or inconsistent entry."""
     state: dict[str, Any] = {}
@@ -335,5 +305,5 @@ def replay_history(entries: Iterable[HistoryEntry]) -> NoddWalRecord:
 
 
 def record_of(row: RowMapping) -> NoddWalRecord:
-    """Read a row of `nodd_wal_records`."""
-    return NoddWalRecord.model_validate(dict(row))
+    """Read a row with the columns of `nodd_wal_records`; further columns are ignored."""
+    return NoddWalRecord.model_validate({name: row[name] for name in NoddWalRecord.model_fields})

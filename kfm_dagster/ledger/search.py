@@ -18,7 +18,6 @@ from sqlalchemy import RowMapping
 
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.filters import EXPECTED, BadFilterError, Flag, Moment, OfDataset
-from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
 
@@ -172,8 +171,3 @@ def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
 def datasets_of(view: Transaction, status: Status) -> list[str]:
     """Return the ids of the datasets with units of a status; an index lookup each."""
     return list(view.run("ledger.datasets_of_status", status=status).scalars())
-
-
-def record_in(row: RowMapping) -> NoddWalRecord:
-    """Return the record of a searched row."""
-    return NoddWalRecord.model_validate({name: row[name] for name in NoddWalRecord.model_fields})

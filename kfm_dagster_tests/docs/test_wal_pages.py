@@ -14,13 +14,14 @@ import pytest
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.nodes import Source
-from kfm_dagster.ledger.record import NoddWalRecord, published_schema
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
 from kfm_dagster.storage.statements import DIALECTS
 from kfm_dagster_tests.docs.wal_pages import PAGES, written
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.test_run_replay import PARTITION
+from kfm_dagster_tests.schemas import wal_record_schema
 from kfm_dagster_tests.transactions import own_tx
 
 ROOT = PAGES.parents[1]
@@ -71,7 +72,7 @@ def test_the_tables_and_the_backends_are_those_that_there_are() -> None:
 
 @pytest.mark.clause("WAL-18")
 def test_the_examples_are_a_record() -> None:
-    properties = published_schema()["properties"]
+    properties = wal_record_schema()["properties"]
     record = NoddWalRecord.model_validate({name: entry["examples"][0] for name, entry in properties.items()})
     assert record.status is Status.SUCCEEDED
 
@@ -124,7 +125,7 @@ def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp
     lines = [line for file in lineage.rglob("*.ndjson") for line in file.read_bytes().splitlines()]
     events = [event for event in map(json.loads, lines) if at(event, "run.facets.kfmWal")]
     nodes = [node for file in lineage.rglob("*.jsonld") for node in json.loads(file.read_bytes())["@graph"]]
-    for name, entry in published_schema()["properties"].items():
+    for name, entry in wal_record_schema()["properties"].items():
         value = record.model_dump(mode="json")[name]
         origin, _, path = entry["x-source"].partition(":")
         if origin in received and re.fullmatch(r"[\w.]+", path):

@@ -11,11 +11,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
-from kfm_dagster.ledger.record import EXTENSION_COLUMNS, NoddWalRecord, published_schema
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import OVERRIDES, SUCCESS_REQUIRES, TRANSITIONS
+from kfm_dagster_tests.schemas import wal_record_schema
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "wal"
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>\w+) -->\n)(?P<text>.*?)(?P<end><!-- end -->)", re.DOTALL)
+
+
+EXTENSION_COLUMNS: tuple[tuple[str, str], ...] = (
+    ("object_version", "a rewritten object (new ETag) is another unit, so the version is part of the identity"),
+    ("object_size", "integrity-check compares the announced size with the stored one"),
+    ("sequencer", "orders the events of one key (S3 event notification)"),
+    ("partition_key", "a run claims one UTC day"),
+    ("priority", "claims take urgent units first"),
+    ("schema_version", "version of the parsed message shape"),
+    ("sqs_message_id", "identifies the first announcement"),
+    ("sns_message_id", "identifies the first notification"),
+    ("topic_arn", "identifies the first topic"),
+    ("subject", "the notification's subject"),
+    ("next_attempt_at", "time of the next attempt of a failed unit"),
+    ("changed_by", "actor of the last change; the history copies it"),
+    ("change_reason", "reason of the last change; the history copies it"),
+    ("extension", "the dataset's own fields, from the groups of its key grammar"),
+    ("lane", "live units never wait for a backfill or a replay"),
+    ("replay_run_id", "identifies the replay that requeued the unit"),
+    ("batch_limit", "a unit that kills every process must not use up the attempts of other units"),
+)
+"""Columns beside the canonical fields, each with its reason (NODD WAL specification, section 3, last paragraph)."""
 
 
 def written(page: str) -> str:
@@ -32,7 +55,7 @@ def _beside() -> str:
 
 
 def _fields(reasons: Mapping[str, str]) -> str:
-    schema = published_schema()
+    schema = wal_record_schema()
     rows = ["| field | type | meaning | example | source | also in |", "|---|---|---|---|---|---|"]
     for name, reason in reasons.items():
         entry = schema["properties"][name]
