@@ -109,70 +109,55 @@ class RemoteObject:
         """Create the handle without a request. `first` are the object's first bytes, if known."""
         self._store = store
         self._key = key
-        self._uri = uri
+        self.uri = uri
         self._size = size
         self._etag = None if etag is None else f'"{etag}"'
-        self._first = first
-        self._last_modified: datetime | None = None
-
-    @property
-    def uri(self) -> str:
-        """`s3://bucket/key`."""
-        return self._uri
+        self.first = first
+        self.last_modified: datetime | None = None
 
     @property
     def size(self) -> int:
         """Size in bytes."""
         return self.head().size if self._size is None else self._size
 
-    @property
-    def first(self) -> bytes:
-        """The bytes of the last probe, or the bytes passed to the constructor."""
-        return self._first
-
-    @property
-    def last_modified(self) -> datetime | None:
-        """Time of the last write, from the last head or probe."""
-        return self._last_modified
-
     def head(self) -> ObjectHead:
         """Make a HEAD request."""
         try:
-            with request(self._uri, *_HEAD):
+            with request(self.uri, *_HEAD):
                 return self._understood(self._store.get(self._key, options={"head": True}))
         except _EmptyRangeError:
-            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, "the store answers 416") from None
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """Probe by a ranged GET; an empty object, which has no range, also costs a HEAD."""
         try:
-            with request(self._uri, *_HEAD):
+            with request(self.uri, *_HEAD):
                 answer = self._store.get(self._key, options={"range": (0, length)})
                 head = self._understood(answer)
-                self._first = bytes(answer.bytes())
+                self.first = bytes(answer.bytes())
         except _EmptyRangeError:
             head = self.head()
             if head.size > 0:
-                raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, "the store answers 416") from None
+                raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "the store answers 416") from None
             return head, b""
-        return head, self._first
+        return head, self.first
 
     def read(self, start: int, length: int) -> bytes:
         """Read by a ranged GET, except for known first bytes, which need no request."""
         stop = min(start + length, self.size)
         if start >= stop:
             return b""
-        known = self._first[start:stop]
+        known = self.first[start:stop]
         if len(known) == stop - start:
             return known
         try:
-            with request(self._uri, *_READ):
+            with request(self.uri, *_READ):
                 options: GetOptions = {"range": (start + len(known), stop), "if_match": self._etag}
                 return known + bytes(self._store.get(self._key, options=options).bytes())
         except _EmptyRangeError:
             # Transient, because the next attempt begins with integrity-check, which gets the new size.
             why = "the object became shorter while it was read"
-            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self._uri, why) from None
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, why) from None
 
     def _understood(self, found: obstore.GetResult | Fetched) -> ObjectHead:
         meta = found.meta
@@ -182,7 +167,7 @@ class RemoteObject:
         etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
         # A weak ETag does not identify bytes (RFC 9110, section 8.8.1), so no request may depend on it.
         self._etag = None if etag is None or etag.startswith("W/") else etag
-        self._last_modified = meta["last_modified"] if meta["last_modified"] > NO_TIME else None
+        self.last_modified = meta["last_modified"] if meta["last_modified"] > NO_TIME else None
         return ObjectHead(
             size=meta["size"],
             etag=None if etag is None else etag.removeprefix("W/").strip('"'),
@@ -259,52 +244,38 @@ class FolderObject:
 
     def __init__(self, root: Path, *, uri: str, bucket: str, key: str) -> None:
         """Create the handle without reading the file. `root` has no symbolic link."""
-        self._uri = uri
+        self.uri = uri
         self._bucket_root = str(root / bucket)
         self._key = key
         self._descriptor: int | None = None
-        self._last_modified: datetime | None = None
-
-    @property
-    def uri(self) -> str:
-        """`s3://bucket/key`."""
-        return self._uri
+        self.first = b""  # a file is read in place
+        self.last_modified: datetime | None = None
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        with request(self._uri, *_HEAD):
+        with request(self.uri, *_HEAD):
             return os.fstat(self._opened()).st_size
-
-    @property
-    def first(self) -> bytes:
-        """Empty: a file is read in place."""
-        return b""
-
-    @property
-    def last_modified(self) -> datetime | None:
-        """Time of the last write, from the last head or probe."""
-        return self._last_modified
 
     def head(self) -> ObjectHead:
         """Size, time, and the ETag that a store would report."""
-        with request(self._uri, *_HEAD):
+        with request(self.uri, *_HEAD):
             return self._headed(self._opened())
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
         """Head and first bytes."""
-        with request(self._uri, *_HEAD):
+        with request(self.uri, *_HEAD):
             descriptor = self._opened()
             return self._headed(descriptor), os.pread(descriptor, length, 0)
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes [start, start + length), cut at the end of the file."""
-        with request(self._uri, *_READ):
+        with request(self.uri, *_READ):
             return os.pread(self._opened(), length, start)
 
     def _headed(self, descriptor: int) -> ObjectHead:
         head = _folder_head(descriptor, os.fstat(descriptor))
-        self._last_modified = head.last_modified
+        self.last_modified = head.last_modified
         return head
 
     def _opened(self) -> int:
@@ -313,17 +284,17 @@ class FolderObject:
             return self._descriptor
         path = os.path.realpath(f"{self._bucket_root}/{self._key}")
         if not is_inside(path, self._bucket_root):
-            raise UndeclaredObjectError(self._uri, "the file is outside the folder that stands for the bucket")
+            raise UndeclaredObjectError(self.uri, "the file is outside the folder that stands for the bucket")
         try:
             # Non-blocking, because opening a pipe for reading waits for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except PermissionError:
-            raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, self._uri, "the file is not readable") from None
+            raise ObjectReadError(IntegrityIssue.ACCESS_DENIED, self.uri, "the file is not readable") from None
         except OSError:
-            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "there is no such file") from None
+            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self.uri, "there is no such file") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self._uri, "it is not a regular file")
+            raise ObjectReadError(IntegrityIssue.MISSING_OBJECT, self.uri, "it is not a regular file")
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         return descriptor
