@@ -10,7 +10,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,7 @@ class ManifestEntry:
 
     def canonical(self) -> dict[str, Any]:
         """Return the members that are set, ready for JSON."""
-        members = {"uri": self.uri, "size": self.size, "etag": self.etag, "checksum": self.checksum}
-        return {name: value for name, value in members.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

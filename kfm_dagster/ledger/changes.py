@@ -95,9 +95,9 @@ class LedgerChanges(LedgerQueries):
         )
         return announce(tx, LedgerEvent.RECOVERED, rows)
 
-    def _rules(self, tx: Transaction) -> list[Any]:
+    def _rules(self, tx: Transaction) -> list[dict[str, Any]]:
         """Return the replay policy of the datasets that have a contract and are not switched off."""
-        return list(replay_rules(self.registry, without=self.switches.off((c.id for c in self.registry), tx=tx)))
+        return replay_rules(self.registry, without=self.switches.off((c.id for c in self.registry), tx=tx))
 
     def _decide(
         self,

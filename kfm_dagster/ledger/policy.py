@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum, unique
-from typing import TypedDict
+from typing import Any
 
 from kfm_dagster.contracts.issues import ChainIssue, GovernanceIssue
 from kfm_dagster.contracts.model import Backoff, DatasetContract, Retry
@@ -56,16 +56,7 @@ NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
 """Error codes that quarantine a unit at once; only a governed override brings it back."""
 
 
-class ReplayRule(TypedDict):
-    """A dataset's replay policy for the ledger's statements: attempts, and codes with fewer."""
-
-    dataset: str
-    max_attempts: int
-    attempts_of: dict[str, int]
-    never: list[str]
-
-
-def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[ReplayRule]:
+def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the replay rules. A dataset in `without` or without a contract has none, so no replay."""
     never = sorted(NEVER_REPLAYED)
     return [

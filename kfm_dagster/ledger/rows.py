@@ -51,7 +51,7 @@ def bounded(text: str | None) -> str | None:
 def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
     """Return a new record's row; `extension` has the dataset's own and the declared fields."""
     row: dict[str, Any] = {"partition_key": envelope.partition}
-    extension: dict[str, Any] = dict(extension_fields(contract, envelope.key))
+    extension: dict[str, Any] = {**key_groups(contract, envelope.key, contract.ledger.extension_fields)}
     for section in _PARSED:
         of_sender = section.member is not None
         for leaf, values in section.values([envelope]):
@@ -61,11 +61,6 @@ def unit_row(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
             elif leaf.name not in _OF_THE_LEDGER and not leaf.extension:
                 row[leaf.name] = bounded(value) if of_sender else value
     return {**row, "extension": extension}
-
-
-def extension_fields(contract: DatasetContract, key: str) -> dict[str, str]:
-    """Return the key's groups that are declared extension fields; empty groups are omitted."""
-    return key_groups(contract, key, contract.ledger.extension_fields)
 
 
 def key_groups(contract: DatasetContract, key: str, names: Sequence[str]) -> dict[str, str]:

@@ -78,10 +78,7 @@ def decide(
             verdicts.due[unit.wal_id] = due = now + timedelta(seconds=wait)
         else:
             verdicts.given_up[unit.wal_id] = reason
-        next_attempt_at = due
-        verdicts.failed.append(
-            row | {"error_code": code, "error_message": redact(message), "next_attempt_at": next_attempt_at}
-        )
+        verdicts.failed.append(row | {"error_code": code, "error_message": redact(message), "next_attempt_at": due})
     return verdicts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum, unique
 from functools import cache
@@ -36,15 +36,7 @@ class InputReference:
 
     def canonical(self) -> dict[str, Any]:
         """Return the members that are set, ready for JSON."""
-        members = {
-            "uri": self.uri,
-            "checksum": self.checksum,
-            "etag": self.etag,
-            "last_modified": self.last_modified,
-            "query": dict(self.query) or None,
-            "window": list(self.window) if self.window else None,
-        }
-        return {key: value for key, value in members.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value not in (None, {})}
 
 
 def canonical_json(value: Any) -> bytes:
@@ -142,17 +134,7 @@ class RunState:
 
     def as_json(self) -> dict[str, Any]:
         """Return the published form. Raises RunStateError if it does not fit the schema."""
-        document = {
-            "dataset_id": self.dataset_id,
-            "run_id": self.run_id,
-            "lakefs_branch": self.lakefs_branch,
-            "inputs_hash": self.inputs_hash,
-            "validation_summary": dict(self.validation_summary),
-            "outcome": self.outcome.value,
-            "recorded_at": rfc3339(self.recorded_at),
-            "artifact_uri": self.artifact_uri,
-            "artifact_sha256": self.artifact_sha256,
-        }
+        document = {**asdict(self), "outcome": self.outcome.value, "recorded_at": rfc3339(self.recorded_at)}
         _check(document)
         return document
 

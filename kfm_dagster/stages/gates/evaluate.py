@@ -1,6 +1,6 @@
 """All gates of a stage, in order, with the rules of G2, G5, G6 and G8.
 
-Does not belong here: the rules of G1 and G4 (`completeness.py`, `dimensions.py`), querying facts (`facts.py`), and
+Does not belong here: the rules of G1 and G4 (`completeness.py`, `dimensions.py`), querying facts (`subject.py`), and
 consequences (`stages/card.py`).
 """
 
@@ -228,37 +228,20 @@ def freshness(subject: Subject) -> Verdict:
     )
 
 
-Rule = Callable[[Subject], Verdict]
-
-
-def no_path(subject: Subject) -> Verdict:
-    """Return G3's verdict for a stage without path quantities."""
-    return Verdict.not_applicable(Gate.G3, "path arrays agree", f"{subject.stage} makes no path")
-
-
-def no_covariance(subject: Subject) -> Verdict:
-    """Return G7's verdict for a stage without covariances."""
-    return Verdict.not_applicable(Gate.G7, "covariance is positive definite", f"{subject.stage} makes no covariance")
-
-
-RULES: Mapping[Gate, Rule] = {
+RULES: Mapping[Gate, Callable[[Subject], Verdict]] = {
     Gate.G1: schema_completeness,
     Gate.G2: citation_compliance,
-    Gate.G3: no_path,
     Gate.G4: dimensional_closure,
     Gate.G5: freshness,
     Gate.G6: coverage,
-    Gate.G7: no_covariance,
     Gate.G8: uniqueness,
 }
+"""The rules of the chain's stages; `path_rules.py` has the rules of a beam's path."""
 
 
-def evaluate(
-    subject: Subject, *, gates: tuple[Gate, ...] = tuple(Gate), rules: Mapping[Gate, Rule] | None = None
-) -> tuple[Verdict, ...]:
-    """Return the verdicts of these gates, in order. `rules` override this package's.
+def evaluate(subject: Subject, *, gates: Iterable[Gate] = RULES) -> tuple[Verdict, ...]:
+    """Return the verdicts of these gates, in order; gates without a rule in RULES are omitted.
 
     The verdicts depend on the subject only, and not on the order of its units.
     """
-    chosen = {**RULES, **(rules or {})}
-    return tuple(chosen[gate](subject) for gate in gates)
+    return tuple(RULES[gate](subject) for gate in gates if gate in RULES)
