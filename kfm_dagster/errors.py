@@ -95,7 +95,7 @@ class IllegalTransitionError(KfmError):
             "illegal transition" if why is None else f"illegal transition ({why})",
             observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
             expected=expected,
-            next_step="see where it stands now (kfm wal show, kfm replay status)",
+            next_step="see its present state (kfm wal show, kfm replay status)",
         )
 
 
@@ -104,10 +104,10 @@ class RecordMovedError(KfmError):
 
     exit_code = ExitCode.REFUSED
 
-    def __init__(self, wal_id: str, *, version: int, found: int | None = None) -> None:
+    def __init__(self, wal_id: str, *, version: int, current: int | None = None) -> None:
         """Name the unit, the seen version, and the present version, if known."""
         super().__init__(
-            observed=f"{wal_id} at {'another version' if found is None else f'version {found}'}",
+            observed=f"{wal_id} at {'another version' if current is None else f'version {current}'}",
             expected=f"version {version}",
             next_step=f"kfm wal show {wal_id}, then decide again",
         )

@@ -43,7 +43,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
-APPROVAL = "Change or incident under which it was approved."
+APPROVAL = "Change or incident of the approval."
 change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in prod.")
 REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
 override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always needed.")

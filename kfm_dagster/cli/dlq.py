@@ -33,7 +33,7 @@ from kfm_dagster.recovery.dead_letters import letters, treatments
 from kfm_dagster.recovery.dead_letters.letters import LOOK_LIMIT, DeadLetterClass, LetterSelection
 from kfm_dagster.recovery.dead_letters.work import (
     MAX_BATCH_SIZE,
-    NOT_MEANT,
+    OUTSIDE_SELECTION,
     Bounds,
     DeadLetterWork,
     End,
@@ -242,7 +242,7 @@ def _show_plan(planned: dict[str, Any], *, limit: int | None = None) -> None:
 
 def _show_report(done: DeadLetterWork) -> None:
     """Print the outcomes of the messages; warnings go to stderr."""
-    unusual = [row for row in done.messages if row["outcome"] not in USUAL and row["detail"] not in NOT_MEANT]
+    unusual = [row for row in done.messages if row["outcome"] not in USUAL and row["detail"] not in OUTSIDE_SELECTION]
     if unusual:
         show_rows(unusual, MESSAGE_COLUMNS)
     rows = [{"outcome": outcome.value, "messages": messages} for outcome, messages in done.outcomes.most_common()]

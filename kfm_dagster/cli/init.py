@@ -24,7 +24,7 @@ from kfm_dagster.notifications.sqs import connect
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.private import private_folder
-from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role, refuse_no_role
+from kfm_dagster.storage.roles import check_role_name, grant_deployment_role, grant_retention_role
 from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
@@ -50,7 +50,7 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
     settings = Settings.load()
     for name in (role, retention_role):
         if name is not None:
-            refuse_no_role(make_url(settings.database_url).get_backend_name(), name)
+            check_role_name(make_url(settings.database_url).get_backend_name(), name)
     if role is not None and role == retention_role:
         raise ConfigurationError(
             "retention has a role of its own", observed=role, expected="another name than that of --role"

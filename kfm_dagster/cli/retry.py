@@ -92,7 +92,7 @@ def retry(
             records = records_of(pipeline.ledger, wal_ids, tx)
             failed = [record for record in records if record.status is Status.FAILED]
             if failed and version is not None and failed[0].version != version:
-                raise RecordMovedError(failed[0].wal_id, version=version, found=failed[0].version)
+                raise RecordMovedError(failed[0].wal_id, version=version, current=failed[0].version)
             cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
             others = [record for record in records if record.status is not Status.FAILED]
             versions = open_versions(cases, others, version=version, to_status=Status.PENDING, tx=tx)

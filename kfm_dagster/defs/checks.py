@@ -61,7 +61,7 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
         failing = known.failing_of_day(dataset=dataset, partition=day, limit=MAX_TABLE_ROWS)
         mismatched = _mismatched(ledger, known)
         if mismatched:
-            context.log.error("results of %s differ from earlier ones: %s", dataset, ", ".join(mismatched))
+            context.log.error("results of %s differ from earlier results: %s", dataset, ", ".join(mismatched))
         table = failing_of_day(failing, console=wal.settings().console_url, dataset=dataset)
         return _result(ledger, report, table, mismatched)
 

@@ -21,7 +21,7 @@ from kfm_dagster.defs.resources import PipelineResource, WalResource
 from kfm_dagster.defs.run_storage import DeadRuns, active_runs, cooling_down, listing_days, newest_run, run_slots
 from kfm_dagster.ingest.intake import IntakeReport, take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, sentence, units_in_flight
-from kfm_dagster.ingest.maintenance import attempt, look_after
+from kfm_dagster.ingest.maintenance import attempt, maintain
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.path_arrivals import PathArrivals, days_to_compute
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -101,10 +101,10 @@ def ingest_sensors(
         state.ensure_ready(opened.settings, opened.database)
         info, warn = _to_log(context, logging.INFO), _to_log(context, logging.WARNING)
         dead = DeadRuns(context, leased=ledger.leases.held, unleased=state.unleased, now=opened.clock())
-        look_after(opened, state, dead=dead, warn=warn)
+        maintain(opened, state, dead=dead, warn=warn)
         dead.forget_ended()
-        ReplayEngine(pipeline=opened).advance_all(say=info)
-        IntentRecovery(pipeline=opened).advance(state.intents, say=info)
+        ReplayEngine(pipeline=opened).advance_all(report=info)
+        IntentRecovery(pipeline=opened).advance(state.intents, report=info)
         cooling = cooling_down(context, now=opened.clock(), interval_seconds=interval_seconds)
 
         def ready(pending: Sequence[PendingPartition]) -> list[PendingPartition]:
@@ -150,7 +150,7 @@ def _plan(
             return []
         others = requested.by_others(context.sensor_name, at=pipeline.clock())
         # Read first, else a unit that a run claims in between counts as pending, too.
-        runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).and_asked_for(others)
+        runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).with_requested(others)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
         waiting, unknown = of_known_days(on, days.has_partition_key)
         bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)

@@ -18,11 +18,11 @@ from kfm_dagster.idempotent_node.transaction import Content, Effect, IdempotentN
 from kfm_dagster.idempotent_node.wal import Intent
 from kfm_dagster.storage.database import Transaction
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Stored_co = TypeVar("Stored_co", covariant=True)
 
 
-class IdempotentNode(Protocol[Made, Stored_co]):
+class IdempotentNode(Protocol[Result, Stored_co]):
     """A deterministic node. Equal inputs, parameters and code give byte-identical results.
 
     `apply` returns an `Effect` for `run_node`; in a stage of the chain it returns a batch of envelopes.
@@ -55,11 +55,11 @@ class IdempotentNode(Protocol[Made, Stored_co]):
         """Return further values that a replay needs to rebuild the node; they change no result."""
         ...
 
-    def transform(self) -> Made:
+    def transform(self) -> Result:
         """Compute without clock or unseeded randomness, in an explicit order; name files by content."""
         ...
 
-    def apply(self, tx: Transaction, made: Made, /) -> Stored_co:
+    def apply(self, tx: Transaction, result: Result, /) -> Stored_co:
         """Write the node's own tables in the transaction of APPLIED; return the result as stored."""
         ...
 
@@ -68,7 +68,7 @@ class IdempotentNode(Protocol[Made, Stored_co]):
 class ReadsBack(Protocol):
     """A node with effects outside the database."""
 
-    def verify(self, made: Any, /) -> None:
+    def verify(self, result: Any, /) -> None:
         """Read back the effects of `transform`. Raises if they differ from the written effects."""
         ...
 
@@ -89,7 +89,7 @@ def content_of(
     )
 
 
-def transformed(node: IdempotentNode[Made, Any]) -> Made:
+def transformed(node: IdempotentNode[Result, Any]) -> Result:
     """Return a node's result, after reading back its effects outside the database."""
     result = node.transform()
     if isinstance(node, ReadsBack):
@@ -97,7 +97,7 @@ def transformed(node: IdempotentNode[Made, Any]) -> Made:
     return result
 
 
-def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: Intent) -> NodeResult:
+def execute(nodes: IdempotentNodes, node: IdempotentNode[Result, Effect], intent: Intent) -> NodeResult:
     """Execute an intent. An exception marks the intent FAILED and propagates."""
     with nodes.failing(intent):
         result = transformed(node)
@@ -107,7 +107,7 @@ def execute(nodes: IdempotentNodes, node: IdempotentNode[Made, Effect], intent: 
 
 def run_node(
     nodes: IdempotentNodes,
-    node: IdempotentNode[Made, Effect],
+    node: IdempotentNode[Result, Effect],
     *,
     run_id: str,
     code: CodeFingerprint,

@@ -92,7 +92,7 @@ def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
     for member, value in actual.items():
         if json.dumps(value, sort_keys=True) != json.dumps(expected[member], sort_keys=True):
             raise ContentChangedError(
-                f"the {member} of {intent.node} are not those of its intent any more",
+                f"the {member} of {intent.node} have changed since its intent",
                 observed=value,
                 expected=expected[member],
                 next_step="run the node as it is now; the intent counts as overtaken then",

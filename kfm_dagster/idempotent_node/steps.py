@@ -82,7 +82,7 @@ class StepMeter:
         end_energy = self._energy.begin() if self._energy is not None else None
         self._begun[wal_id] = time.perf_counter(), time.process_time(), end_energy
 
-    def hand_on(self, wal_id: int, other: int) -> None:
+    def transfer(self, wal_id: int, other: int) -> None:
         """Pass an intent's measurement to the intent that takes over its work."""
         self.end(other)
         if (start := self._begun.pop(wal_id, None)) is not None:

@@ -33,7 +33,7 @@ OWN_PARAMETERS = "kfm:"
 KIND, STEP = "kfm:node", "kfm:step"
 FORCED = "kfm:forced"
 """Parameter that gives forced work a separate content hash; it names the run and the reason."""
-AGAIN = "kfm:again"
+RERUN = "kfm:again"
 """Parameter that gives work a separate hash if an output must not be reused; it names the run and earlier intent."""
 
 
@@ -280,12 +280,12 @@ def noted(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _LOG.exception("the failure of %s could not be written down", what, exc_info=redacted_error(error))
+        _LOG.exception("the failure of %s could not be recorded", what, exc_info=redacted_error(error))
 
 
-def again(content: Content, *, run_id: str, applied: Intent) -> Content:
+def rerun_of(content: Content, *, run_id: str, applied: Intent) -> Content:
     """Return the work with a separate content hash, after an intent whose output must not be reused."""
-    return replace(content, params={**content.params, AGAIN: {"run_id": run_id, "after": applied.wal_id}})
+    return replace(content, params={**content.params, RERUN: {"run_id": run_id, "after": applied.wal_id}})
 
 
 def forced(params: Mapping[str, Any], *, run_id: str, reason: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     and the units' next attempt completes the effects. If only the work after the commit fails, the outputs in a
     run-state outside the database are revoked once more.
     """
-    states = list(_standing(node))
+    states = list(_current_states(node))
     with node.pipeline.database.snapshot() as tx:
         has_failed = _failed(node, tx) is not None
     if not has_failed or not states or states[-1].outcome is Outcome.SKIPPED:
@@ -148,10 +148,10 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     failed: StageAttempt | None = None
     try:
         with node.pipeline.database.transaction() as tx:
-            claims = _take_back_claims(node, claimed.envelopes if claimed else (), because, tx)
+            claims = _release_claims(node, claimed.envelopes if claimed else (), because, tx)
             failed = _still_failed(node, tx)
             compensated = {stage.kind: stage.compensate(tx=tx) or {} for stage in _with_effects(node, states)}
-            _take_back_run_state(node, states, tx)
+            _revoke_outputs(node, states, tx)
             rollback = Rollback(compensated=compensated, claims=claims)
             _audit(node, failed, rollback, tx)
     except _TakenOverError:
@@ -159,8 +159,8 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
     except Exception as error:
         if rollback is None or failed is None or not _is_audited(node, failed):
             raise
-        _LOG.warning("run %s: run-state was not told: %s", node.run_id, error_text(error))
-        _tell_run_state_again(node)
+        _LOG.warning("run %s: run-state was not updated: %s", node.run_id, error_text(error))
+        _revoke_outputs_again(node)
     return rollback
 
 
@@ -176,23 +176,23 @@ def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | No
         return None
 
 
-def _tell_run_state_again(node: ChainNode) -> None:
+def _revoke_outputs_again(node: ChainNode) -> None:
     """Revoke the outputs that run-state still has after a rollback; log and audit a failure.
 
     A re-execution of the run would reuse these outputs as current.
     """
     try:
-        states = list(_standing(node))
+        states = list(_current_states(node))
         with node.pipeline.database.transaction() as tx:
-            _take_back_run_state(node, states, tx)
+            _revoke_outputs(node, states, tx)
     except Exception as error:
         _LOG.exception(
-            "run %s is rolled back in %s, run-state not taken back",
+            "run %s is rolled back in %s, its outputs are not revoked in run-state",
             node.run_id,
             node.dataset,
             exc_info=redacted_error(error),
         )
-        _audit_failure(node, "run-state not taken back", error)
+        _audit_failure(node, "run-state not revoked", error)
 
 
 def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
@@ -221,7 +221,7 @@ def _others(node: ChainNode) -> Iterator[type[ChainNode]]:
     return (other for other in reversed(chain()) if other is not type(node))
 
 
-def _standing(node: ChainNode) -> Iterator[RunState]:
+def _current_states(node: ChainNode) -> Iterator[RunState]:
     """Yield the records of the run's other stages with a current output, last first."""
     for other in _others(node):
         state = node.pipeline.stages.run_states.get(f"{node.dataset}.{other.operator}", node.run_id)
@@ -236,7 +236,7 @@ def _with_effects(node: ChainNode, states: Sequence[RunState]) -> Iterator[Effec
             yield other(pipeline=node.pipeline, dataset=node.dataset, partition=node.partition, run_id=node.run_id)
 
 
-def _take_back_claims(
+def _release_claims(
     node: ChainNode, claimed: Sequence[Envelope], because: BaseException, tx: Transaction
 ) -> RecoverReport:
     """Release the run's claims; after a not compensable error, quarantine the units at fault.
@@ -260,12 +260,12 @@ def _take_back_claims(
         raise ClaimsLostError(
             observed=f"{len(lost)} of {len(claimed)} claims of run {node.run_id} in {node.dataset}, {min(lost)} first",
             expected="every unit still claimed by the run",
-            next_step="none: the run that holds them finds what is there and completes it",
+            next_step="none: the run that holds them completes the effects",
         )
     return report
 
 
-def _take_back_run_state(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
+def _revoke_outputs(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
     """Revoke each stage's output in run-state; outside the database only after the commit."""
     for state in states:
         node.pipeline.stages.port.revoke(state, by=node.kind, tx=tx)

@@ -100,7 +100,7 @@ class MessageParse(ChainNode):
     asset = "envelopes"
     description = (
         "Units of one UTC day, claimed for this run: pending in the ledger since their messages were parsed at intake, "
-        "or listed in the bucket. Started by hand, it lists the bucket and takes what is missing."
+        "or listed in the bucket. Started by hand, it lists the bucket and ingests the missing objects."
     )
     did = ("claimed", "unit")
 
@@ -214,7 +214,7 @@ class MessageParse(ChainNode):
         return []
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # `transform` returns no units
+    def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:  # `transform` returns no units
         # Claimed in the transaction that records the output, so that a run that dies earlier holds no claims.
         if self.account is not None:
             self.account.closed(tx, self._left_out)

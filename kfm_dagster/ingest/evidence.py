@@ -22,7 +22,7 @@ from kfm_dagster.catalog.store import CatalogUndoError, Orphan
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError, KfmError
-from kfm_dagster.ingest.evidence_bundle import Announced, ObjectState, bundle_of, found_object
+from kfm_dagster.ingest.evidence_bundle import Announced, ObjectState, bundle_of, object_entry
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import DueCase, QuarantineCases
 from kfm_dagster.ledger.policy import LedgerCode
@@ -81,7 +81,7 @@ class EvidenceCollector:
     def _without_orphans(self, part: Sequence[DueCase]) -> Sequence[DueCase]:
         """Withdraw the units' Items without lineage; return the cases where no such Item is left."""
         try:
-            take_back_orphans(self._pipeline, {case.wal_id for case in part})
+            withdraw_orphans(self._pipeline, {case.wal_id for case in part})
         except CatalogUndoError as error:
             _LOG.warning("%s", error)
             return [case for single in part if len(part) > 1 for case in self._without_orphans([single])]
@@ -92,14 +92,14 @@ class EvidenceCollector:
             case, record, history, message = facts
             try:
                 observed = self._look(record, reason=case.reason)
-                content = bundle_of(case, record, history, found=observed, message=message)
+                content = bundle_of(case, record, history, observed=observed, message=message)
             except KfmError:  # concerns the deployment, and so every case
                 raise
             except Exception as error:  # concerns this case's message or object only
                 redacted = redacted_error(error)
                 _LOG.exception("the evidence of %s has no message and no object", record.wal_id, exc_info=redacted)
-                note = found_object(ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
-                content = bundle_of(case, record, history, found=note, message=None)
+                note = object_entry(ObjectState.UNREADABLE, why=f"the evidence ends in {type(error).__name__}")
+                content = bundle_of(case, record, history, observed=note, message=None)
             return self._bundles.put(content, suffix="json")
 
         batch = self._facts(due)
@@ -132,11 +132,11 @@ class EvidenceCollector:
     def _look(self, record: NoddWalRecord, *, reason: str) -> Mapping[str, Any]:
         """Return the object's present head, and both its ends where they may be shown."""
         if reason in _OVERWRITTEN:
-            return found_object(ObjectState.OVERWRITTEN, why=reason)
+            return object_entry(ObjectState.OVERWRITTEN, why=reason)
         try:
             contract = self._pipeline.registry[record.dataset]
         except ContractError:
-            return found_object(ObjectState.UNREADABLE, why="the dataset has no contract any more")
+            return object_entry(ObjectState.UNREADABLE, why="the dataset has no contract any more")
         # Evidence must not show content that governance or a sensitive area hides.
         shown = not (
             contract.governed
@@ -151,8 +151,8 @@ class EvidenceCollector:
             last = handle.read(start, head.size - start) if shown and start < head.size else b""
         except ObjectReadError as error:
             absent = error.code is IntegrityIssue.MISSING_OBJECT
-            return found_object(ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
-        return found_object(
+            return object_entry(ObjectState.ABSENT if absent else ObjectState.UNREADABLE, why=str(error.observed))
+        return object_entry(
             ObjectState.PRESENT if shown else ObjectState.WITHHELD,
             head=head,
             first=first,
@@ -169,22 +169,22 @@ def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
 _STAGE = "stac_register"
 
 
-def take_back_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
+def withdraw_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
     """Withdraw Items without lineage of quarantined units in `wal_ids`; return the number.
 
     A transaction per dataset and run locks the units, so that none is requeued meanwhile. Safe to repeat, also after a
     crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
     """
-    taken, known = 0, {contract.id for contract in pipeline.registry}
+    withdrawn, known = 0, {contract.id for contract in pipeline.registry}
     for (dataset, run_id), units in groupby(
         pipeline.catalog.orphans(wal_ids), key=lambda orphan: (orphan.dataset, orphan.run_id)
     ):
         if dataset in known:  # without its contract a collection cannot be written
-            taken += _take_back(pipeline, dataset, run_id, list(units))
-    return taken
+            withdrawn += _withdraw(pipeline, dataset, run_id, list(units))
+    return withdrawn
 
 
-def _take_back(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> int:
+def _withdraw(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> int:
     stages = pipeline.stages.lifecycle.store
     with pipeline.database.transaction() as tx:
         held = pipeline.ledger.hold_quarantined([orphan.wal_id for orphan in orphans], tx=tx)
@@ -192,12 +192,12 @@ def _take_back(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[
         undone = pipeline.catalog.undo_items(dataset, promotions, tx=tx)
         counts = {"restored": len(undone.restored), "removed": len(undone.removed)}
         attempt = stages.newest(run_id, f"{dataset}.{_STAGE}", tx=tx)
-        taken = sum(counts.values())
-        if attempt is not None and taken:
+        withdrawn = sum(counts.values())
+        if attempt is not None and withdrawn:
             because = {"because": "units quarantined without lineage"}
             stages.audit.append([attempt.event(AuditKind.COMPENSATION, "done", counts | because)], tx=tx)
-    if taken:
+    if withdrawn:
         _LOG.warning(
-            "took back %d Items of %s, run %s: their units are quarantined without lineage", taken, dataset, run_id
+            "withdrew %d Items of %s, run %s: their units are quarantined without lineage", withdrawn, dataset, run_id
         )
-    return taken
+    return withdrawn

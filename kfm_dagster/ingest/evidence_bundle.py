@@ -58,7 +58,7 @@ Announced = tuple[AnnouncingMessage, SqsMessage | str]
 """The message that announced a unit: its delivery, and the landed message or why it is missing."""
 
 
-def found_object(
+def object_entry(
     state: ObjectState, *, why: str | None = None, head: ObjectHead | None = None, first: bytes = b"", last: bytes = b""
 ) -> dict[str, Any]:
     """Return a bundle's entry of the object; `first` and `last` are its ends, if allowed."""
@@ -79,7 +79,7 @@ def bundle_of(
     record: NoddWalRecord,
     history: Sequence[HistoryEntry],
     *,
-    found: Mapping[str, Any],
+    observed: Mapping[str, Any],
     message: Announced | None,
 ) -> bytes:
     """Return the bundle as JSON; `record` and `history` are from the time of the quarantine."""
@@ -111,7 +111,7 @@ def bundle_of(
             "sequencer": record.sequencer,
             "event_time": rfc3339(record.event_time),
         },
-        "found": found,
+        "found": observed,
         "message": None if message is None else _message(*message, record, spared={key, quote(key), quote_plus(key)}),
         "history": [_change(entry) for entry in history],
     }

@@ -73,7 +73,7 @@ def sentence(switch: KillSwitch) -> str:
     """Return a sentence on a switch that is on: who engaged it, when, why, and until when."""
     what = "every dataset is" if switch.dataset == EVERY_DATASET else f"{switch.dataset} is"
     change = f" ({switch.change_ref})" if switch.change_ref else ""
-    until = f"until {switch.expires_at:%Y-%m-%d %H:%M} UTC" if switch.expires_at else "until somebody releases it"
+    until = f"until {switch.expires_at:%Y-%m-%d %H:%M} UTC" if switch.expires_at else "until it is released"
     return (
         f"{what} switched off since {switch.engaged_at:%Y-%m-%d %H:%M} UTC by {switch.engaged_by}, "
         f"{until}: {switch.reason}{change}"

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-def look_after(
+def maintain(
     pipeline: Pipeline,
     state: ProcessState,
     *,
@@ -52,8 +52,8 @@ def look_after(
             warn(failure)
 
     steps: dict[str, Callable[[], object]] = {
-        "giving back what dead runs held": lambda: give_back(pipeline, dead=dead, warn=warn),
-        "letting due retries in": retry,
+        "releasing dead runs' claims": lambda: release_dead_runs(pipeline, dead=dead, warn=warn),
+        "requeueing due retries": retry,
         "deleting finished messages": pipeline.acknowledger.acknowledge,
         "watching feeds": watch,
         "publishing lineage": publish,
@@ -76,7 +76,7 @@ def attempt(name: str, step: Callable[[], Result], warn: Callable[[str], None]) 
         return None
 
 
-def give_back(
+def release_dead_runs(
     pipeline: Pipeline, *, dead: Callable[[Iterable[str]], Collection[str]], warn: Callable[[str], None]
 ) -> None:
     """Release the claims of dead runs and of expired leases, the latter even if `dead` fails.
@@ -93,7 +93,7 @@ def give_back(
         intent_runs = dead(intents.pending_runs())
         stage_runs = dead(lifecycle.store.unfinished_runs())
     except Exception as error:
-        warn(f"Dagster's run storage does not say which runs are dead: {error_text(error)}")
+        warn(f"Dagster's run storage cannot be searched for dead runs: {error_text(error)}")
     intents.fail_runs(intent_runs)
     lifecycle.close(stage_runs)
     intents.give_up_overtaken()
@@ -101,6 +101,6 @@ def give_back(
         report = ledger.release_lost(run_ids=claim_runs, tx=tx)
     if report.requeued or report.quarantined:
         warn(
-            f"gave back {len(report.requeued)} units of dead runs or expired leases, "
+            f"requeued {len(report.requeued)} units of dead runs or expired leases, "
             f"quarantined {len(report.quarantined)}"
         )

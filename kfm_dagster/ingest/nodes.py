@@ -69,7 +69,7 @@ class IntegrityCheck(ChainNode):
 
     operator = "integrity_check"
     asset = "integrity"
-    description = "Each object as stored: there, of the announced size and version, of the right format."
+    description = "Each object as stored: it exists in the announced size and version and the right format."
     did = ("checked", "object")
     follows = MessageParse
     section = "integrity"
@@ -108,7 +108,7 @@ class MetadataExtract(ChainNode):
 
     operator = "metadata_extract"
     asset = "metadata"
-    description = "What each object's headers say: time, footprint, product, platform, quality."
+    description = "Each object's headers: time, footprint, product, platform, quality."
     did = ("read the headers of", "object")
     follows = IntegrityCheck
     section = "metadata"
@@ -151,9 +151,9 @@ class MetadataExtract(ChainNode):
         return {**super().params(), **masking_params(self.pipeline.settings, self.contract)}
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        record_maskings(self, made, tx)
-        return made
+    def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:
+        record_maskings(self, computed, tx)
+        return computed
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -198,12 +198,12 @@ class StacRegister(EffectNode):
             return registered
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
+    def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:
         totals = Totals()
         for seconds in self.seconds:
             totals.observe(Total.STAC_WRITE_LATENCY, seconds, subject=self.dataset)
         totals.write(tx)
-        return made
+        return computed
 
     @override
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:
@@ -232,9 +232,9 @@ class StacRegister(EffectNode):
                     results[unit.wal_id] = f"{item.item_id} {item.content_sha256}".encode()
         return results
 
-    def verify(self, made: list[Envelope], /) -> None:
+    def verify(self, computed: list[Envelope], /) -> None:
         """Read the Items back. Raises KfmError for a missing or differing Item."""
-        self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in made if unit.stac])
+        self.pipeline.catalog.verify(self.dataset, [unit.stac for unit in computed if unit.stac])
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -298,11 +298,11 @@ class Settle(ChainNode):
     report: SettleReport = field(default_factory=SettleReport)
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        self.report = self.pipeline.ledger.settle(made, run_id=self.run_id, tx=tx)
+    def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:
+        self.report = self.pipeline.ledger.settle(computed, run_id=self.run_id, tx=tx)
         if not self.sampled:
-            FeedWatch(self.pipeline).follow(self.contract, made, tx)
-        return made
+            FeedWatch(self.pipeline).follow(self.contract, computed, tx)
+        return computed
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
@@ -328,7 +328,7 @@ class Settle(ChainNode):
         if self.report.mismatched:
             first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
             _LOG.error(
-                "%d results of %s differ from earlier ones: %s", len(self.report.mismatched), self.dataset, first
+                "%d results of %s differ from earlier results: %s", len(self.report.mismatched), self.dataset, first
             )
         if any(unit.raw.sqs_message_id for unit in batch):
             self.pipeline.acknowledger.acknowledge(retrying=self.report.failed)
@@ -374,10 +374,10 @@ def masking_params(settings: Settings, contract: DatasetContract) -> dict[str, s
     return {"masking": areas.fingerprint(salt_of(settings))} if areas.areas or displaced else {}
 
 
-def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) -> None:
+def record_maskings(node: ChainNode, computed: Sequence[Envelope], tx: Transaction) -> None:
     """Write the decisions behind a batch's maskings into the governance log, once per run."""
     log = node.pipeline.ledger.log
-    maskings = list(_maskings(node, made))
+    maskings = list(_maskings(node, computed))
     # A re-execution of the run may compute the batch again, and the decision is then on record.
     if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
         for masking, counts in maskings:
@@ -385,9 +385,9 @@ def record_maskings(node: ChainNode, made: Sequence[Envelope], tx: Transaction) 
             MaskingDecision.declared(masking, dataset=node.dataset).record(log, tx=tx, details=details)
 
 
-def _maskings(node: ChainNode, made: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
+def _maskings(node: ChainNode, computed: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
     """Yield each masking of a batch, the contract's or else the areas', with its counts."""
-    extracted = [unit.metadata.stac_properties for unit in made if unit.metadata]
+    extracted = [unit.metadata.stac_properties for unit in computed if unit.metadata]
     if (masking := node.contract.governance.masking) is not None:
         if extracted:
             yield masking, {"units": len(extracted)}

@@ -106,15 +106,15 @@ PATHS = pa.schema(
 )
 
 
-def to_parquet(found: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, bytes]:
+def to_parquet(computed: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes, bytes]:
     """Encode both tables; equal arrivals give equal bytes under the same pyarrow release."""
     paths: dict[str, BeamPath] = {}
     # Volumes of a site and pattern share their beams, and each digest is computed only once.
     ids: dict[BeamPath, str] = {}
-    for beam in (beam for _, arrival in found for beam in arrival.beams):
+    for beam in (beam for _, arrival in computed for beam in arrival.beams):
         if beam not in ids:
             paths.setdefault(ids.setdefault(beam, _digest(beam)), beam)
-    arrivals = (row for unit, arrival in found for row in _rows(unit, arrival, ids))
+    arrivals = (row for unit, arrival in computed for row in _rows(unit, arrival, ids))
     return (
         _encoded(arrivals, ARRIVALS, at_once=ARRIVALS_AT_ONCE),
         _encoded((_path_row(path_id, paths[path_id]) for path_id in sorted(paths)), PATHS, at_once=PATHS_AT_ONCE),
@@ -150,10 +150,10 @@ def _path_row(path_id: str, beam: BeamPath) -> dict[str, Any]:
     }
 
 
-def _rows(unit: Envelope, found: PathArrival, ids: Mapping[BeamPath, str]) -> Iterator[dict[str, Any]]:
-    facts = found.facts
-    for index, (arrival, beam) in enumerate(zip(found.arrivals, found.beams, strict=True)):
-        covariance = found.phase_covariance[index]
+def _rows(unit: Envelope, arrivals: PathArrival, ids: Mapping[BeamPath, str]) -> Iterator[dict[str, Any]]:
+    facts = arrivals.facts
+    for index, (arrival, beam) in enumerate(zip(arrivals.arrivals, arrivals.beams, strict=True)):
+        covariance = arrivals.phase_covariance[index]
         yield {
             "wal_id": unit.wal_id,
             "object_uri": unit.object_uri,
@@ -167,7 +167,7 @@ def _rows(unit: Envelope, found: PathArrival, ids: Mapping[BeamPath, str]) -> It
             "t_arr_sigma_s": math.sqrt(covariance[0, 0]),
             "phi_sigma_rad": math.sqrt(covariance[1, 1]),
             "t_phi_covariance_s_rad": float(covariance[0, 1]),
-            "t_arr_covariance_s2": found.t_covariance[index].tolist(),
+            "t_arr_covariance_s2": arrivals.t_covariance[index].tolist(),
             **{name: getattr(arrival, name) for name in _OF_ARRIVAL},
         }
 
@@ -207,9 +207,9 @@ class PathArrivals(ChainNode):
     required_gates = GATES
 
     options: PathOptions = field(default_factory=PathOptions)
-    _found: dict[WalId, PathArrival] = field(default_factory=dict, init=False)
+    _paths: dict[WalId, PathArrival] = field(default_factory=dict, init=False)
     _refused: dict[WalId, str] = field(default_factory=dict, init=False)
-    _made: dict[str, Any] = field(default_factory=dict, init=False)
+    _tables: dict[str, Any] = field(default_factory=dict, init=False)
 
     @override
     def holds_units(self, tx: Transaction) -> bool:
@@ -257,15 +257,15 @@ class PathArrivals(ChainNode):
         return of_every_gate(
             (
                 path_conventions(
-                    {wal_id: volume.beams for wal_id, volume in self._found.items()},
+                    {wal_id: volume.beams for wal_id, volume in self._paths.items()},
                     refused=self._refused,
                     min_points=rules.G3.min_points,
-                    sample_m={wal_id: volume.sample_m for wal_id, volume in self._found.items()},
+                    sample_m={wal_id: volume.sample_m for wal_id, volume in self._paths.items()},
                 ),
-                dimensional_closure_of_path(_quantities(self._found), min_p_dim=rules.G4.min_p_dim),
+                dimensional_closure_of_path(_quantities(self._paths), min_p_dim=rules.G4.min_p_dim),
                 covariance_consistency(
-                    _covariances(self._found),
-                    residuals={wal_id: volume.residuals for wal_id, volume in self._found.items()},
+                    _covariances(self._paths),
+                    residuals={wal_id: volume.residuals for wal_id, volume in self._paths.items()},
                     k_sigma=rules.G7.k_sigma,
                     min_share=rules.G7.min_share,
                 ),
@@ -274,24 +274,24 @@ class PathArrivals(ChainNode):
         )
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
+    def apply(self, tx: Transaction, units: list[Envelope], /) -> list[Envelope]:
         """Store the passed units' tables under their digests, before the commit that names them."""
-        rows = [(unit, self._found[unit.wal_id]) for unit in made if unit.wal_id in self._found and not unit.failure]
+        rows = [(unit, self._paths[unit.wal_id]) for unit in units if unit.wal_id in self._paths and not unit.failure]
         table, paths = (self.pipeline.artifacts.put(content, suffix="parquet") for content in to_parquet(rows))
-        self._made = {
+        self._tables = {
             "rows": sum(len(arrival.arrivals) for _, arrival in rows),
             "product": {"uri": table.uri, "sha256": table.sha256},
             "paths": {"uri": paths.uri, "sha256": paths.sha256},
             "quantities": path_dim_report(_quantities({unit.wal_id: volume for unit, volume in rows})),
         }
-        return made
+        return units
 
     @override
     def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
         """Count the units whose beams could not be computed."""
         # The run contract counts the units that a gate dropped.
         failed = sum(1 for unit in batch if unit.wal_id in self._refused and unit.failure is None)
-        return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._made)
+        return ValidationSummary(checks=len(batch), passed=len(batch) - failed, failed=failed, extra=self._tables)
 
     def _units(self) -> list[Envelope]:
         """Return the day's sound WSR-88D volumes, in their newest version, by site and time.
@@ -312,7 +312,7 @@ class PathArrivals(ChainNode):
     def _arrive(self, unit: Envelope) -> None:
         properties = unit.metadata.stac_properties if unit.metadata else {}
         try:
-            self._found[unit.wal_id] = path_arrival(
+            self._paths[unit.wal_id] = path_arrival(
                 facts_of(properties),
                 ts_start=unit.time_range_start,
                 reference=datetime.fromisoformat(properties["datetime"]),
@@ -328,20 +328,20 @@ def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactRe
     return ArtifactReference(**summary[table])
 
 
-def _quantities(found: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str, Any]]]:
-    return {wal_id: [as_array_quantities(volume.arrivals)] for wal_id, volume in found.items()}
+def _quantities(volumes: Mapping[WalId, PathArrival]) -> dict[WalId, list[dict[str, Any]]]:
+    return {wal_id: [as_array_quantities(volume.arrivals)] for wal_id, volume in volumes.items()}
 
 
-def _covariances(found: Mapping[WalId, PathArrival]) -> dict[WalId, dict[str, Floats]]:
+def _covariances(volumes: Mapping[WalId, PathArrival]) -> dict[WalId, dict[str, Floats]]:
     shared: dict[int, dict[str, Floats]] = {}  # by identity: volumes of a site and pattern share a matrix
-    for volume in found.values():
+    for volume in volumes.values():
         if id(volume.phase_covariance) not in shared:
             beams = zip(volume.arrivals, volume.phase_covariance, strict=True)
             shared[id(volume.phase_covariance)] = {
                 "T_arr over the elevations": volume.t_covariance,
                 **{f"T_arr and Phi at {arrival.elevation_deg:g} degrees": matrix for arrival, matrix in beams},
             }
-    return {wal_id: shared[id(volume.phase_covariance)] for wal_id, volume in found.items()}
+    return {wal_id: shared[id(volume.phase_covariance)] for wal_id, volume in volumes.items()}
 
 
 def radars(registry: ContractRegistry) -> list[DatasetContract]:

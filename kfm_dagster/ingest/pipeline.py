@@ -82,7 +82,7 @@ def _make_home(settings: Settings) -> None:
         private_folder(home)
     except OSError as error:
         raise ConfigurationError(
-            "the data root cannot be made", observed=f"{home}: {error.strerror}", next_step="correct KFM_HOME"
+            "the data root cannot be created", observed=f"{home}: {error.strerror}", next_step="correct KFM_HOME"
         ) from None
 
 

@@ -49,9 +49,9 @@ class ActiveRuns:
         """Return the number of active runs of a lane."""
         return sum(runs for (_, of_lane), runs in self.active.items() if of_lane is lane)
 
-    def and_asked_for(self, asked: Counter[LaneKey]) -> ActiveRuns:
+    def with_requested(self, requested: Counter[LaneKey]) -> ActiveRuns:
         """Return these runs and further requested runs, which have not started."""
-        return ActiveRuns(active=self.active + asked, coming=self.coming + asked)
+        return ActiveRuns(active=self.active + requested, coming=self.coming + requested)
 
 
 def of_known_days(
@@ -78,7 +78,7 @@ def why_unknown(unknown: Mapping[str, int], *, today: str) -> str:
     if past:
         units = sum(unknown[day] for day in past)
         reasons.append(
-            f"{units} units of {_span(past)} wait: the code location was loaded before the partitions began so early; "
+            f"{units} units of {_span(past)} wait: the code location was loaded before these partitions existed; "
             "reload it"
         )
     if future:

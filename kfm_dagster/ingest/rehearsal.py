@@ -127,7 +127,7 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
 def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
     if not sample.is_file():
         raise ContractError(
-            "there is no such sample",
+            "the sample does not exist",
             observed=sample,
             expected="a file DIR/BUCKET/KEY",
             next_step="fetch an object: aws s3 cp --no-sign-request s3://BUCKET/KEY DIR/BUCKET/KEY "
@@ -139,7 +139,7 @@ def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
             index = parts.index(bucket)
             return bucket, "/".join(parts[index + 1 :])
     raise ContractError(
-        "the sample lies below no bucket of the contract",
+        "the sample is not below a bucket of the contract",
         observed=sample,
         expected=f"DIR/BUCKET/KEY with {' or '.join(contract.storage.buckets)}",
         next_step="put it there under its own key, or correct storage.buckets",

@@ -107,28 +107,28 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
     if plan.require_checkpoint and not (saved and attempt is not None and attempt.checkpoint_uri is not None):
         raise RunReplayRefusedError(
             observed=f"{stage} has no checkpoint in run {run_id}",
-            expected="a run whose every stage succeeded and saved one (state_machine.yaml, checkpoints)",
-            next_step="kfm explain names the runs and what they did; kfm replay run does units again without one",
+            expected="a run with a checkpoint of every stage (state_machine.yaml, checkpoints)",
+            next_step="kfm explain lists the runs; kfm replay run repeats units without a checkpoint",
         )
     output = stages.port.load_output(stage, run_id)
     if output is None:
         raise RunReplayRefusedError(
-            observed=f"{stage} has no output in run {run_id}, or it was taken back",
-            expected="a run that stands",
+            observed=f"{stage} has no output in run {run_id}, or it was revoked",
+            expected="a run with current outputs",
             next_step="see kfm explain",
         )
     return output
 
 
-def _compared(stage: str, original: Results, again: Results) -> StageComparison:
-    common = original.keys() & again.keys()
+def _compared(stage: str, original: Results, repeated: Results) -> StageComparison:
+    common = original.keys() & repeated.keys()
     return StageComparison(
         stage=stage,
         units=len(original),
         original_sha256=_sha256(original),
-        replayed_sha256=_sha256(again),
-        keys_differing=tuple(sorted(original.keys() ^ again.keys())),
-        results_differing=tuple(sorted(wal_id for wal_id in common if original[wal_id] != again[wal_id])),
+        replayed_sha256=_sha256(repeated),
+        keys_differing=tuple(sorted(original.keys() ^ repeated.keys())),
+        results_differing=tuple(sorted(wal_id for wal_id in common if original[wal_id] != repeated[wal_id])),
     )
 
 
@@ -156,13 +156,13 @@ class ReplayDivergedError(StageRefusedError):
             f"{diverging.stage} of run {original} gives another result now",
             observed=f"{facts['keys_differing']} units on one side only, {facts['results_differing']} with another "
             f"result, {facts['first']} first",
-            expected="the outputs of the original, which stand as they are",
+            expected="the original's outputs, which stay current",
             next_step=f"kfm replay compare {original}; to replace results on purpose, kfm replay run with an approval",
         )
 
     @override
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
-        return list(_told(attempt, self._original, self._comparisons, self._diverging))
+        return list(_comparison_events(attempt, self._original, self._comparisons, self._diverging))
 
 
 @dataclass(kw_only=True)
@@ -232,9 +232,9 @@ class ReplayedParse(ChainNode):
         )
 
     @override
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
+    def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:
         ledger = self.pipeline.ledger
-        current = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in made], tx=tx)
+        current = ledger.succeeded_of_run(self.original, [unit.wal_id for unit in computed], tx=tx)
         requeued = ledger.override(
             current,
             from_status=Status.SUCCEEDED,
@@ -252,8 +252,8 @@ class ReplayedParse(ChainNode):
         )
         if not claimed:
             raise RunReplayRefusedError(
-                observed=f"no unit of {self.dataset} stands as run {self.original} left it, or it is switched off",
-                expected="units that are succeeded by that run",
+                observed=f"no unit of {self.dataset} is as run {self.original} left it, or the dataset is switched off",
+                expected="units whose last success is that run's",
                 next_step="see kfm explain, and kfm kill-switch list",
             )
         self._claimed = len(claimed)
@@ -269,7 +269,7 @@ class ReplayedParse(ChainNode):
         """Return the comparisons, and the decision to repeat the units."""
         details = {"actor": self.decision.actor, "change_ref": self.decision.change_ref, "units": self._claimed}
         return [
-            *_told(attempt, self.original, self.comparisons, None),
+            *_comparison_events(attempt, self.original, self.comparisons, None),
             attempt.event(AuditKind.OVERRIDE, GovernanceAction.REPEAT.value, details),
         ]
 
@@ -293,7 +293,7 @@ class ReplayedParse(ChainNode):
                 store.audit.append([registered.event(AuditKind.COMPENSATION, *outcome)], tx=tx)
         except Exception as error:
             _LOG.exception(
-                "the Items of run %s could not be taken back before its replay",
+                "the Items of run %s could not be withdrawn before its replay",
                 self.original,
                 exc_info=redacted_error(error),
             )
@@ -329,7 +329,7 @@ class ReplayedParse(ChainNode):
         return undone or {}
 
 
-def _told(
+def _comparison_events(
     attempt: StageAttempt,
     original: str,
     comparisons: Sequence[StageComparison],

@@ -34,7 +34,7 @@ DEFAULT_LEASE = timedelta(seconds=960)
 _LOST_MESSAGES = {
     LedgerCode.WORKER_LOST: "the run that held the claim ended without settling it",
     LedgerCode.LEASE_EXPIRED: "the claim's lease ran out",
-    LedgerCode.ROLLED_BACK: "the run was taken back",
+    LedgerCode.ROLLED_BACK: "the run was rolled back",
 }
 
 

@@ -209,10 +209,10 @@ class Deliveries:
         return frozenset(row.message_id for row in rows if row.signature == "verified")
 
     def rejected(
-        self, wanted: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
+        self, criteria: RejectionFilter = ANY_REJECTION, *, after: RejectionPlace | None = None, limit: int = 100
     ) -> list[KeptRejection]:
         """Return the rejections, newest first; `after` is the last rejection of the page before."""
-        conditions = {"reason_code": wanted.reason, "message_id": wanted.message, **place_after(after)}
+        conditions = {"reason_code": criteria.reason, "message_id": criteria.message, **place_after(after)}
         with self._database.snapshot() as view:
             return view.rows(KeptRejection, "deliveries.rejected", conditions, limit=limit)
 

@@ -65,9 +65,9 @@ class LedgerQueries:
         where = {"dataset": dataset, "partition": partition, "run_id": run_id}
         return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 
-    def find(self, *, limit: int = 100, tx: Transaction, **wanted: Any) -> list[NoddWalRecord]:
-        """Return matching records, newest event first; `wanted` are fields of a UnitFilter."""
-        matches = (row for _, row in walk(tx, UnitFilter(**wanted), budget=Budget()) if row and row["is_match"])
+    def find(self, *, limit: int = 100, tx: Transaction, **criteria: Any) -> list[NoddWalRecord]:
+        """Return matching records, newest event first; `criteria` are fields of a UnitFilter."""
+        matches = (row for _, row in walk(tx, UnitFilter(**criteria), budget=Budget()) if row and row["is_match"])
         return [record_of(row) for row in itertools.islice(matches, limit)]
 
     def versions(self, wal_id: str, *, tx: Transaction) -> list[ObjectVersion]:

@@ -92,7 +92,7 @@ class NoddWalRecord(BaseModel):
         **_seen(1, "ledger: rises with every claim", "openlineage:run.facets.kfmWal.attempt", "prov:kfm:attempt"),
     )
     last_attempt_at: Timestamp | None = Field(
-        description="When the last claim was made.", **_seen("2025-12-03T00:10:02Z", "ledger: the claim")
+        description="Time of the last claim.", **_seen("2025-12-03T00:10:02Z", "ledger: the claim")
     )
     last_error_code: str | None = Field(
         max_length=100,

@@ -61,7 +61,7 @@ class RejectionFilter(Filter):
     """Rejections of messages."""
 
     reason: ParseIssue | None = Field(None, description="Only for this reason.")
-    message: _Message | None = Field(None, description="Only of the SQS message whose id begins so.")
+    message: _Message | None = Field(None, description="Only of SQS messages whose id begins with this text.")
 
 
 ANY_REJECTION = RejectionFilter()

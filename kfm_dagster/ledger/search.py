@@ -54,16 +54,14 @@ class UnitFilter(OfDataset):
 
     status: Status | None = Field(None, description="Only of this status.")
     code: _Code | None = Field(
-        None, description="Only failed or quarantined for this error code, or of the status beside it."
+        None, description="Only failed or quarantined with this error code; with a status, only of that status."
     )
     operator: Operator | None = Field(None, description="Only failed or quarantined at this operator.")
-    text: _Text = Field("", description="Only objects whose URI has this in it, in its own case.")
-    since: Moment | None = Field(
-        None, description="Only of events since then: a day or a moment, UTC unless it says otherwise."
-    )
-    until: Moment | None = Field(None, description="Only of events before then.")
+    text: _Text = Field("", description="Only objects whose URI contains this text (case-sensitive).")
+    since: Moment | None = Field(None, description="Only of events since this day or time (UTC without a zone).")
+    until: Moment | None = Field(None, description="Only of events before this day or time.")
     partition: _Day | None = Field(None, description="Only of this day, YYYY-MM-DD.")
-    suspect: Flag = Field(default=False, description="Only with suspect integrity or metadata; kfm wal show says why.")
+    suspect: Flag = Field(default=False, description="Only with suspect integrity or metadata; reasons: kfm wal show.")
 
     @model_validator(mode="after")
     def _can_match(self) -> Self:
@@ -109,16 +107,16 @@ class Budget:
 
 
 def walk(
-    view: Transaction, wanted: UnitFilter, *, before: Position | None = None, budget: Budget
+    view: Transaction, criteria: UnitFilter, *, before: Position | None = None, budget: Budget
 ) -> Iterator[tuple[Position, RowMapping | None]]:
     """Yield records' rows with their operator, in order; None where the budget ends a range.
 
     A row whose `is_match` is false marks how far a range was examined. `before` is where an earlier search ended.
     """
-    end: Position = (wanted.until or END_OF_TIME, "")
+    end: Position = (criteria.until or END_OF_TIME, "")
     time, wal_id = min(before or end, end)
-    conditions = {**wanted.conditions(), "before_time": time, "before_id": wal_id}
-    ranges = [_chunks(view, conditions | where, budget) for where in index_ranges(view, wanted)]
+    conditions = {**criteria.conditions(), "before_time": time, "before_id": wal_id}
+    ranges = [_chunks(view, conditions | where, budget) for where in index_ranges(view, criteria)]
     return heapq.merge(*ranges, key=itemgetter(0), reverse=True)
 
 
@@ -142,21 +140,21 @@ def _chunks(
         chunk = min(4 * chunk, _LARGEST_CHUNK)
 
 
-def index_ranges(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, Any]]:
+def index_ranges(view: Transaction, criteria: UnitFilter) -> Iterator[dict[str, Any]]:
     """Yield the index ranges that contain every match, as parameters of the statements."""
-    by_code = wanted.is_of_failures and wanted.status in {None, *_FAILING}
-    if by_code and wanted.partition is None:
-        for pair in failures(view, wanted):
+    by_code = criteria.is_of_failures and criteria.status in {None, *_FAILING}
+    if by_code and criteria.partition is None:
+        for pair in failures(view, criteria):
             yield {"range": "failure", "status": "", "partition": "", **pair}
         return
     every: Iterable[Status] = _FAILING if by_code else Status
-    for status in [wanted.status] if wanted.status else every:
-        for name in [wanted.dataset] if wanted.dataset else datasets_of(view, status):
-            kind = "status" if wanted.partition is None else "partition"
-            yield {"range": kind, "status": status, "dataset": name, "partition": wanted.partition or "", "code": ""}
+    for status in [criteria.status] if criteria.status else every:
+        for name in [criteria.dataset] if criteria.dataset else datasets_of(view, status):
+            kind = "status" if criteria.partition is None else "partition"
+            yield {"range": kind, "status": status, "dataset": name, "partition": criteria.partition or "", "code": ""}
 
 
-def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
+def failures(view: Transaction, criteria: UnitFilter) -> Iterator[dict[str, str]]:
     """Yield the matching pairs of error code and dataset of failed units; an index lookup each."""
     pair = {"code": "", "dataset": ""}
     for _ in range(MOST_FAILURES):
@@ -164,7 +162,7 @@ def failures(view: Transaction, wanted: UnitFilter) -> Iterator[dict[str, str]]:
         if row is None:
             return
         pair = {"code": row.last_error_code, "dataset": row.dataset}
-        if wanted.dataset in {None, row.dataset} and wanted.code in {None, row.last_error_code}:
+        if criteria.dataset in {None, row.dataset} and criteria.code in {None, row.last_error_code}:
             yield pair
 
 

@@ -129,10 +129,10 @@ def settled_totals(
     return totals
 
 
-def _count(totals: Totals, unit: Envelope, found: Mapping[str, Any], *, error: str | None, at: datetime) -> None:
+def _count(totals: Totals, unit: Envelope, finding: Mapping[str, Any], *, error: str | None, at: datetime) -> None:
     for column, total, not_run in _OUTCOMES:
-        if found[column] != not_run:
-            totals.add(total, unit.dataset, found[column])
+        if finding[column] != not_run:
+            totals.add(total, unit.dataset, finding[column])
     for code in _failures(unit.integrity.issues if unit.integrity else ()):
         totals.add(Total.INTEGRITY_FAILURES, unit.dataset, code)
     for code in _failures(unit.metadata.issues if unit.metadata else ()):
@@ -143,7 +143,7 @@ def _count(totals: Totals, unit: Envelope, found: Mapping[str, Any], *, error: s
             totals.add(Total.PROVENANCE_FAILURES, unit.dataset, PATHS[issue.code])
     if error is not None:
         totals.add(Total.VALIDATION_ERRORS, unit.dataset, error)
-    elif found["stac_status"] in WRITTEN:
+    elif finding["stac_status"] in WRITTEN:
         size = unit.integrity.actual_size_bytes if unit.integrity else None
         totals.add(Total.BYTES_INGESTED, unit.dataset, amount=size or unit.object_size or 0)
         if _is_timely(unit):

@@ -121,7 +121,7 @@ class IntentRecovery:
                 self.pipeline.nodes.intents.resolve(plan.intent, IntentStatus.SKIPPED, tx=tx)
         return plan
 
-    def advance(self, revisited: set[int], *, say: Callable[[str], None]) -> None:
+    def advance(self, revisited: set[int], *, report: Callable[[str], None]) -> None:
         """Revisit each failed intent once: enter the listings of failed runs, close done intents.
 
         `kfm replay intents` lists the intents that need a person, with the reason.
@@ -129,7 +129,7 @@ class IntentRecovery:
         for plan in islice((plan for plan in self.plans() if plan.intent.wal_id not in revisited), INTENTS_PER_TICK):
             if plan.action in {IntentAction.ENTER, IntentAction.CLOSE}:
                 outcome = self.carry_out(plan)
-                say(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {outcome.why}")
+                report(f"intent {plan.intent.wal_id} of {plan.intent.node} is replayed ({plan.action}): {outcome.why}")
             revisited.add(plan.intent.wal_id)
 
     def _decided(self, intent: Intent) -> Decided:
@@ -196,5 +196,5 @@ class IntentRecovery:
         if failed := by_status[Status.FAILED]:
             return IntentAction.LET_IN, f"{len(failed)} of its units have failed", *failed
         if quarantined := by_status[Status.QUARANTINED]:
-            return IntentAction.HOLD, f"{len(quarantined)} of its units are in quarantine; kfm release requeues them"
+            return IntentAction.HOLD, f"{len(quarantined)} of its units are in quarantine; kfm retry requeues them"
         return IntentAction.CLOSE, "its units have succeeded"

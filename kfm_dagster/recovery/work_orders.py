@@ -136,9 +136,9 @@ class DiscardPlan:
         """Refuse a decision about other units or versions. Raises RefusedError."""
         if seen != self.seen:
             raise RefusedError(
-                "what would be discarded is no longer what the dry run counted",
+                "the units to discard have changed since the dry run",
                 observed=f"{len(self.versions)} units by now",
-                next_step="look at the dry run once more, and decide",
+                next_step="repeat the dry run, then decide",
             )
 
 
@@ -167,7 +167,7 @@ def open_versions(
     """
     for record in records:
         if version is not None and record.version != version:
-            raise RecordMovedError(record.wal_id, version=version, found=record.version)
+            raise RecordMovedError(record.wal_id, version=version, current=record.version)
         if record.status is not Status.QUARANTINED:
             raise IllegalTransitionError(
                 wal_id=record.wal_id,
@@ -178,8 +178,8 @@ def open_versions(
             )
         if cases.of(record.wal_id, tx=tx)[0].state is CaseState.DISCARDED:
             raise RefusedError(
-                "the unit was discarded, and that is for good",
+                "the unit is discarded permanently",
                 observed=record.wal_id,
-                next_step=f"kfm quarantine show {record.wal_id} says who decided it and why",
+                next_step=f"kfm quarantine show {record.wal_id} shows the decision",
             )
     return {WalId(record.wal_id): record.version for record in records}

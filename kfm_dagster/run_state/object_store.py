@@ -89,7 +89,7 @@ class ObjectRunState:
             return RunState.from_json(json.loads(content))
         except (ValueError, TypeError, RunStateError) as error:
             raise RunStateError(
-                "an object is no run-state record",
+                "an object is not a run-state record",
                 observed=f"{path}: {error}",
                 next_step="delete the object; its node then runs again",
             ) from None

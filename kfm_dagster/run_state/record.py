@@ -120,7 +120,7 @@ class RunState:
         """The failed node or the replay that withdrew this output; None while it is valid."""
         return self.validation_summary.get(ROLLED_BACK_BY)
 
-    def taken_back(self, *, by: str, at: datetime) -> RunState:
+    def revoked(self, *, by: str, at: datetime) -> RunState:
         """Return the record as withdrawn: its outcome is failed, and no stage may reuse the output."""
         summary = {**self.validation_summary, ROLLED_BACK_BY: by}
         return replace(

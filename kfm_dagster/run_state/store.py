@@ -66,20 +66,20 @@ class RelationalRunState:
             return by_outcome({Outcome(row.outcome): row.records for row in tx.run("run_state.counts")})
 
 
-def by_outcome(found: Mapping[Outcome, int]) -> dict[Outcome, int]:
+def by_outcome(counts: Mapping[Outcome, int]) -> dict[Outcome, int]:
     """Return a count for every outcome."""
-    return {outcome: found.get(outcome, 0) for outcome in Outcome}
+    return {outcome: counts.get(outcome, 0) for outcome in Outcome}
 
 
-def is_kept(standing: RunState | None, record: RunState) -> bool:
+def is_kept(current: RunState | None, record: RunState) -> bool:
     """Return whether the existing record must stay and `record` must not replace it.
 
     A rollback may replace any record, and only a rollback replaces a withdrawn record. Work on other inputs may replace
     a success; work on the same inputs and a skip may not.
     """
-    if standing is None or record.rolled_back_by is not None:
+    if current is None or record.rolled_back_by is not None:
         return False
-    if standing.rolled_back_by is not None:
+    if current.rolled_back_by is not None:
         return True
-    same = record.outcome is Outcome.SKIPPED or record.inputs_hash == standing.inputs_hash
-    return standing.outcome is Outcome.SUCCESS and same
+    same = record.outcome is Outcome.SKIPPED or record.inputs_hash == current.inputs_hash
+    return current.outcome is Outcome.SUCCESS and same

@@ -74,7 +74,7 @@ class AuditLog:
         at = rfc3339(self._clock())
         batch = []
         for block in blocks:
-            before, parts, last = previous, [_said(event) for event in block], block[-1]
+            before, parts, last = previous, [_part_of(event) for event in block], block[-1]
             attempt = {"run_id": last.run_id, "stage": last.stage, "attempt": last.attempt}
             for part in parts:
                 seq += 1
@@ -164,7 +164,7 @@ def _blocks(events: Iterable[AuditEvent]) -> Iterator[list[AuditEvent]]:
         yield block
 
 
-def _said(event: AuditEvent) -> dict[str, Any]:
+def _part_of(event: AuditEvent) -> dict[str, Any]:
     return {"kind": event.kind.value, "event": event.event, "details": dict(event.details)}
 
 

@@ -95,7 +95,7 @@ def _range(text: str) -> Sequence[str]:
     for series in _SERIES:
         if dots and first in series and last in series[series.index(first) :]:
             return series[series.index(first) : series.index(last) + 1]
-    raise ValueError(f"{text} is no range of gates or stops, where one of {', '.join(known)} is expected")
+    raise ValueError(f"{text} is not a range of gates or stops; the names are {', '.join(known)}")
 
 
 STATE_MACHINE = "state_machine.yaml"
@@ -157,7 +157,7 @@ class Transition(Strict):
         allowed = POSSIBLE.get((self.origin, self.to))
         if allowed is None:
             ways = ", ".join(f"{origin} > {to}" for origin, to in POSSIBLE)
-            raise ValueError(f"{self.origin} > {self.to} is no transition; there are {ways}")
+            raise ValueError(f"{self.origin} > {self.to} is not a transition; the transitions are {ways}")
         if unknown := sorted(self.condition.names - allowed):
             known = ", ".join(word for word in WORDS if word in allowed) or "gates and stops"
             raise ValueError(f"{self.origin} > {self.to} cannot depend on {', '.join(unknown)}, but on {known}")
@@ -248,7 +248,7 @@ class StateMachine(Strict):
     def _each_once(cls, value: list[Transition]) -> list[Transition]:
         ways = [(transition.origin, transition.to) for transition in value]
         if twice := [f"{origin} > {to}" for origin, to in ways if ways.count((origin, to)) > 1]:
-            raise ValueError(f"{twice[0]} is there twice")
+            raise ValueError(f"{twice[0]} is declared twice")
         needed = [way for way in POSSIBLE if way[1] is not StageState.ROLLED_BACK and way not in ways]
         if needed:
             raise ValueError(f"{needed[0][0]} > {needed[0][1]} is missing: no stage could ever end")
@@ -264,7 +264,7 @@ class StateMachine(Strict):
     def _compensable_or_not(self) -> StateMachine:
         if both := sorted(set(self.human_review) & set(self.retry_policy.retry_on)):
             raise ValueError(
-                f"{both[0]} is of human_review and of retry_policy.retry_on: it is compensable or it is not"
+                f"{both[0]} is in human_review and in retry_policy.retry_on: a class is compensable or not"
             )
         return self
 
@@ -336,7 +336,7 @@ class Card(BaseModel):
         root = own_folder() if folder is None else folder
         if not root.is_dir():
             raise CardError(
-                "KFM_CONFIGS_DIR is no folder", observed=str(root), next_step="create it or unset the variable"
+                "KFM_CONFIGS_DIR is not a folder", observed=str(root), next_step="create it or unset the variable"
             )
         # A file that the folder lacks is read from this release, so that the folder needs only changed files.
         plan, alerts = (at if (at := root / name).exists() else own_folder() / name for name in (REPLAY_PLAN, ALERTS))

@@ -52,8 +52,8 @@ class StageStoppedError(StageRefusedError):
         super().__init__(
             f"{stage} {why}",
             observed="its upstream has not succeeded" if first is None else f"{first.gate}: {first.observed}",
-            expected="what the pipeline card asks for" if first is None else first.expected,
-            next_step="correct the input, or what the contract or the card (KFM_CONFIGS_DIR) says of it",
+            expected="the pipeline card's condition" if first is None else first.expected,
+            next_step="correct the input, the contract or the card (KFM_CONFIGS_DIR)",
         )
 
     def audit_events(self, attempt: StageAttempt) -> Sequence[AuditEvent]:
@@ -73,7 +73,7 @@ class RolledBackError(StageRefusedError):
             f"{stage} was rolled back in this run",
             observed=f"run {run_id}, by {by}",
             expected="a new run",
-            next_step="start one, or let the sensor do it: what waits for a run is pending in the ledger",
+            next_step="start a run, or wait for the sensor: the units are pending in the ledger",
         )
 
 
@@ -90,13 +90,13 @@ class StageFailedError(KfmError):
                 f"{dataset_id}: {cause.what}",
                 observed=cause.observed,
                 expected=cause.expected,
-                next_step=f"{cause.next_step or 'see why'}; units that the run claimed are given back by themselves",
+                next_step=f"{cause.next_step or 'see why'}; the run's claims are released automatically",
             )
             return
         super().__init__(
             f"{dataset_id} failed with {self.error_class}",
             observed=error_text(cause),
-            next_step="see the run's log; units that the run claimed are given back by themselves",
+            next_step="see the run's log; the run's claims are released automatically",
         )
 
 

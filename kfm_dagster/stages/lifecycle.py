@@ -68,7 +68,7 @@ class StageLifecycle:
                 f"{node.kind} may not write",
                 observed=why,
                 expected="a locked clock, calibrated within tau_calib",
-                next_step="see kfm clock --ask; clock.unlocked of state_machine.yaml says what an unlocked clock does",
+                next_step="see kfm clock --ask; clock.unlocked of state_machine.yaml is the rule for an unlocked clock",
             )
         return why
 
@@ -91,7 +91,7 @@ class StageLifecycle:
         if not may_start(decision, self.card, deps_succeeded=self._succeeded(upstream, tx)):
             raise StageStoppedError(stage=node.kind, decision=decision, why="may not start")
         forced = [] if force is None else [attempt.event(AuditKind.OVERRIDE, "forced", {"reason": force})]
-        return self.store.move(attempt, StageState.RUNNING, told=forced, tx=tx)
+        return self.store.move(attempt, StageState.RUNNING, lines=forced, tx=tx)
 
     def refuse(
         self, node: StageNode, *, run_id: str, snapshot: Sequence[str], refused: StageRefusedError, record: Record
@@ -142,7 +142,7 @@ class StageLifecycle:
                 **({"retrying": retrying} if retrying else {}),
                 **({"reused": batch.applied_by} if batch.reused else {}),
             },
-            told=lines,
+            lines=lines,
             tx=tx,
         )
 
@@ -166,7 +166,7 @@ class StageLifecycle:
             with self.database.transaction() as tx:
                 details = {"error": type(error).__name__}
                 failed = self.store.move(
-                    attempt, StageState.FAILED, error_class=classify(error), details=details, told=lines, tx=tx
+                    attempt, StageState.FAILED, error_class=classify(error), details=details, lines=lines, tx=tx
                 )
                 record(tx)
         except StageMoveError as conflict:
@@ -175,7 +175,7 @@ class StageLifecycle:
         except Exception as record_error:
             # The error may come after the commit, from run-state outside the database; then the attempt has failed.
             cause = redacted_error(record_error)
-            _LOG.exception("the failure of %s could not be written down", node.kind, exc_info=cause)
+            _LOG.exception("the failure of %s could not be recorded", node.kind, exc_info=cause)
         if failed is not None:
             self._roll_back(node, failed, received)
 
@@ -277,7 +277,7 @@ class StageLifecycle:
         undone = node.compensate(tx=tx)
         lines = [failed.event(AuditKind.COMPENSATION, "done", undone or {})]
         if may_roll_back(self.card, has_checkpoint=has_checkpoint, do_compensate=undone is not None):
-            self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, told=lines, tx=tx)
+            self.store.move(failed, StageState.ROLLED_BACK, compensation=undone or {}, lines=lines, tx=tx)
         elif undone:
             self.store.audit.append(lines, tx=tx)
 

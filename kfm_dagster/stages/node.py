@@ -74,9 +74,9 @@ class StageNode(ABC):
         """Compute the output; by default the unchanged batch."""
         return list(self.received)
 
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, a default
+    def apply(self, tx: Transaction, computed: list[Envelope], /) -> list[Envelope]:  # noqa: ARG002, a default
         """Write the node's own tables in the transaction of its commit; return the batch to store."""
-        return made
+        return computed
 
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
         """Undo the effects of `transform`; return a summary, or None where this is impossible.

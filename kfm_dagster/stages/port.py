@@ -122,7 +122,7 @@ class RunStatePort:
 
     def revoke(self, state: RunState, *, by: str, tx: Transaction) -> None:
         """Record an output as withdrawn; outside the database only after the commit."""
-        self.run_states.put(state.taken_back(by=by, at=self.clock()), tx)
+        self.run_states.put(state.revoked(by=by, at=self.clock()), tx)
 
     def _record(
         self,

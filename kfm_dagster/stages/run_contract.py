@@ -24,7 +24,7 @@ from kfm_dagster.failpoints import Failpoint, failpoint_context, hit
 from kfm_dagster.idempotent_node.checkpoint import lock_node
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.node import content_of, transformed
-from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, again, noted
+from kfm_dagster.idempotent_node.transaction import Content, IdempotentNodes, noted, rerun_of
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.redaction import redacted_error
 from kfm_dagster.run_state.record import Outcome
@@ -99,7 +99,7 @@ class StageRunner:
         """Commit in one transaction: ledger effect, output, APPLIED, checkpoint, run-state."""
         if staged.skipped is not None:
             return staged.skipped
-        with failpoint_context(**staged.labels, units=str(len(staged.made[0]) if staged.made else 0)):
+        with failpoint_context(**staged.labels, units=str(len(staged.gated[0]) if staged.gated else 0)):
             batch = self._commit(staged)
             hit(Failpoint.STAGE_COMMITTED)
             staged.node.after_commit(batch.envelopes)
@@ -136,7 +136,7 @@ class StageRunner:
                     self._begin(staged, content, snapshot, force, tx)
             if staged.intent is not None:
                 with self.nodes.failing(staged.intent):
-                    staged.made = transformed(staged)
+                    staged.gated = transformed(staged)
         except Exception as error:
             self._fail(staged, error, snapshot)
             raise StageFailedError(dataset_id=node.kind, cause=error) from redacted_error(error)
@@ -161,7 +161,7 @@ class StageRunner:
         attempt = self.lifecycle.start(
             staged.node, run_id=staged.run_id, upstream=staged.received, snapshot=snapshot, force=force, tx=tx
         )
-        final = self._own(content, staged, tx)
+        final = self._fresh_content(content, staged, tx)
         intent, skipped = self.nodes.begin(final, run_id=staged.run_id, tx=tx)
         if skipped is not None:
             staged.skipped = self.port.reuse(staged.key, skipped, tx=tx)
@@ -189,7 +189,7 @@ class StageRunner:
                     if not self._has_succeeded(staged, tx):
                         record(tx)
 
-    def _own(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
+    def _fresh_content(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
         """Return the content, or content with a separate hash if the applied output is not reusable.
 
         An output is reusable if (1) none of its units is in progress, (2) no rollback withdrew it, and (3) it was a
@@ -203,7 +203,7 @@ class StageRunner:
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
             # After a withdrawal all runs share the recomputed output; otherwise the output is only for this run.
-            content = again(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
+            content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 
     def _commit(self, staged: StagedNode) -> StageBatch:
@@ -221,16 +221,16 @@ class StageRunner:
             raise
 
     def _upsert(self, staged: StagedNode, tx: Transaction) -> StageBatch:
-        content, intent, output = staged.content, staged.intent, staged.made
+        content, intent, output = staged.content, staged.intent, staged.gated
         if content is None or intent is None or output is None:
             raise ValueError(f"{staged.kind} has nothing to commit")
         self.nodes.lock(content.content_hash, tx=tx)
-        final = self._own(content, staged, tx)
+        final = self._fresh_content(content, staged, tx)
         if final != content:
             # Another worker committed first, so this one commits its claims under a separate content hash.
             self.nodes.intents.resolve(intent, IntentStatus.SKIPPED, tx=tx)
             second, _ = self.nodes.begin(final, run_id=staged.run_id, tx=tx)
-            self.nodes.meter.hand_on(intent.wal_id, second.wal_id)
+            self.nodes.meter.transfer(intent.wal_id, second.wal_id)
             intent = second
         result = self.nodes.upsert(intent, lambda tx: staged.apply(tx, output), tx=tx)
         return staged.batch or self.port.reuse(staged.key, result, tx=tx)

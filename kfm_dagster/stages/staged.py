@@ -27,7 +27,7 @@ from kfm_dagster.stages.store import StageAttempt
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.telemetry.measures import StepVolume
 
-Judged = tuple[list[Envelope], GateDecision]
+GatedBatch = tuple[list[Envelope], GateDecision]
 """A batch with marked units at fault, and the gates' decision."""
 
 
@@ -49,7 +49,7 @@ class StagedNode:
     attempt: StageAttempt | None = None
     unlocked: str | None = None
     """Why the clock is not locked, if the card restricts the output for that."""
-    made: Judged | None = field(default=None, repr=False)
+    gated: GatedBatch | None = field(default=None, repr=False)
     batch: StageBatch | None = field(default=None, repr=False)
     """The stored output."""
 
@@ -71,7 +71,7 @@ class StagedNode:
     @property
     def decision(self) -> GateDecision | None:
         """The gates' decision on the computed output; None before the gates, and for a skipped node."""
-        return self.made and self.made[1]
+        return self.gated and self.gated[1]
 
     @cached_property
     def key(self) -> RunStateKey:
@@ -100,17 +100,17 @@ class StagedNode:
         """Return the node's context and the key of its run-state."""
         return {**self.node.context(), "dataset_id": self.kind, "run_id": self.run_id}
 
-    def transform(self) -> Judged:
+    def transform(self) -> GatedBatch:
         """Compute, and evaluate the gates. Raises StageStoppedError."""
         with self.node.working():
             computed = transformed(self.node)
             return self.lifecycle.evaluate_gates(self.node, computed)
 
-    def apply(self, tx: Transaction, made: Judged, /) -> Effect:
+    def apply(self, tx: Transaction, gated: GatedBatch, /) -> Effect:
         """Store the batch and its record, with the node's own tables."""
-        computed, decision = made
+        computed, decision = gated
         envelopes = self.node.apply(tx, computed)
-        summary = self._with_gates(self.node.summarize(envelopes), made)
+        summary = self._with_gates(self.node.summarize(envelopes), gated)
         stored = self.port.keep(
             self.key, envelopes, summary, earlier=self.received.columns if self.received else (), tx=tx
         )
@@ -143,9 +143,9 @@ class StagedNode:
         ]
         return {"prov": [output, *derived]}
 
-    def _with_gates(self, summary: ValidationSummary, made: Judged) -> ValidationSummary:
+    def _with_gates(self, summary: ValidationSummary, gated: GatedBatch) -> ValidationSummary:
         """Count units that a gate removed as failed, and add the restrictions of the output."""
-        envelopes, decision = made
+        envelopes, decision = gated
         removed = sum(1 for unit in envelopes if unit.gate_issues and unit.wal_id in decision.leaving)
         reasons: set[str] = {
             *decision.restricted,

@@ -137,21 +137,21 @@ class StageStore:
         output_sha256: str | None = None,
         compensation: Mapping[str, Any] | None = None,
         details: Mapping[str, Any] | None = None,
-        told: Iterable[AuditEvent] = (),
+        lines: Iterable[AuditEvent] = (),
         tx: Transaction,
     ) -> StageAttempt:
-        """Move an attempt; append the lines `told` to the audit, and then the line of the move.
+        """Move an attempt; append the lines `lines` to the audit, and then the line of the move.
 
         Raises StageMoveError for an impossible move, and if another process has moved the attempt meanwhile.
         """
         if (attempt.state, to) not in POSSIBLE:
-            raise StageMoveError("there is no such move of a stage", observed=f"{attempt.state} > {to}")
+            raise StageMoveError("the stage cannot make this move", observed=f"{attempt.state} > {to}")
         reasons = None if restricted is None else sorted(str(name) for name in restricted)
         members = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
         if reasons:
             members["restricted"] = reasons
         move = attempt.event(AuditKind.TRANSITION, f"{attempt.state.value}>{to.value}", members)
-        self.audit.append([*told, move], tx=tx)
+        self.audit.append([*lines, move], tx=tx)
         moved = tx.row(
             StageAttempt,
             "stages.move",
@@ -169,10 +169,10 @@ class StageStore:
         )
         if moved is None:
             raise StageMoveError(
-                "the attempt is not where it was left",
+                "the attempt has left its state",
                 observed=f"attempt {attempt.attempt} of {attempt.stage} in run {attempt.run_id}",
                 expected=attempt.state.value,
-                next_step="another attempt has taken over; leave it to that one",
+                next_step="none: another attempt has taken over",
             )
         return moved
 
@@ -185,6 +185,6 @@ def _refuse_other(before: StageAttempt, key: str, input_hashes: Sequence[str]) -
     raise StageMoveError(
         f"a retry has {difference} than the attempt that failed",
         observed=f"attempt {before.attempt + 1} of {before.stage} in run {before.run_id}",
-        expected="the snapshot that was kept of the first attempt",
-        next_step="start a new run, which takes the inputs as they are now",
+        expected="the first attempt's snapshot",
+        next_step="start a new run, which reads the present inputs",
     )

@@ -44,7 +44,7 @@ def unavailable(error: Exception, *, what: str, setting: str) -> DependencyUnava
         return StoreAccessError(f"{what} cannot be used", observed=why, next_step=mend)
     if NO_ROOM in str(error):
         return DependencyUnavailableError(
-            f"the disk of {what} is full", observed=NO_ROOM, next_step=f"free some room, or correct {setting}"
+            f"the disk of {what} is full", observed=NO_ROOM, next_step=f"free disk space, or correct {setting}"
         )
     return DependencyUnavailableError(f"{what} does not answer", observed=reason(error), next_step=f"check {setting}")
 
@@ -90,7 +90,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
             # A HEAD's answer does not distinguish a missing bucket from a missing key, and the key was just written.
             raise StoreAccessError(
                 f"{target} cannot be used",
-                observed="what is written cannot be read",
+                observed="written objects cannot be read",
                 next_step=_MEND.format(setting=setting),
             ) from None
 

@@ -65,7 +65,7 @@ class Artifacts:
         except (FileNotFoundError, NotFoundError):
             raise ArtifactError(
                 observed=f"{reference.uri} is gone",
-                next_step="run the node again in a new run; kfm retention plan says how long outputs are kept",
+                next_step="run the node again in a new run; kfm retention plan shows how long outputs are kept",
             ) from None
         digest = hashlib.sha256(content).hexdigest()
         if digest != reference.sha256:

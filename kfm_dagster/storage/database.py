@@ -39,11 +39,11 @@ NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})
 """Codes of a full disk: PostgreSQL's (appendix A), and SQLite's, also of a database at its PRAGMA max_page_count."""
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "58030", sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 """Codes of a server that is stopped, not ready or out of connections, and of a failing disk."""
-MAKE_ROOM = "free some room where the database keeps its files"
+MAKE_ROOM = "free disk space for the database's files"
 CONNECT_TIMEOUT_SECONDS = 10
 INSUFFICIENT_PRIVILEGE = "42501"
 """PostgreSQL's code for a statement that the role may not execute (appendix A)."""
-LACKING = "the database role has not the rights that this release needs"
+LACKING = "the database role lacks rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
@@ -166,7 +166,7 @@ class Database:
         known = migrations(self.dialect)
         pending = _pending(known, applied)
         if not applied:
-            raise _no_ledger("a database without one")
+            raise _no_ledger("a database without a ledger")
         if pending:
             raise SchemaVersionError(
                 "the database has an older schema than this release needs",
@@ -236,7 +236,7 @@ def _encoded(row: Mapping[str, Any]) -> dict[str, Any]:
 def _no_ledger(observed: str) -> NoLedgerError:
     return NoLedgerError(
         observed=observed,
-        expected="a database that an ingest has made",
+        expected="a database created by an ingest",
         next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_WAL_DSN",
     )
 
@@ -289,7 +289,7 @@ def _make_file(file: Path) -> None:
         private_folder(file.parent)
     except OSError as error:
         raise ConfigurationError(
-            "the folder of the database cannot be made",
+            "the folder of the database cannot be created",
             observed=f"{file.parent}: {error.strerror}",
             next_step="correct KFM_HOME or KFM_WAL_DSN",
         ) from None
@@ -321,7 +321,7 @@ def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None
         return DatabaseUnavailableError(LACKING, observed=observed, next_step="run kfm init --role NAME as the owner")
     if getattr(error.orig, "sqlite_errorcode", None) in NO_DATABASE:
         return DatabaseUnavailableError(
-            "the file is no database, or it is damaged",
+            "the file is damaged, or not a database",
             observed=observed,
             expected="a SQLite database",
             next_step="correct KFM_HOME or KFM_WAL_DSN, or put the database's backup in the file's place",
@@ -346,7 +346,7 @@ def _check_rights(tx: Transaction, pending: Sequence[Migration], *, newest: int)
     lacking = tx.run("roles.lacking").scalar()
     if lacking is not None:
         raise DatabaseUnavailableError(
-            LACKING, observed=f"no access to {lacking}", expected="what kfm init grants", next_step=next_step
+            LACKING, observed=f"no access to {lacking}", expected="the rights that kfm init grants", next_step=next_step
         )
 
 
@@ -371,14 +371,14 @@ def _pending(known: Sequence[Migration], applied: Mapping[int, tuple[str, str]])
         raise SchemaVersionError(
             "the database was made by a pre-release and cannot be upgraded",
             observed=f"schema {max(applied)}, which begins with {first}",
-            expected=f"one that begins with {known[0].name} (0.1.0)",
-            next_step="name another database (KFM_HOME or KFM_WAL_DSN) and ingest again; this one is left as it is",
+            expected=f"a schema that begins with {known[0].name} (0.1.0)",
+            next_step="name another database (KFM_HOME or KFM_WAL_DSN) and ingest again; this database stays unchanged",
         )
     if applied and max(applied) > len(known):
         raise SchemaVersionError(
             observed=f"schema {max(applied)}",
             expected=f"at most {len(known)}",
-            next_step="run a release of kfm_dagster that is at least as new as the one that made the database",
+            next_step="run the release that migrated the database, or a newer release",
         )
     _refuse_changed(known, applied)
     return [migration for migration in known if migration.number not in applied]

@@ -186,7 +186,7 @@ def _macro(name: str, arguments: Sequence[str], dialect: str) -> str:
     if name == "changed":
         return f"({_row('NEW', arguments)}) IS DISTINCT FROM ({_row('OLD', arguments)})"
     if name not in _TEXTS:
-        raise ConfigurationError("there is no such SQL macro", observed=f"@{name}")
+        raise ConfigurationError("unknown SQL macro", observed=f"@{name}")
     texts = ["".join(f"{argument}, " for argument in arguments)[:-2], *arguments]
     text = _TEXTS[name][dialect == "postgresql"]
     return _PLACE.sub(lambda place: texts[0 if place[1] == "*" else int(place[1])], text)

@@ -159,12 +159,12 @@ class RemoteObject:
             why = "the object became shorter while it was read"
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, why) from None
 
-    def _understood(self, found: obstore.GetResult | Fetched) -> ObjectHead:
-        meta = found.meta
+    def _understood(self, answer: obstore.GetResult | Fetched) -> ObjectHead:
+        meta = answer.meta
         if meta["size"] > LARGEST_SIZE:
             raise OddAnswerError("no valid size")
         self._size = meta["size"]
-        etag, content_type = meta["e_tag"], found.attributes.get("Content-Type")
+        etag, content_type = meta["e_tag"], answer.attributes.get("Content-Type")
         # A weak ETag does not identify bytes (RFC 9110, section 8.8.1), so no request may depend on it.
         self._etag = None if etag is None or etag.startswith("W/") else etag
         self.last_modified = meta["last_modified"] if meta["last_modified"] > NO_TIME else None
@@ -284,7 +284,7 @@ class FolderObject:
             return self._descriptor
         path = os.path.realpath(f"{self._bucket_root}/{self._key}")
         if not is_inside(path, self._bucket_root):
-            raise UndeclaredObjectError(self.uri, "the file is outside the folder that stands for the bucket")
+            raise UndeclaredObjectError(self.uri, "the file is outside the bucket's folder")
         try:
             # Non-blocking, because opening a pipe for reading waits for a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -134,7 +134,7 @@ class ObjectStores:
             raise StoreAccessError(
                 f"not every bucket of {contract.id} can be listed",
                 observed=f"{', '.join(refused)}: no such bucket, or no access to it",
-                expected="a listing of each; what the other buckets hold is taken in",
+                expected="a listing of each; the other buckets are processed",
                 next_step="correct the contract's storage.buckets, or the credentials (public buckets: KFM_ANONYMOUS)",
             )
 
@@ -172,7 +172,7 @@ class ObjectStores:
         """
         if self._root is not None:
             if not (self._root / bucket).is_dir():
-                raise FileNotFoundError(f"{self._root / bucket} is not there")
+                raise FileNotFoundError(f"{self._root / bucket} does not exist")
             return
         folder = contract.storage.prefixes[0].rpartition("/")[0]
         next(iter(self._store(contract, bucket).list(prefix=folder, chunk_size=1)), None)

@@ -39,7 +39,7 @@ def grant_retention_role(database: Database, role: str) -> bool:
     return _granted(database, role, rights="roles.retention")
 
 
-def refuse_no_role(dialect: str, role: str) -> None:
+def check_role_name(dialect: str, role: str) -> None:
     """Raise ConfigurationError for a wrong name, or on a database that has no roles."""
     if dialect != "postgresql":
         raise ConfigurationError(
@@ -49,19 +49,19 @@ def refuse_no_role(dialect: str, role: str) -> None:
         )
     if not 0 < len(role.encode()) <= MAX_ROLE_NAME_BYTES or "\0" in role:
         raise ConfigurationError(
-            "this is no name of a role", observed=repr(role), expected=f"1 to {MAX_ROLE_NAME_BYTES} bytes"
+            "the name of the role is not valid", observed=repr(role), expected=f"1 to {MAX_ROLE_NAME_BYTES} bytes"
         )
 
 
 def _granted(database: Database, role: str, *, rights: str) -> bool:
-    refuse_no_role(database.dialect, role)
+    check_role_name(database.dialect, role)
     try:
         return _grant(database, role, rights)
     except DBAPIError as error:
         raise DeploymentRoleError(
             observed=str(error.orig).strip(),
-            expected="the owner's connection; to make a role it needs CREATEROLE",
-            next_step="connect as the owner of the tables, or let an administrator make the role first (CREATE ROLE)",
+            expected="the owner's connection; to create a role it needs CREATEROLE",
+            next_step="connect as the owner of the tables, or have an administrator create the role (CREATE ROLE)",
         ) from None
 
 
@@ -79,7 +79,7 @@ def _grant(database: Database, role: str, rights: str) -> bool:
             raise DeploymentRoleError(
                 "the role could alter evidence",
                 observed=f"{role} has {excess.right_to} on {excess.relation}",
-                expected="a role that is no superuser, does not own the tables and has no rights from other roles",
-                next_step="take another role, or take these rights from it",
+                expected="a role that is not a superuser, does not own the tables and has no rights from other roles",
+                next_step="use another role, or revoke these rights",
             )
     return bool(created)

@@ -78,7 +78,7 @@ class Root:
             raise ForeignRootError(
                 f"{self.name} {self.location} is another deployment's",
                 observed=f"{holder} in its {MARKER}",
-                expected=f"this ledger's id, {deployment or 'which it gets when it is made'}",
+                expected=f"this ledger's id, {deployment or 'assigned when it is created'}",
                 next_step=f"correct KFM_WAL_DSN, KFM_HOME or {self.setting} (docs/deploy.md)",
             )
 
@@ -137,7 +137,7 @@ def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = Fal
         # A process of the same deployment may have marked the root and written files since the first check.
         if not adopt and not root.is_empty() and root.holder() != deployment:
             raise ForeignRootError(
-                f"{root.name} {root.location} has files, and no {MARKER} says whose they are",
+                f"{root.name} {root.location} has files and no {MARKER}: their deployment is unknown",
                 expected="an empty place, or this deployment's",
                 next_step=f"correct {root.setting}, or run kfm init --adopt if this ledger wrote them",
             )

@@ -82,7 +82,7 @@ class RedirectRefusedError(OddAnswerError):
         self.next_step = (
             f"the bucket is in region {region[0]}: correct the contract's storage.region (own buckets: AWS_REGION)"
             if region
-            else "correct AWS_ENDPOINT_URL, or ask who runs that endpoint"
+            else "correct AWS_ENDPOINT_URL, or ask the endpoint's operator"
         )
 
 
@@ -336,15 +336,15 @@ class S3Bucket:
                 region=_REGION.fullmatch(self._header(answer, "x-amz-bucket-region") or ""),
             )
         if status == 404 and (path is None or NO_BUCKET.encode() in content):
-            raise FileNotFoundError(f"{NO_BUCKET}: {self._bucket} is not there")
+            raise FileNotFoundError(f"{NO_BUCKET}: {self._bucket} does not exist")
         if status == 404:
-            raise FileNotFoundError(f"{name} is not there")  # as obstore does
+            raise FileNotFoundError(f"{name} does not exist")  # as obstore does
         if status == 412 and method == "GET":
-            raise PreconditionError(f"{name} is another version now")
+            raise PreconditionError(f"{name} has another version now")
         if status in {409, 412}:
-            raise AlreadyExistsError(f"{name} is there already")
+            raise AlreadyExistsError(f"{name} exists already")
         if status == 401:
-            raise UnauthenticatedError(f"{self._host} asks for other credentials")
+            raise UnauthenticatedError(f"{self._host} rejects the credentials")
         if status == 403:
             raise PermissionDeniedError(f"{self._host} refuses {name}")
         raise GenericError(f"{self._host} answers with status code: {status}")
@@ -411,4 +411,4 @@ def _host(url: str) -> str:
     try:
         return ascii(urlsplit(url).netloc.rpartition("@")[2][:200]).strip("'")
     except ValueError:
-        return "an address that is none"
+        return "an invalid address"

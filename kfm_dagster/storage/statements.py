@@ -81,7 +81,7 @@ def statement(dialect: str, name: str) -> TextClause:
     room, identifier = name.split(".", 1)
     forms = _blocks(FOLDERS.get(dialect, "queries"), room).get(identifier, {})
     if (form := forms.get(dialect) or forms.get(None)) is None:
-        raise ConfigurationError("there is no such SQL statement", observed=f"{name} for {dialect}")
+        raise ConfigurationError("unknown SQL statement", observed=f"{name} for {dialect}")
     return text(macros.render(form, dialect))
 
 
@@ -91,9 +91,9 @@ def typed_statement(dialect: str, name: str) -> Executable:
     return typed(statement(dialect, name))
 
 
-def typed(asked: TextClause) -> Executable:
+def typed(clause: TextClause) -> Executable:
     """Return a statement whose rows have times in UTC and decoded JSON."""
-    return asked if _WRITE.search(asked.text) else asked.columns(**decoded_columns(asked.text))
+    return clause if _WRITE.search(clause.text) else clause.columns(**decoded_columns(clause.text))
 
 
 def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:

@@ -106,7 +106,7 @@ class IgnoredFilter(OfDataset):
     reason: IgnoreReason | None = Field(None, description="Only for this reason.")
     bucket: str | None = Field(None, description="Only of this bucket.")
     key_prefix: str | None = Field(None, description="Only objects whose key begins so.")
-    message_id: str | None = Field(None, description="Only of the SQS message whose id begins so.")
+    message_id: str | None = Field(None, description="Only of SQS messages whose id begins with this text.")
 
 
 def _newest(parts: Parts, row_filter: IgnoredFilter, _: str | None, limit: int) -> Page:

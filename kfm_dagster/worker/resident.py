@@ -23,7 +23,7 @@ from kfm_dagster.ingest.chain import run_chain
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import take_in
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, units_in_flight
-from kfm_dagster.ingest.maintenance import look_after
+from kfm_dagster.ingest.maintenance import maintain
 from kfm_dagster.ingest.nodes import MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
@@ -221,7 +221,7 @@ class Worker:
     def _look(self) -> set[DayKey]:
         """Maintain the ledger; return the days with due retries or overdue pending units."""
         dead = {*self.locks.dead(), *self._ended}
-        due = look_after(
+        due = maintain(
             self.pipeline, self.state, dead=lambda runs: [run for run in runs if run in dead], warn=self.warn
         )
         self.locks.forget(dead)

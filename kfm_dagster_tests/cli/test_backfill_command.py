@@ -102,13 +102,13 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
 
 def test_what_cannot_be_is_one_line_and_starts_nothing(call: Call) -> None:
     for arguments, said in (
-        (["run", "nexrad-l2", "--from", "2025-12-02", "--to", "2025-12-01", *WHY], "no such window"),
+        (["run", "nexrad-l2", "--from", "2025-12-02", "--to", "2025-12-01", *WHY], "the window cannot be backfilled"),
         (["run", "nexrad-l2", "--from", "1990-01-01", "--to", "1990-01-01", *WHY], "1991-06-01"),
-        (["run", "nexrad-l2", "--from", "2999-01-01", "--to", "2999-01-01", *WHY], "no such window"),
+        (["run", "nexrad-l2", "--from", "2999-01-01", "--to", "2999-01-01", *WHY], "the window cannot be backfilled"),
         (["run", "goes-xyz", *MONTH, *WHY], "goes-xyz"),
         (["run", *MONTH, *WHY], "DATASET"),
         (["run", "nexrad-l2", *MONTH], "--reason"),
-        (["status", "bf-1"], "there is no such backfill"),
+        (["status", "bf-1"], "unknown backfill"),
         (["status", "--follow"], "--follow"),
     ):
         refused = call("backfill", *arguments)

@@ -237,7 +237,7 @@ AWAY: dict[str, list[str]] = {
     f"{NO_QUEUE} worker": ["queue kfm-nodd-primary does not answer"],
     **{
         f"KFM_WAL_DSN=sqlite:///garbage.db {command}": [
-            "the file is no database", "garbage.db", "next: correct KFM_HOME or KFM_WAL_DSN"
+            "the file is damaged, or not a database", "garbage.db", "next: correct KFM_HOME or KFM_WAL_DSN"
         ]
         for command in ("validate", "wal list", "explain latest", "export graph")
     },
@@ -279,7 +279,7 @@ def test_a_drain_that_has_a_queue_asks_for_the_database_next(call: Call, monkeyp
 
 
 WRONG = {
-    "KFM_CONFIGS_DIR=nowhere": "KFM_CONFIGS_DIR is no folder; observed nowhere",
+    "KFM_CONFIGS_DIR=nowhere": "KFM_CONFIGS_DIR is not a folder; observed nowhere",
     "KFM_CONFIGS_DIR=half": "state_machine.yaml: No such file",
     "KFM_CONFIGS_DIR=wrong": "retry_policy.max_retries is wrong; observed -3",
     "KFM_CONTRACTS_DIR=nowhere": "KFM_CONTRACTS_DIR",
@@ -372,7 +372,9 @@ def test_a_database_that_is_another_s_gets_no_ledger(
     for command in (*LOOKING, "kill-switch on goes-abi --reason test --expires 2h"):
         answer = call(*command.split())
         assert (answer.code, answer.out) == (ExitCode.USAGE, ""), command
-        assert answer.err.startswith("kfm: there is no ledger yet; observed a database without one; expected "), command
+        assert answer.err.startswith("kfm: there is no ledger yet; observed a database without a ledger; expected "), (
+            command
+        )
     with closing(sqlite3.connect(tmp_path / "another.db")) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 

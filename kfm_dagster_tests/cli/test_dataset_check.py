@@ -140,7 +140,7 @@ def test_a_sample_that_the_contract_does_not_name_is_one_line(
     foreign = sample.with_name("other.grib2")
     foreign.write_bytes(b"GRIB")
     for file, said in (
-        (elsewhere, "lies below no bucket of the contract"),
+        (elsewhere, "is not below a bucket of the contract"),
         (foreign, "matches no data key of the contract"),
         (foreign, r"expected hrrr\.t(?P<cycle>\d{2})z\.wrf"),
         (foreign, "after 'hrrr.20250402/conus/'; the whole pattern is "),

@@ -222,7 +222,7 @@ def test_a_step_of_which_all_units_failed_is_told_apart_from_one_that_failed_its
             recorded_at=chain.START,
         )
         if taken_back:
-            state = state.taken_back(by="nexrad-l2.settle", at=chain.START)
+            state = state.revoked(by="nexrad-l2.settle", at=chain.START)
         assert node_account(state.dataset_id, state, [], Window()).did == did
 
 

@@ -374,7 +374,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     ),
     "a wrong clock": (_late, "clock", FAULT, "gives an offset of 3", "kfm clock --ask"),
     "no ledger": (lambda d: (d.home / "kfm.db").unlink(), "database", FAULT, "kfm.db", "kfm init"),
-    "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "at least as new"),
+    "a newer schema": (_newer_schema, "database", FAULT, "schema 999", "newer release"),
     "no database": (lambda d: (d.home / "kfm.db").write_text("x" * 200), "database", FAULT, "kfm.db", "backup"),
     "a database that is away": (
         lambda d: d.set(KFM_WAL_DSN="postgresql://kfm@127.0.0.1:1/kfm"), "database", FAULT, "127.0.0.1", "start"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.ingest.evidence import EvidenceCollector
-from kfm_dagster.ingest.maintenance import look_after
+from kfm_dagster.ingest.maintenance import maintain
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
@@ -201,7 +201,7 @@ def _ingest(home: Path, dataset: str, objects: list[StoredObject]) -> None:
     assert {status[item.uri] for item in objects[:SOUND]} == {Status.SUCCEEDED}
     work_until_done(pipeline)
     warnings: list[str] = []
-    look_after(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
+    maintain(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
     EvidenceCollector(pipeline).collect()
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     assert (warnings, cases.due(limit=1)) == ([], [])

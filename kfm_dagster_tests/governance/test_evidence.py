@@ -148,7 +148,7 @@ def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object
 
 
 def _must_not_be_called(*_: object, **__: object) -> Any:
-    raise AssertionError("the object has been overwritten, there is nothing to look at")
+    raise AssertionError("the object has been overwritten, there is data to check")
 
 
 @pytest.mark.clause("BEY-06")
@@ -316,10 +316,10 @@ def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
     quarantine_by_hand(pipeline, odd, *others)
     look = evidence.bundle_of
 
-    def of_all_but_one(case: Any, record: Any, history: Any, *, found: Any, message: Any) -> bytes:
+    def of_all_but_one(case: Any, record: Any, history: Any, *, observed: Any, message: Any) -> bytes:
         if record.object_uri == odd.uri and message is not None:
             raise OverflowError
-        return look(case, record, history, found=found, message=message)
+        return look(case, record, history, observed=observed, message=message)
 
     monkeypatch.setattr(evidence, "bundle_of", of_all_but_one)
     assert EvidenceCollector(pipeline).collect() == 3

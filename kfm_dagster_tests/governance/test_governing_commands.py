@@ -57,11 +57,11 @@ REFUSED: dict[str, list[str]] = {
     "retry {succeeded} {why} {change}": ["succeeded > pending"],
     "retry {failed} --version 9 {why}": ["at version 3", "expected version 9"],
     "retry --dataset nexrad-l2 {why} {change}": ["retry 2 units?", "--confirm"],
-    "retry {discarded} {why} {change}": ["was discarded", "for good"],
+    "retry {discarded} {why} {change}": ["is discarded permanently"],
     "retry {quarantined} {succeeded} {why} {change}": ["succeeded > pending"],
     "retry {quarantined} --version 7 {why} {change}": ["at version 2", "expected version 7"],
     "discard {pending} {why}": ["pending > quarantined", "kfm quarantine list"],
-    "discard {discarded} {why}": ["was discarded"],
+    "discard {discarded} {why}": ["is discarded permanently"],
     "discard {quarantined} --version 3 {why}": ["at version 2"],
     "quarantine add {succeeded} --reason-code odd {why}": [
         "succeeded > quarantined", "expected succeeded > pending (a person has the unit done again); next:"
@@ -196,7 +196,7 @@ def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_n
     approved = call("governance", "approve", str(proposed["proposal_id"]), *WHY, *CHANGE, "--actor", "bob")
     assert approved.code == ExitCode.DONE
     with opened_pipeline() as pipeline:
-        ReplayEngine(pipeline=pipeline).advance_all(say=print)
+        ReplayEngine(pipeline=pipeline).advance_all(report=print)
     records = {state: own_tx(deployment.ledger).get(units[state].wal_id) for state in (*both.values(), "discarded")}
     assert {state: record.status for state, record in records.items() if record} == {
         "failed": Status.PENDING, "quarantined": Status.PENDING, "discarded": Status.QUARANTINED,
@@ -227,7 +227,7 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
     with opened_pipeline() as pipeline:
         config = ReplayConfig(wal_ids=[units["failed"].wal_id], replay_reason="reprocess-2025")
         assert _started(ReplayEngine(pipeline=pipeline), config, run_id="run-2")["records"] == 1
-        ReplayEngine(pipeline=pipeline).advance_all(say=print)
+        ReplayEngine(pipeline=pipeline).advance_all(report=print)
         record = {name: own_tx(pipeline.ledger).get(units[name].wal_id) for name in ("quarantined", "failed")}
     assert {(found.status, found.replay_reason) for found in record.values() if found} == {
         (Status.PENDING, "reprocess-2025")

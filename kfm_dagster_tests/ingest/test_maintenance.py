@@ -13,11 +13,11 @@ from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest import maintenance
 from kfm_dagster.ingest.acknowledgement import Acknowledger
 from kfm_dagster.ingest.feed_watch import FeedWatch
-from kfm_dagster.ingest.maintenance import look_after
+from kfm_dagster.ingest.maintenance import maintain
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster_tests.integration.chain import open_pipeline
 
-STEPS = ("give_back", "retry_due", "acknowledge", "watch", "flush", "catch_up")
+STEPS = ("release_dead_runs", "retry_due", "acknowledge", "watch", "flush", "catch_up")
 
 
 @pytest.mark.clause("SEC-09")
@@ -40,11 +40,11 @@ def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, mon
     for place, name in zip(places, STEPS, strict=True):
         monkeypatch.setattr(place, name, step(name))
     warnings: list[str] = []
-    due = look_after(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
+    due = maintain(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
     assert done == list(STEPS)
     assert list(due) == ([] if failing == "retry_due" else [("hrrr", "2025-04-02")])
     assert ["OverflowError" in line and "secret" not in line for line in warnings] == [True]
     # Without the database no step goes.
     for error in (OperationalError("SELECT", {}, Exception("away")), DatabaseUnavailableError()):
         with pytest.raises((type(error), DatabaseUnavailableError)):
-            look_after(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)
+            maintain(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)

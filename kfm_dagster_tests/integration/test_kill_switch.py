@@ -92,7 +92,7 @@ def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
         tick = face.tick("nodd_ledger")
         assert tick.run_requests == []
     assert tick.skip_message == (
-        "2 units are pending; goes-abi is switched off since 2026-01-01 00:00 UTC by ada, until somebody releases it: "
+        "2 units are pending; goes-abi is switched off since 2026-01-01 00:00 UTC by ada, until it is released: "
         "wrong projection upstream (INC-7)"
     )
 

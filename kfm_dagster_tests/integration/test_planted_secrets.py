@@ -160,7 +160,7 @@ def test_what_a_tick_or_a_step_raises_is_stored_without_its_texts(
             tags=request.tags,
             raise_on_error=False,
         )
-        patch.setattr(sensors, "look_after", away)
+        patch.setattr(sensors, "maintain", away)
         with pytest.raises(ForeignError) as raised:
             face.tick("nodd_ledger")
     stored = serializable_error_info_from_exc_info((type(raised.value), raised.value, raised.value.__traceback__))

@@ -156,7 +156,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pip
         unit = own_tx(pipeline.ledger).find(status=Status.PENDING, limit=1)[0]
         codes = [change.reason for change in own_tx(pipeline.ledger).history(unit.wal_id)]
         assert codes[-3:] == ["claimed", LedgerCode.ROLLED_BACK, "retry"]
-        assert unit.last_error_message == f"the run was taken back: {WHY}"
+        assert unit.last_error_message == f"the run was rolled back: {WHY}"
         parsed = pipeline.stages.run_states.get("nexrad-l2.message_parse", "failing")
         assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, failed.kind)
     verify_chain(store.audit.lines())
@@ -281,7 +281,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
     assert traces.statuses(pipeline) == {Status.PENDING: 3}
     is_told = len(unanswered) == 1
     assert compensations(pipeline) == ["done"] * 3 + ["run rolled back"] + (
-        [] if is_told else ["run-state not taken back"]
+        [] if is_told else ["run-state not revoked"]
     )
     upstream = [state for state in pipeline.stages.run_states.of_run("failing") if state.dataset_id != failed.kind]
     assert [state.rolled_back_by for state in upstream] == [failed.kind if is_told else None] * 5

@@ -72,7 +72,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     for unit in back:
         assert (unit.last_error_code, unit.status) == (LedgerCode.ROLLED_BACK, Status.PENDING)
         assert str(unit.last_error_message).startswith(
-            "the run was taken back: nexrad-l2.metadata_extract failed with E_GATE; "
+            "the run was rolled back: nexrad-l2.metadata_extract failed with E_GATE; "
         )
         assert "observed G2: " in str(unit.last_error_message)
     stopped = validate_report(face.pipeline, since=since)

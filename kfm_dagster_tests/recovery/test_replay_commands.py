@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
     "an environment that is wrong": (
         ["status", "--env", "dev"], {"KFM_LIVE_SHARE": "2"}, 2, ["KFM_LIVE_SHARE is wrong", "observed '2'"],
     ),
-    "a replay that is not there": (["status", "nope"], {}, 2, ["no such replay", "nope"]),
+    "a replay that is not there": (["status", "nope"], {}, 2, ["unknown replay", "nope"]),
     "a field that is not there": (["inspect", *SCOPE, "--fields", "wal_id,colour"], {}, 2, ["colour", "wal_id"]),
     "a config that is not there": (["status", "--config", "none.yaml"], {}, 2, ["--config", "none.yaml"]),
     "a config that is wrong": (

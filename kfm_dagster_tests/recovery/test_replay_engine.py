@@ -149,14 +149,14 @@ def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Sta
     [bad] = stand.claim(units[1:2], run_id="run-3")
     own_tx(stand.pipeline.ledger).settle([finished(good)], run_id="run-2")
     own_tx(stand.pipeline.ledger).settle([failed(bad, code="size_mismatch")], run_id="run-3")
-    assert str(stand.engine.advance(first.replay_run_id)).endswith("batch 1: 2 units let in, skipped 1 moved")
+    assert str(stand.engine.advance(first.replay_run_id)).endswith("batch 1: 2 units admitted, skipped 1 moved")
     stand.work()
     stand.clock.forward(60)
     # A result of another version is another result, which nobody has approved to replace.
     again = repair(labels={"replay_reason": "test"}, filters={"wal_ids": [succeeded[0].wal_id]})
     stand.carry_out(stand.engine.start(again, PERSON).replay_run_id)
     stand.clock.forward(60)
-    assert str(stand.engine.advance(second.replay_run_id)).endswith("batch 1: 0 units let in, skipped 4 moved")
+    assert str(stand.engine.advance(second.replay_run_id)).endswith("batch 1: 0 units admitted, skipped 4 moved")
     assert stand.engine.advance(second.replay_run_id).state is ReplayState.FINISHED
     assert stand.engine.report(second.replay_run_id).account.skipped == {"moved": 4}
 
@@ -437,7 +437,7 @@ def test_a_unit_that_the_ledger_does_not_take_in_spite_of_all_is_decided_about_t
     stand.bring("failed", 2)
     replay = stand.engine.start(selection(), PERSON)
     monkeypatch.setattr(Ledger, "requeue", lambda *_, **__: frozenset())
-    assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units let in, skipped 2 moved")
+    assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units admitted, skipped 2 moved")
     # Undecided units would be its next batch again and again.
     assert stand.engine.advance(replay.replay_run_id).state is ReplayState.FINISHED
 

@@ -279,7 +279,7 @@ def test_results_of_newer_code_are_not_replaced_by_older_code(stand: Stand) -> N
         with pytest.raises(GuardError, match="2 results newer than"):
             older.start(repair(), PERSON)
     run = older.start(repair(options={"allow_downgrade": True}), PERSON)
-    assert str(older.advance(run.replay_run_id)).endswith("batch 1: 2 units let in")
+    assert str(older.advance(run.replay_run_id)).endswith("batch 1: 2 units admitted")
 
 
 @pytest.mark.clause("RPL-07")

@@ -135,8 +135,8 @@ def test_no_other_work_on_the_same_inputs_overwrites_a_success_or_what_was_taken
     before = writes(reader)
     place.put(*late)
     assert place.open().of_run(success.run_id) == [success]
-    taken_back = success.taken_back(by="goes-abi.settle", at=NOW + SECOND)
-    again = success.taken_back(by="a replay", at=NOW + 2 * SECOND)
+    taken_back = success.revoked(by="goes-abi.settle", at=NOW + SECOND)
+    again = success.revoked(by="a replay", at=NOW + 2 * SECOND)
     place.put(taken_back, *late, replace(success, inputs_hash=record(7).inputs_hash))
     assert place.open().of_run(success.run_id) == [taken_back]
     place.put(again)
@@ -258,7 +258,7 @@ def test_an_object_that_is_no_record_is_named(tmp_path: Path, place: Place) -> N
     [path] = (tmp_path / "runs").rglob("*.json")
     for content in (b"", b"[]", b'{"outcome": "success"}', b"\xff"):
         path.write_bytes(content)
-        with pytest.raises(RunStateError, match=r"no run-state record; .*\.json: .*delete the object"):
+        with pytest.raises(RunStateError, match=r"not a run-state record; .*\.json: .*delete the object"):
             place.open().get(record().dataset_id, record().run_id)
 
 

@@ -18,7 +18,7 @@ from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest import intake
 from kfm_dagster.ingest.chain import retry_in, roll_back_or_leave
 from kfm_dagster.ingest.evidence import EvidenceCollector
-from kfm_dagster.ingest.maintenance import give_back
+from kfm_dagster.ingest.maintenance import release_dead_runs
 from kfm_dagster.ingest.node import ChainNode
 from kfm_dagster.ingest.nodes import MessageParse, Source, chain
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -63,7 +63,7 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
         actor.named_dead |= frozenset(found)
         return found
 
-    give_back(pipeline, dead=dead, warn=lambda _: None)
+    release_dead_runs(pipeline, dead=dead, warn=lambda _: None)
     for run_id in sorted(actor.named_dead):
         world.retry_run(run_id)
     actor.named_dead = frozenset()

@@ -265,7 +265,7 @@ MUTATIONS = (
     Mutation(
         name="an Item stays whose unit is given up without lineage",
         invariant="every_item_has_its_lineage",
-        breakages=[_call(evidence, "take_back_orphans", lambda *_: 0)],
+        breakages=[_call(evidence, "withdraw_orphans", lambda *_: 0)],
         under={**CALM, Fault.STORE_REFUSES: 0.15},
         first=1631,
     ),

@@ -61,13 +61,13 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("deadline: 10m", "deadline: soon", "line 10: retry_policy.deadline", "such as 10m"),
         ("exp+jitter", "guess", "line 10: retry_policy.backoff", "'const', 'exp'"),
         ("deadline: 10m", "deadline: 10m, retry_on: [E_DIM]", "line 10: retry_policy.retry_on", "blindly"),
-        ("review: [E_DIM,", "review: [E_SYNC,", "the document", "E_SYNC is of human_review and of retry_policy"),
-        ("G1..G3", "G1..G9", "line 6: transitions.0", "G1..G9 is no range"),
-        ("G1..G3", "G3..G1", "line 6: transitions.0", "G3..G1 is no range"),
-        ("G1..G3", "G1..S3", "line 6: transitions.0", "G1..S3 is no range"),
+        ("review: [E_DIM,", "review: [E_SYNC,", "the document", "E_SYNC is in human_review and in retry_policy"),
+        ("G1..G3", "G1..G9", "line 6: transitions.0", "G1..G9 is not a range"),
+        ("G1..G3", "G3..G1", "line 6: transitions.0", "G3..G1 is not a range"),
+        ("G1..G3", "G1..S3", "line 6: transitions.0", "G1..S3 is not a range"),
         ("G1..G3", "has_checkpoint", "line 6: transitions.0", "cannot depend on has_checkpoint"),
         ("any(S1..S5)", "any(S1..S5", "line 8: transitions.2", "where names, &&, ||, ! and matching"),
-        ("from: failed", "from: succeeded", "line 9: transitions.3", "is no transition"),
+        ("from: failed", "from: succeeded", "line 9: transitions.3", "is not a transition"),
         ("from: failed, to: rolled_back", "from: running, to: failed", "line 9: transitions.3", "depend"),
         ('when: "any(S1..S5)"', "whenever: x", "line 8: transitions.2.whenever", "expected when;"),
         ("[pending, running,", "[running,", "line 4: states", "pending"),
@@ -100,7 +100,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
             "  - {from: running, to: failed",
             '  - {from: pending, to: running, when: "deps_succeeded"}\n  - {from: running, to: failed',
             "line 5: transitions",
-            "pending > running is there twice",
+            "pending > running is declared twice",
         ),
         ("max_retries: 3", "max_retrys: 3", "line 10: retry_policy.max_retrys", "expected max_retries;"),
         ("max_retries: 3", 'max_retries: "3"', "line 10: retry_policy.max_retries", "observed '3'"),
@@ -222,7 +222,7 @@ def test_what_a_folder_does_not_say_is_as_in_this_release(tmp_path: Path) -> Non
 def test_a_folder_without_the_card_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CardError, match=r"state_machine\.yaml: No such file.*copy configs/"):
         Card.load(tmp_path)
-    with pytest.raises(CardError, match="is no folder"):
+    with pytest.raises(CardError, match="is not a folder"):
         Card.load(tmp_path / "none")
 
 
@@ -287,7 +287,7 @@ def test_a_condition_means_what_it_says(condition: tuple[str, str], facts: set[s
     "any(G1 && G2)", "G9", "()", "has_checkpoint..G1", "G1, G2", "(" * 400, "!" * 100_000 + "G1",
 ])  # fmt: skip
 def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|no range"):
+    with pytest.raises(ValueError, match=r"expected|not a range"):
         Condition.parse(text)
 
 

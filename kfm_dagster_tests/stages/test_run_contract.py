@@ -111,7 +111,7 @@ def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner
     first = execute(runner, FakeNode([failed(envelope(1))] if bad else [envelope(1)]))
     if why == "it was taken back":
         with runner.database.transaction() as tx:
-            runner.run_states.put(first.state.taken_back(by="replay", at=NOW), tx)
+            runner.run_states.put(first.state.revoked(by="replay", at=NOW), tx)
     node = FakeNode([envelope(2)], is_finished=why != "its units are in work")
     if why == "the code is another":
         runner = replace(runner, code=CodeFingerprint(code_sha="decaf", lockfile_hash="10cc"))
@@ -271,7 +271,7 @@ def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
     assert [one.attempt for one in own_tx(runner.lifecycle.store).of_run("run")] == [1]
 
 
-@pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "made"])
+@pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "gated"])
 def test_a_stage_that_was_not_computed_has_nothing_to_commit(runner: StageRunner, lacking: str) -> None:
     node = FakeNode([envelope(1)])
     staged = runner.run(node, run_id="run", upstream=None)

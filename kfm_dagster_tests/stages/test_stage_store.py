@@ -71,7 +71,7 @@ def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
     for to in StageState:
         if (origin, to) in POSSIBLE:
             continue
-        with pytest.raises(StageMoveError, match="no such move"), database.transaction() as tx:
+        with pytest.raises(StageMoveError, match="the stage cannot make this move"), database.transaction() as tx:
             store.move(attempt, to, tx=tx)
         with database.engine.connect() as connection, connection.begin() as typing:
             # Even with a line of audit that tells of it.
@@ -137,7 +137,7 @@ def test_a_row_is_a_move_with_what_went_well_and_every_line_of_it_is_in_the_chai
         attempt.event(AuditKind.CHECKPOINT, "saved", {"sha256": "a"}),
     ]
     with database.transaction() as tx:
-        store.move(attempt, StageState.RUNNING, told=told, tx=tx)
+        store.move(attempt, StageState.RUNNING, lines=told, tx=tx)
         store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
@@ -236,7 +236,7 @@ def test_what_a_move_brings_is_kept_and_read_back(database: Database, store: Sta
             restricted=[Gate.G6, Gate.G5],
             checkpoint_uri="artifacts/x",
             output_sha256="d" * 64,
-            told=[gate],
+            lines=[gate],
             tx=tx,
         )
     assert own_tx(store).newest("run", STAGE) == done

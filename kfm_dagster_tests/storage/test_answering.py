@@ -47,7 +47,7 @@ def test_where_nothing_may_be_left_a_bucket_is_asked_by_a_put_that_cannot_happen
 
     def answer(_: S3Bucket, method: str, __: str, *, headers: Any) -> None:
         asked.append((method, *headers))
-        raise AlreadyExistsError("is there already")
+        raise AlreadyExistsError("exists already")
 
     monkeypatch.setattr(S3Bucket, "_request", answer)
     refuse_unwritable("s3://ours/x", what="the store", setting="KFM_STORAGE_URL", leave_nothing=True)

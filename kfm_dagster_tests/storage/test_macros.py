@@ -26,7 +26,7 @@ def test_a_macro_stands_for_the_database_s_text() -> None:
 
 
 def test_a_macro_that_is_wrong_is_refused() -> None:
-    for text, why in [("x @tmie", "no such SQL macro"), ("@sha256(x", "is not closed")]:
+    for text, why in [("x @tmie", "unknown SQL macro"), ("@sha256(x", "is not closed")]:
         with pytest.raises(ConfigurationError, match=why):
             macros.render(text, "sqlite")
 

@@ -84,5 +84,5 @@ def test_what_stood_before_keeps_its_permissions(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     elsewhere = f"sqlite:///{tmp_path / 'kfm.db'}"
-    with pytest.raises(ConfigurationError, match=r"the data root cannot be made; observed .*file/home"):
+    with pytest.raises(ConfigurationError, match=r"the data root cannot be created; observed .*file/home"):
         Pipeline.open(Settings.load(home=tmp_path / "file" / "home", wal_dsn=elsewhere))

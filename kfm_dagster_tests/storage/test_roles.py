@@ -213,7 +213,7 @@ def test_a_role_that_could_alter_evidence_all_the_same_gets_nothing(owner: Datab
 
 def test_a_name_that_is_none_is_refused(owner: Database) -> None:
     for name in ("", "x" * 64, "é" * 32, "a\0b"):
-        with pytest.raises(ConfigurationError, match="no name of a role"):
+        with pytest.raises(ConfigurationError, match="name of the role is not valid"):
             grant_deployment_role(owner, name)
 
 
@@ -263,7 +263,7 @@ def test_a_table_that_came_after_the_rights_is_one_line(owner: Database, deploym
     with owner.transaction() as tx:
         tx.connection.exec_driver_sql("DROP TABLE newer")
         tx.connection.exec_driver_sql(f'REVOKE ALL ON schema_version FROM "{role}"'.replace("%", "%%"))
-    with pytest.raises(DatabaseUnavailableError, match=r"has not the rights .* run kfm init --role NAME as the owner"):
+    with pytest.raises(DatabaseUnavailableError, match=r"lacks rights .* run kfm init --role NAME as the owner"):
         Database.open(deployment_url)
 
 

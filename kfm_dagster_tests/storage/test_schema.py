@@ -170,8 +170,8 @@ def test_a_database_from_before_the_first_release_is_refused_and_left_as_it_is(
         Database.open(empty_database_url, read_only=read_only)
     assert str(refused.value) == (
         "the database was made by a pre-release and cannot be upgraded; observed schema 3, which begins "
-        "with run_state; expected one that begins with first_schema (0.1.0); next: name another database (KFM_HOME or "
-        "KFM_WAL_DSN) and ingest again; this one is left as it is"
+        "with run_state; expected a schema that begins with first_schema (0.1.0); next: name another database "
+        "(KFM_HOME or KFM_WAL_DSN) and ingest again; this database stays unchanged"
     )
     assert refused.value.exit_code is ExitCode.REFUSED
     with engine.begin() as connection:

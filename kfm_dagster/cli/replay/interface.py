@@ -222,7 +222,7 @@ _SELECTING = (
     click.option("--batch-size", type=POSITIVE, help="Units requeued at a time."),
     click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more."),
     click.option(
-        "--records-per-second", type=click.FloatRange(1, LARGEST), help="Slower than the environment's limit."
+        "--records-per-second", type=click.FloatRange(1, LARGEST), help="Maximum rate, below the environment's limit."
     ),
     click.option("--replay-reason", help=f"{REPLAY_REASON} Default: incident."),
     click.option("--incident", help="Incident that it is about; counts as a change reference."),

@@ -126,9 +126,9 @@ class Backfills:
         names = sorted({self.pipeline.ledger.registry[name].id for name in datasets})
         if not names or not first_day <= last_day <= today:
             raise BackfillError(
-                "there is no such window to backfill",
+                "the window cannot be backfilled",
                 observed=f"{first_day} to {last_day} of {', '.join(names) or 'no dataset'}",
-                expected=f"days until {today}, the first one not after the last",
+                expected=f"days until {today}, the first not after the last",
                 next_step="correct the days",
             )
         days = {name: self._days_of(name, first_day, last_day) for name in names}
@@ -184,12 +184,12 @@ class Backfills:
         if not days:
             holding = max(grammar.day_holding(first), begins)
             raise BackfillError(
-                f"no object of {dataset} is of any of these days",
+                f"{dataset} has no object of these days",
                 observed=f"{first_day} to {last_day}",
                 expected=(
                     f"days from {holding} on, when {dataset} begins"
                     if first_day < begins
-                    else f"{holding} among them, whose objects hold what is of {first_day}"
+                    else f"{holding} among them: its objects hold the data of {first_day}"
                 ),
                 next_step="correct the days",
             )
@@ -259,7 +259,7 @@ def _why_none(
     if waiting or listing:
         return f"{len(listing)} days are being listed; further days wait for these"
     switches = f"; {off.sentences()}" if off.engaged else ""
-    return f"{running} backfills wait for units that are on their way{switches}"
+    return f"{running} backfills wait for their last units{switches}"
 
 
 def _by_day(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:

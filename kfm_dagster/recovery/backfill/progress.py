@@ -124,7 +124,7 @@ def find_backfill(database: Database, backfill_id: str) -> Backfill:
         run = runs.get(view, backfill_id)
         if run.selection.spec.mode is Mode.BACKFILL:
             return _backfill(run, view)
-    raise BackfillError("there is no such backfill", observed=backfill_id, next_step="kfm backfill status")
+    raise BackfillError("unknown backfill", observed=backfill_id, next_step="kfm backfill status")
 
 
 def newest_backfills(database: Database, *, limit: int = 20) -> list[Backfill]:

@@ -53,7 +53,7 @@ class DeadLetterClass(StrEnum):
 class KnownUnit:
     """A unit and its status in the ledger.
 
-    `let_in_with` is the unit's error code when a drain last requeued it; `no_replay` is why the policy does not allow a
+    `requeued_with` is its error code when a drain last requeued it; `no_replay` is why the policy does not allow a
     failed unit another attempt, None if it does.
     """
 
@@ -61,14 +61,14 @@ class KnownUnit:
     dataset: str
     status: Status | None
     error_code: str | None = None
-    let_in_with: str | None = None
+    requeued_with: str | None = None
     no_replay: str | None = None
 
     @property
     def recurred(self) -> bool:
         """Return whether the unit failed again with its error from before the drain."""
         ended = self.status in {Status.FAILED, Status.QUARANTINED}
-        return ended and self.error_code is not None and self.error_code == self.let_in_with
+        return ended and self.error_code is not None and self.error_code == self.requeued_with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,15 +69,15 @@ def drain(
         raise RefusedError(
             "the ledger's account does not balance", observed=imbalance, next_step="repair the ledger first"
         )
-    let_in: set[WalId] = set()
+    requeued: set[WalId] = set()
 
     def treat(letters: Sequence[DeadLetter]) -> None:
-        if (stop := _reason_to_stop(work, letters, let_in, stop_after)) is not None:
+        if (stop := _reason_to_stop(work, letters, requeued, stop_after)) is not None:
             work.end, work.detail = stop
             for letter in letters:
                 work.note(letter, LetterOutcome.LEFT, "the drain stopped before it")
             return
-        let_in.update(_drain(work, letters))
+        requeued.update(_drain(work, letters))
         wait(pause_seconds)
 
     work.run(treat)
@@ -137,7 +137,7 @@ def _drain(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> set[WalId]:
     with pipeline.database.transaction() as tx:
         unreadable, requeued = _make_known(work, letters, landed, tx)
     readable = [letter for letter in letters if letter.message.message_id not in unreadable]
-    work.let_go(readable)
+    work.keep_hidden(readable)
     pipeline.acknowledger.acknowledge()
     states = pipeline.deliveries.states(letter.message.message_id for letter in readable)
     for letter in letters:
@@ -148,11 +148,11 @@ def _drain(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> set[WalId]:
 
 
 def _reason_to_stop(
-    work: DeadLetterWork, letters: Sequence[DeadLetter], let_in: set[WalId], stop_after: int | None
+    work: DeadLetterWork, letters: Sequence[DeadLetter], requeued: set[WalId], stop_after: int | None
 ) -> tuple[End, str] | None:
     pipeline = work.pipeline
     with pipeline.database.snapshot() as tx:
-        earlier = known_units(pipeline.ledger, let_in, tx=tx)
+        earlier = known_units(pipeline.ledger, requeued, tx=tx)
     differing = [mismatch for mismatch in pipeline.ledger.mismatches() if mismatch.replay_run_id == work.run_id]
     if not all(mismatch.permitted for mismatch in differing):
         return End.MISMATCH, f"{len(differing)} drained units gave another result than an earlier success"
@@ -264,7 +264,7 @@ def _delete(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> frozenset[st
     removed = [letter for letter in letters if letter.message.receipt_handle not in refused]
     deleted = frozenset(letter.message.message_id for letter in removed)
     work.pipeline.deliveries.mark_deleted(deleted)
-    work.let_go(removed)
+    work.keep_hidden(removed)
     return deleted
 
 

@@ -32,7 +32,7 @@ MAX_BATCH_SIZE = 1_000
 
 NOT_SELECTED = "not selected"
 BEYOND_LIMIT = "beyond the limit"
-NOT_MEANT = {NOT_SELECTED, BEYOND_LIMIT}
+OUTSIDE_SELECTION = {NOT_SELECTED, BEYOND_LIMIT}
 """Reasons of messages outside the selection, which a command's report omits."""
 
 
@@ -137,7 +137,7 @@ class DeadLetterWork:
         finally:
             self.queue.give_back(list(self._held.values()))
 
-    def let_go(self, letters: Iterable[DeadLetter]) -> None:
+    def keep_hidden(self, letters: Iterable[DeadLetter]) -> None:
         """Exclude messages from being given back at the end, because the ledger has their units."""
         for letter in letters:
             self._held.pop(letter.message.message_id, None)

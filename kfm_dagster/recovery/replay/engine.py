@@ -136,7 +136,7 @@ class ReplayEngine:
                 raise RefusedError(
                     "the selection holds other overrides than were proposed",
                     observed=f"{sum(map(len, plan.overrides.values()))} units that succeeded or are quarantined",
-                    expected=f"the {sum(map(len, approved.values()))} that were proposed, as they stood then",
+                    expected=f"the {sum(map(len, approved.values()))} proposed units at their proposed versions",
                     next_step="propose it again",
                 )
             self.pipeline.ledger.govern_reason(selection.replay_reason, tx=change)
@@ -170,13 +170,13 @@ class ReplayEngine:
                 return Advance(replay_run_id=replay_run_id, state=run.state)
             return self._stop_on_mismatch(run, tx) or self._go_on(run, tx)
 
-    def advance_all(self, *, say: Callable[[str], None] = lambda _: None) -> list[Advance]:
-        """Advance every running replay by a step, and report each result by `say`."""
+    def advance_all(self, *, report: Callable[[str], None] = lambda _: None) -> list[Advance]:
+        """Advance every running replay by a step, and pass each result to `report`."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         steps = [self._advance_or_record(replay_run_id) for replay_run_id in replays]
         for step in steps:
-            say(str(step))
+            report(str(step))
         return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
@@ -230,7 +230,7 @@ class ReplayEngine:
         differing = runs.differing(tx, run.replay_run_id)
         if len(differing) <= run.mismatches_seen:
             return None
-        reason = f"{len(differing)} results differ from the earlier ones, the first of {differing[0].wal_id}"
+        reason = f"{len(differing)} results differ from earlier results, first of {differing[0].wal_id}"
         decision = self._engine(reason, run)
         at = self.pipeline.clock()
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.STOPPED, at=at, state_reason=reason)

@@ -270,7 +270,7 @@ def _too_soon(traffic: Traffic, limits: Limits, factor: float) -> Hold | None:
         if free_at > traffic.now:
             return Hold(
                 reason=HoldReason.RATE,
-                observed=f"{admitted} records were let in at {rfc3339(decided_at)}",
+                observed=f"{admitted} records were admitted at {rfc3339(decided_at)}",
                 expected=f"{limits.records_per_second * factor:g} records a second",
             )
     return None

@@ -56,7 +56,7 @@ def scope(request: Request) -> Refusal | None:
         "no time (days, event_time or created)": any(_window(request.selection)),
         "no status and no error code": bool(filters.status or filters.error_codes),
     }
-    missing = [lack for lack, is_given in dimensions.items() if not is_given]
+    missing = [lack for lack, is_set in dimensions.items() if not is_set]
     if not missing:
         return None
     return Refusal(
@@ -81,7 +81,7 @@ def global_scope(request: Request) -> Refusal | None:
         return None
     return Refusal(
         guard=Guard.GLOBAL_SCOPE,
-        what="every dataset at once is meant",
+        what="the selection has every dataset",
         observed=f'datasets "{EVERY_DATASET}"',
         expected=f"datasets by name in {request.env}",
         next_step="name the datasets that the incident touched",
@@ -160,8 +160,8 @@ def approval(request: Request) -> Refusal | None:
         guard=Guard.APPROVAL,
         what="repair-and-replace needs a governed approval" if replaces else "a downgrade needs a governed approval",
         observed=f"no {' and no '.join(part.removeprefix('an ') for part in missing)}",
-        expected="options.allow_repair_and_replace, and the change or incident under which it was approved",
-        next_step="get it approved, then give --allow-repair-and-replace and --change-ref",
+        expected="options.allow_repair_and_replace, and the change or incident of the approval",
+        next_step="get an approval, then pass --allow-repair-and-replace and --change-ref",
     )
 
 
@@ -174,21 +174,21 @@ def change_reference(request: Request) -> Refusal | None:
         what="a replay needs a change or incident reference here",
         observed="none",
         expected=f"a reference in {request.env}",
-        next_step="give --change-ref, or metadata.labels.incident_id",
+        next_step="pass --change-ref, or set metadata.labels.incident_id",
     )
 
 
 def refused_to_look(request: Request) -> tuple[Refusal, ...]:
     """Return the refusals of the query itself, which could read the whole ledger."""
-    return _given(environment(request), scope(request), global_scope(request), window(request))
+    return _present(environment(request), scope(request), global_scope(request), window(request))
 
 
 def refused_as_asked(request: Request) -> tuple[Refusal, ...]:
     """Return the refusals that need no ledger; every batch checks them again."""
-    return refused_to_look(request) + _given(*amounts(request), approval(request), change_reference(request))
+    return refused_to_look(request) + _present(*amounts(request), approval(request), change_reference(request))
 
 
-def _given(*refusals: Refusal | None) -> tuple[Refusal, ...]:
+def _present(*refusals: Refusal | None) -> tuple[Refusal, ...]:
     return tuple(refusal for refusal in refusals if refusal is not None)
 
 
@@ -201,7 +201,7 @@ def selected_records(request: Request, records: int, *, more: bool) -> Refusal |
         what="too many records match",
         observed=f"more than {records}",
         expected=f"at most {request.max_records} in {request.env}",
-        next_step="narrow the selection, or take the first ones (--limit)",
+        next_step="narrow the selection, or limit it (--limit)",
     )
 
 
@@ -225,7 +225,7 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | Non
         what="a dataset is switched off",
         observed=", ".join(sorted(switched_off)),
         expected="no kill switch on a dataset of the selection",
-        next_step="kfm kill-switch list says why; release it first, or leave the dataset out",
+        next_step="kfm kill-switch list shows the reason; release it first, or leave the dataset out",
     )
 
 
@@ -237,7 +237,7 @@ def downgrade(request: Request, newer_results: int, *, code_version: str) -> Ref
         guard=Guard.DOWNGRADE,
         what="results of a newer release would be replaced",
         observed=f"{newer_results} results newer than {code_version}",
-        expected="results of this release or an older one",
+        expected="results of this release or an older release",
         next_step="run it with that release, or approve it with --allow-downgrade",
     )
 
@@ -347,7 +347,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         units, more = select(selection, registry=registry, limit=limit, tx=tx)
     skip_reasons = [rules.skip_reason(unit) for unit in units]
     newer_results = sum(rules.is_newer(unit.made_by) for unit in units)
-    refusals = _given(
+    refusals = _present(
         selected_records(request, len(units), more=more),
         needed_batches(request, len(units)),
         kill_switch(request, rules.switched_off & ({unit.dataset for unit in units} or set(datasets))),

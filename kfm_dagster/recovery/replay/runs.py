@@ -226,9 +226,7 @@ def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
     """Return a replay. Raises UnknownNameError."""
     row = tx.run("replay.run", replay_run_id=replay_run_id).mappings().one_or_none()
     if row is None:
-        raise UnknownNameError(
-            "there is no such replay", observed=replay_run_id, next_step="kfm replay status lists them"
-        )
+        raise UnknownNameError("unknown replay", observed=replay_run_id, next_step="kfm replay status lists them")
     return _run(row)
 
 

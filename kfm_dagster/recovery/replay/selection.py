@@ -52,9 +52,9 @@ WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f
 class SelectionMetadata(_Strict):
     """The replay's name, purpose, environment and labels."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="Shown wherever the replay is.")
-    description: str = Field("", max_length=1000, description="What it is about, in a sentence.")
-    env: Environment = Field(description="dev, stage or prod; must be where it runs.")
+    name: Annotated[str, Field(min_length=1, max_length=100)] = Field(description="Name shown in lists and logs.")
+    description: str = Field("", max_length=1000, description="Purpose, in a sentence.")
+    env: Environment = Field(description="dev, stage or prod; must equal KFM_ENV.")
     labels: dict[Text, Text] = Field(
         {}, description="replay_reason (a governed reason, default incident) and incident_id have a meaning."
     )
@@ -103,26 +103,26 @@ class Created(_Span):
 class Attempts(_Strict):
     """The number of the units' attempts."""
 
-    max: int = Field(ge=0, le=1000, description="Only units with so many attempts or fewer.")
+    max: int = Field(ge=0, le=1000, description="Maximum number of attempts of a unit.")
 
 
 class Filters(_Strict):
     """The filter of records; each filter narrows the selection."""
 
-    datasets: list[Dataset] = Field([], description='Dataset ids; "*" stands for all of them (not in prod).')
+    datasets: list[Dataset] = Field([], description='Dataset ids; "*" selects all datasets (not in prod).')
     status: list[Status] = Field([], description="Default: failed. Never pending or in_progress.")
     error_codes: list[Code] = Field([], description="Only records whose last error has one of these codes.")
     event_time: EventTime = Field(EventTime(), description="Only objects written within this time.")
     days: Days = Field(Days(), description="Only units of these days, whenever their objects were written.")
     created: Created = Field(Created(), description="Only units discovered within this time.")
-    attempts: Attempts | None = Field(None, description="Only units that have not been tried too often.")
-    wal_ids: list[WalIdText] = Field([], max_length=10_000, description="Exactly these units; stands for a scope.")
+    attempts: Attempts | None = Field(None, description="Only units with few attempts.")
+    wal_ids: list[WalIdText] = Field([], max_length=10_000, description="Only these units; no other filter is needed.")
 
 
 class SpecLimits(_Strict):
     """The replay's own limits, besides the environment's limits."""
 
-    max_records: int | None = Field(None, ge=1, description="Take the first so many, by event time. Default: all.")
+    max_records: int | None = Field(None, ge=1, description="Maximum records, earliest events first. Default: all.")
     batch_size: int | None = Field(None, ge=1, description="Units requeued at a time.")
     max_batches: int | None = Field(None, ge=1, description="Refuse a selection that needs more batches.")
 
@@ -130,21 +130,20 @@ class SpecLimits(_Strict):
 class Options(_Strict):
     """Options of the replay."""
 
-    dry_run: bool = Field(default=False, description="Only say what would be done.")
-    allow_repair_and_replace: bool = Field(default=False, description="Needed, with an approval, for that mode.")
-    must_match: bool = Field(
-        default=False, description="Repeat successes: a result that differs from the earlier one stops the replay."
+    dry_run: bool = Field(default=False, description="Plan only; change nothing.")
+    allow_repair_and_replace: bool = Field(
+        default=False, description="Required for repair-and-replace, with an approval."
     )
     allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
     respect_kill_switch: bool = Field(
         default=True,
-        description="true: nothing is done while a dataset of it is switched off. false: units of such a dataset are "
-        "left out and counted. No option lets them in.",
+        description="true: wait while a dataset of the selection is switched off. false: skip and count the units of "
+        "such a dataset. No option requeues them.",
     )
-    approval: Text | None = Field(None, description="Change or incident under which it was approved.")
-    records_per_second: float | None = Field(None, ge=1, description="Slower than the environment's limit.")
-    batches_per_minute: int | None = Field(None, ge=1, description="Slower than the environment's limit.")
-    notes: str = Field("", max_length=2000, description="For people.")
+    approval: Text | None = Field(None, description="Change or incident of the approval.")
+    records_per_second: float | None = Field(None, ge=1, description="Maximum rate, below the environment's limit.")
+    batches_per_minute: int | None = Field(None, ge=1, description="Maximum rate, below the environment's limit.")
+    notes: str = Field("", max_length=2000, description="Notes for readers.")
 
 
 class Spec(_Strict):

@@ -175,7 +175,7 @@ class AdmittedBatch:
 
     def __str__(self) -> str:
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
-        return f"batch {self.batch}: {self.admitted} units let in" + (f", skipped {why}" if why else "")
+        return f"batch {self.batch}: {self.admitted} units admitted" + (f", skipped {why}" if why else "")
 
 
 def admit(

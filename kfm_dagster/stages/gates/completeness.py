@@ -51,14 +51,14 @@ def _faults(unit: Envelope, subject: Subject, due: tuple[str, ...]) -> Faults:
     yield from _identity(unit, subject.contract)
     for section in due:
         if getattr(unit, section) is None:
-            yield f"there is no section {section}"
+            yield f"section {section} is missing"
         elif section in _FORMS:
             yield from _FORMS[section](unit, subject)
 
 
 def _identity(unit: Envelope, contract: DatasetContract) -> Faults:
     if not _UUID.fullmatch(unit.wal_id):
-        yield "wal_id is no UUID"
+        yield "wal_id is not a UUID"
     if unit.dataset != contract.id:
         yield f"dataset is {unit.dataset!r}"
     if "/" not in unit.object_uri.partition("://")[2].strip("/"):
@@ -92,13 +92,13 @@ def _metadata(unit: Envelope, subject: Subject) -> Faults:
         yield "bbox is not four finite numbers"
 
 
-def _properties(metadata: Metadata, contract: DatasetContract, told: set[str]) -> Faults:
+def _properties(metadata: Metadata, contract: DatasetContract, codes: set[str]) -> Faults:
     properties = metadata.stac_properties
     # metadata-extract has checked the required members before masking removed some.
-    excused = MetadataIssue.INCOMPLETE_PRODUCT_METADATA in told or MASKING in properties
+    excused = MetadataIssue.INCOMPLETE_PRODUCT_METADATA in codes or MASKING in properties
     required = [] if excused else contract.metadata_extract.required
     yield from (f"property {name} is missing" for name in required if properties.get(name) is None)
-    if not isinstance(properties.get("datetime"), str) and MetadataIssue.INVALID_TIME_RANGE not in told:
+    if not isinstance(properties.get("datetime"), str) and MetadataIssue.INVALID_TIME_RANGE not in codes:
         yield "property datetime is missing"
 
 

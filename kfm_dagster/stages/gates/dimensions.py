@@ -260,11 +260,11 @@ def _expected(path: str, declared: Quantity | None, standard: Standard | None) -
 
 def _mismatch(unit: str, observed: str, expected: str | None, standard: Standard | None) -> str | None:
     if expected is None:
-        return "neither STAC nor the contract says which dimension it has"
+        return "neither STAC nor the contract declares its dimension"
     if observed != expected:
         return f"{unit} has dimension {observed}, expected {expected}"
     if standard is not None and not same_unit(unit, standard.unit):
-        return f"is declared in {unit}, the standard says {standard.unit}"
+        return f"is declared in {unit}, the standard's unit is {standard.unit}"
     return None
 
 
@@ -301,7 +301,7 @@ def _out_of_range(closure: Closure, values: Sequence[float]) -> str | None:
 def _not_of_axes(closure: Closure, projection: Any) -> str | None:
     axes = _axis_unit(projection) if isinstance(projection, str) else None
     if axes is None:
-        return "there is no proj:wkt2 that says which unit its axes have"
+        return "no proj:wkt2 declares the unit of its axes"
     if dimension_of(axes) != closure.observed or not same_unit(axes, str(closure.unit)):
         return f"is declared in {closure.unit}, the axes of proj:wkt2 are in {axes}"
     return None

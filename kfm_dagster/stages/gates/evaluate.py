@@ -28,10 +28,10 @@ _RULE = "wal_id, object version and Item id are unique"
 _TEXT = pa.string()
 _TEXTS = {
     "wal_id": "the batch has the unit {times} times",
-    "object_version": "{times} units of the batch are of one object version, {other} among them",
-    "item_id": "{times} units of the batch stand as one Item, {other} among them",
+    "object_version": "{times} units of the batch have the same object version, {other} among them",
+    "item_id": "{times} units of the batch have the same Item id, {other} among them",
     "catalog_version": "the catalog has this object version as unit {other}",
-    "catalog_item": "the Item stands, or stood, for another object: {other}",
+    "catalog_item": "the Item is or was of another object: {other}",
 }
 
 
@@ -155,7 +155,7 @@ def coverage(subject: Subject) -> Verdict:
         return Verdict.not_applicable(Gate.G6, rule, "the feed is a sample (KFM_FEED): no day of it is expected whole")
     expected, facts = subject.contract.coverage, subject.partition
     if expected is None or facts is None:
-        why = "the contract expects no product" if expected is None else "the ledger was not asked for the partition"
+        why = "the contract expects no product" if expected is None else "the partition was not queried"
         return Verdict.not_applicable(Gate.G6, rule, why)
     due: dict[str, list[ProductHour]] = defaultdict(list)
     hours = product_hours(expected, facts.day, facts.counts, at=subject.reference_time, followed=facts.followed)
@@ -177,7 +177,7 @@ def coverage(subject: Subject) -> Verdict:
 
 def _nothing_is_due(*, followed: bool) -> str:
     if followed:
-        return "no hour is over in which a product was followed here, and the day was not listed"
+        return "no hour with a followed product is over yet, and the day was not listed"
     return "no hour with an expected product is over yet"
 
 

@@ -70,7 +70,7 @@ def dimensional_closure_of_path(
         for wal_id, mappings in quantities.items()
     }
     findings = [
-        Finding(wal_id=wal_id, what=_told(entry))
+        Finding(wal_id=wal_id, what=_fault(entry))
         for wal_id, report in entries.items()
         if _p_dim(report) < min_p_dim
         for entry in report
@@ -111,7 +111,7 @@ def path_dim_report(quantities: Mapping[WalId, Sequence[Mapping[str, Any]]]) -> 
                 "values": len(entries),
                 "closed": len(entries) - len(wrong),
                 "ok": not wrong,
-                "fault": _told(example) if wrong else None,
+                "fault": _fault(example) if wrong else None,
             }
         )
     return lines
@@ -165,5 +165,5 @@ def _p_dim(entries: Sequence[DimensionalEntry]) -> float:
     return sum(entry.ok for entry in entries) / len(entries) if entries else 0.0
 
 
-def _told(entry: DimensionalEntry) -> str:
+def _fault(entry: DimensionalEntry) -> str:
     return f"{entry.quantity} has the dimension {entry.observed}; expected {entry.expected}"

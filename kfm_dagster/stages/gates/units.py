@@ -93,18 +93,18 @@ def ask_dimension(text: str) -> str:
         ) from None
 
 
-def same_unit(one: str, other: str) -> bool:
+def same_unit(unit: str, other: str) -> bool:
     """Return whether a number means the same in two units. Raises UnitError."""
-    if dimension_of(one) != dimension_of(other):
+    if dimension_of(unit) != dimension_of(other):
         return False
-    return one == other or (one, other) in SAME or ask_same_unit(one, other)
+    return unit == other or (unit, other) in SAME or ask_same_unit(unit, other)
 
 
 @cache
-def ask_same_unit(one: str, other: str) -> bool:
+def ask_same_unit(unit: str, other: str) -> bool:
     """Return, by pint, whether a number means the same in two units of a dimension."""
     # Two points, because degrees Celsius differ from kelvins in their zero only.
-    return all(math.isclose(registry().convert(value, one, other), value) for value in (1.0, 2.0))
+    return all(math.isclose(registry().convert(value, unit, other), value) for value in (1.0, 2.0))
 
 
 def _named(dimensionality: object) -> str:

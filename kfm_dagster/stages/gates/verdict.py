@@ -179,10 +179,10 @@ class Verdict:
     @classmethod
     def not_applicable(cls, gate: Gate, rule: str, why: str) -> Verdict:
         """Return the verdict of a gate without data."""
-        return cls(gate=gate, rule=rule, observed=why, expected="nothing to look at", applies=False)
+        return cls(gate=gate, rule=rule, observed=why, expected="data to check", applies=False)
 
 
 def of_every_gate(verdicts: Iterable[Verdict], *, maker: str) -> list[Verdict]:
     """Return each gate's verdict, in order; others do not apply to `maker`'s output."""
     by_gate = {verdict.gate: verdict for verdict in verdicts}
-    return [by_gate.get(gate) or Verdict.not_applicable(gate, "looked at elsewhere", maker) for gate in Gate]
+    return [by_gate.get(gate) or Verdict.not_applicable(gate, "checked elsewhere", maker) for gate in Gate]
