@@ -131,9 +131,8 @@ class Options(_Strict):
     """Options of the replay."""
 
     dry_run: bool = Field(default=False, description="Plan only; change nothing.")
-    allow_repair_and_replace: bool = Field(
-        default=False, description="Required for repair-and-replace, with an approval."
-    )
+    allow_repair_and_replace: bool = Field(default=False, description="Needed, with an approval, for that mode.")
+    must_match: bool = Field(default=False, description="Repeat successes; a different result stops the replay.")
     allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
     respect_kill_switch: bool = Field(
         default=True,
