@@ -10,6 +10,7 @@ import click
 from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.filter_options import lists
+from kfm_dagster.cli.kill_switch import list_switches
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
@@ -41,6 +42,9 @@ def log() -> None:
 
     Example: kfm governance log --action release --dataset goes-abi
     """
+
+
+governance.add_command(list_switches, "paused")
 
 
 @governance.command()

@@ -65,7 +65,7 @@ def resume(*, dataset: str, **decided: Any) -> None:
 def kill_switch() -> None:
     """Switch datasets off and on, or list those that are off.
 
-    Example: kfm kill-switch list
+    Example: kfm pause all --reason "INC-7: the catalog is being moved"
     """
 
 
@@ -76,9 +76,9 @@ kill_switch.add_command(resume, "off")
 @kill_switch.command("list")
 @lists(SWITCHES)
 def list_switches() -> None:
-    """List the switches that are on now. Earlier switches are in kfm governance log.
+    """List the paused datasets. Earlier pauses are in kfm governance log.
 
-    Example: kfm kill-switch list --json
+    Example: kfm governance paused --json
     """
 
 
