@@ -95,7 +95,7 @@ class IllegalTransitionError(KfmError):
             "illegal transition" if why is None else f"illegal transition ({why})",
             observed=f"{wal_id}: {from_status or 'null'} > {to_status}",
             expected=expected,
-            next_step="see its present state (kfm wal show, kfm replay status)",
+            next_step="see its present state (kfm units show, kfm replay status)",
         )
 
 
@@ -109,7 +109,7 @@ class RecordMovedError(KfmError):
         super().__init__(
             observed=f"{wal_id} at {'another version' if current is None else f'version {current}'}",
             expected=f"version {version}",
-            next_step=f"kfm wal show {wal_id}, then decide again",
+            next_step=f"kfm units show {wal_id}, then decide again",
         )
 
 

@@ -39,7 +39,7 @@ class AlertRule(StrEnum):
     meaning: str
     look: str
 
-    def __new__(cls, name: str, meaning: str = "", look: str = "kfm validate --days 1; kfm explain RUN") -> Self:
+    def __new__(cls, name: str, meaning: str = "", look: str = "kfm report --days 1; kfm runs show RUN") -> Self:
         """Make a member whose value is the rule's name."""
         member = str.__new__(cls, name)
         member._value_ = name
@@ -63,7 +63,7 @@ class AlertRule(StrEnum):
     WORSE_OBJECT = (
         "worse_object",
         "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
-        "kfm quarantine list; kfm explain RUN",
+        "kfm units cases; kfm runs show RUN",
     )
 
 

@@ -133,7 +133,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
 @click.argument("backfill_id", type=BACKFILL)
 @decision_options
 def cancel(*, backfill_id: str, **decided: Any) -> None:
-    """List no further day; listed objects are ingested, unless kfm kill-switch stops them.
+    """List no further day; listed objects are ingested, unless kfm pause stops them.
 
     Example: kfm backfill cancel bf-20261121T135100-1f2e3d --reason "wrong month"
     """

@@ -110,7 +110,7 @@ def unknown_record(wal_id: str) -> KfmError:
         "there is no such record",
         observed=wal_id,
         expected=f"the id of a unit, or the first {SHORTEST_PREFIX} characters or more of one",
-        next_step="kfm wal list",
+        next_step="kfm units list",
     )
 
 

@@ -126,7 +126,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
         click.echo(f"all that this home has ever taken in is counted; {before} came before this demo")
     click.echo(_messages(result, kfm))
     if result.failing:
-        click.echo(f"in quarantine ({kfm} quarantine list):")
+        click.echo(f"in quarantine ({kfm} units cases):")
     for failing in result.failing:
         click.echo(f"  {failing}")
     for name, why in islice(result.skipped.items(), MAX_SKIPPED_SHOWN):
@@ -150,7 +150,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
 def _messages(result: DrainResult, kfm: str) -> str:
     """Return the message counts, with the commands that explain messages without units."""
     parts = [f"{counted(result.messages, 'message')} received"]
-    parts.append(f"{result.rejected} of them rejected" + (f" ({kfm} wal rejected)" if result.rejected else ""))
+    parts.append(f"{result.rejected} of them rejected" + (f" ({kfm} units rejected)" if result.rejected else ""))
     if result.ignored:
-        parts.append(f"{result.ignored} ignored ({kfm} wal ignored)")
+        parts.append(f"{result.ignored} ignored ({kfm} units ignored)")
     return ", ".join(parts)

@@ -110,7 +110,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
             records = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)
         cases = [(json_row(case), _evidence(pipeline.store, case)) for case in records]
     if not cases:
-        raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm wal show {wal_id}")
+        raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm units show {wal_id}")
     if as_json:
         click.echo(json.dumps({"wal_id": wal_id, "cases": [row | {"evidence": bundle} for row, bundle in cases]}))
         return

@@ -1,4 +1,4 @@
-"""`kfm report`, also `kfm validate`: the results of the stages under the pipeline card. Only reads."""
+"""`kfm report`, also `kfm report`: the results of the stages under the pipeline card. Only reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm runs show`, also `kfm explain`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
+"""`kfm runs show`, also `kfm runs show`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _REFUSALS = {
 
 
 class Record(NoddWalRecord):
-    """One unit with its whole history, as `kfm wal show --json` prints it."""
+    """One unit with its whole history, as `kfm units show --json` prints it."""
 
     issues: list[dict[str, Any]]
     versions: list[dict[str, Any]]

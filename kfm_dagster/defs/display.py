@@ -134,7 +134,7 @@ def day_counts(day: DayReport) -> dict[str, int]:
 def stage_metadata(
     noun: str, batch: StageBatch, *, day: DayReport, settings: Settings, account: NodeAccount | None = None
 ) -> dict[str, Any]:
-    """Return the metadata of a materialisation; `account` is the node's part of `kfm explain`.
+    """Return the metadata of a materialisation; `account` is the node's part of `kfm runs show`.
 
     `run_passed`, `run_failed` and, if not zero, `run_failed_earlier` and `run_given_back` (units that the run has lost)
     sum to `run_units`. A wholly reused output is not read again, so its Items and footprints are only shown with the

@@ -107,7 +107,7 @@ def evidence_job() -> dg.JobDefinition:
         collect,
         name=EVIDENCE_JOB,
         description="Collect the evidence of quarantined units. The sensor nodd_ledger asks for it where some lack it; "
-        "kfm quarantine show has it.",
+        "kfm units evidence has it.",
     )
 
 

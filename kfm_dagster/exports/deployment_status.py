@@ -109,14 +109,14 @@ def _of_failing(group: FailingUnits) -> Matter:
     what = f"{counted(group.units, 'unit')} of {group.dataset} {group.status}: {group.code}"
     path = f"/units?dataset={group.dataset}&status={group.status}&code={group.code}"
     if group.status is Status.QUARANTINED:
-        command = f"kfm quarantine list --dataset {group.dataset}"
+        command = f"kfm units cases --dataset {group.dataset}"
         return Matter(what=what, since=group.first_at, next_step=command, path=path)
     stays = group.units - group.retried
     return Matter(
         urgency=Urgency.NOW if stays else Urgency.KNOW,
         what=f"{what}; {stays or 'none'} without another attempt",
         since=group.first_at,
-        next_step=f"kfm wal list --dataset {group.dataset} --status failed --error-code {group.code}",
+        next_step=f"kfm units list --dataset {group.dataset} --status failed --error-code {group.code}",
         path=path,
     )
 
@@ -142,7 +142,7 @@ def _of_switch(switch: KillSwitch) -> Matter:
         urgency=Urgency.KNOW,
         what=f"{dataset} switched off by {switch.engaged_by}: {switch.reason}",
         since=switch.engaged_at,
-        next_step=f"kfm kill-switch off {dataset}",
+        next_step=f"kfm resume {dataset}",
         path="/decisions" if switch.dataset == EVERY_DATASET else f"/datasets/{dataset}",
     )
 
@@ -224,7 +224,7 @@ def _of_rejections(newest: Iterable[KeptRejection], at: datetime) -> Iterable[Ma
         Matter(
             urgency=Urgency.KNOW,
             what=f"{counted(number, 'message')} rejected within a day: {reason}",
-            next_step=f"kfm wal rejected --reason {reason}",
+            next_step=f"kfm units rejected --reason {reason}",
             path=f"/rejected?reason={reason}",
         )
         for reason, number in sorted(counts.items())

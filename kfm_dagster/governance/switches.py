@@ -61,7 +61,7 @@ class KillSwitches:
                 raise RefusedError(
                     "the kill switch is on already",
                     observed=dataset,
-                    next_step=f"kfm kill-switch off {dataset}, or leave it on",
+                    next_step=f"kfm resume {dataset}, or leave it on",
                 )
             tx.run(
                 "governance.engage",
@@ -88,7 +88,7 @@ class KillSwitches:
                 raise RefusedError(
                     "the kill switch is not on",
                     observed=dataset,
-                    next_step="see kfm kill-switch list",
+                    next_step="see kfm governance paused",
                 )
             self._log.record(GovernanceAction.KILL_SWITCH_OFF, decision, dataset=dataset, tx=tx)
 

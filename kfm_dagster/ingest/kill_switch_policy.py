@@ -101,4 +101,4 @@ def refuse_switched_off(switches: KillSwitches, dataset: str) -> None:
     switch = KillSwitchPolicy.now(switches).of(dataset)
     if switch is not None:
         name = "all" if switch.dataset == EVERY_DATASET else dataset
-        raise RefusedError(sentence(switch), next_step=f'kfm kill-switch off {name} --reason "..."')
+        raise RefusedError(sentence(switch), next_step=f'kfm resume {name} --reason "..."')

@@ -108,14 +108,14 @@ def _output(stages: StageRunner, plan: Replay, stage: str, run_id: str) -> Stage
         raise RunReplayRefusedError(
             observed=f"{stage} has no checkpoint in run {run_id}",
             expected="a run with a checkpoint of every stage (state_machine.yaml, checkpoints)",
-            next_step="kfm explain lists the runs; kfm replay run repeats units without a checkpoint",
+            next_step="kfm runs show lists the runs; kfm replay run repeats units without a checkpoint",
         )
     output = stages.port.load_output(stage, run_id)
     if output is None:
         raise RunReplayRefusedError(
             observed=f"{stage} has no output in run {run_id}, or it was revoked",
             expected="a run with current outputs",
-            next_step="see kfm explain",
+            next_step="see kfm runs show",
         )
     return output
 
@@ -254,7 +254,7 @@ class ReplayedParse(ChainNode):
             raise RunReplayRefusedError(
                 observed=f"no unit of {self.dataset} is as run {self.original} left it, or the dataset is switched off",
                 expected="units whose last success is that run's",
-                next_step="see kfm explain, and kfm kill-switch list",
+                next_step="see kfm runs show, and kfm governance paused",
             )
         self._claimed = len(claimed)
         return claimed

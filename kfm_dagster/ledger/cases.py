@@ -147,7 +147,7 @@ class QuarantineCases:
                 "the unit has no such open case",
                 observed=f"{wal_id} at version {versions[wal_id]}",
                 expected="an open case of exactly this version",
-                next_step=f"kfm quarantine show {wal_id}",
+                next_step=f"kfm units evidence {wal_id}",
             )
         self._log.record_many([_discard_entry(row, decision) for row in locked.values()], tx=tx)
         tx.run("evidence.discard", batch=batch, at=self._clock())

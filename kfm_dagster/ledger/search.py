@@ -61,7 +61,9 @@ class UnitFilter(OfDataset):
     since: Moment | None = Field(None, description="Only of events since this day or time (UTC without a zone).")
     until: Moment | None = Field(None, description="Only of events before this day or time.")
     partition: _Day | None = Field(None, description="Only of this day, YYYY-MM-DD.")
-    suspect: Flag = Field(default=False, description="Only with suspect integrity or metadata; reasons: kfm wal show.")
+    suspect: Flag = Field(
+        default=False, description="Only with suspect integrity or metadata; reasons: kfm units show."
+    )
 
     @model_validator(mode="after")
     def _can_match(self) -> Self:

@@ -173,13 +173,13 @@ def open_versions(
                 wal_id=record.wal_id,
                 from_status=record.status,
                 to_status=to_status,
-                expected="a unit of kfm quarantine list",
+                expected="a unit of kfm units cases",
                 why="the unit is not quarantined",
             )
         if cases.of(record.wal_id, tx=tx)[0].state is CaseState.DISCARDED:
             raise RefusedError(
                 "the unit is discarded permanently",
                 observed=record.wal_id,
-                next_step=f"kfm quarantine show {record.wal_id} shows the decision",
+                next_step=f"kfm units evidence {record.wal_id} shows the decision",
             )
     return {WalId(record.wal_id): record.version for record in records}

@@ -45,7 +45,7 @@ def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
 Runs = Annotated[Duration, AfterValidator(_at_least(1, "a run is looked at after it has ended"))]
 # With a shorter age, a redelivered message would be landed in its batch while that is being removed.
 Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS gives a message again for up to 14 days"))]
-Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm validate looks at the outputs of 7 days"))]
+Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm report looks at the outputs of 7 days"))]
 Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at after it is closed"))]
 
 

@@ -1,6 +1,6 @@
 """Measures of a step: its data volume, and the resources that it used (IEN-11).
 
-Nodes count the data, a meter measures the resources, and lineage, `kfm explain` and Dagster show both by the names of
+Nodes count the data, a meter measures the resources, and lineage, `kfm runs show` and Dagster show both by the names of
 these fields, which are the columns of `etl_steps`. A figure that was not measured is None, never 0.
 Belongs here: the values and their names. Does not belong here: measuring and writing them (`idempotent_node/steps.py`).
 """

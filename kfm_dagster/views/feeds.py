@@ -131,7 +131,7 @@ def rejected_message(deliveries: Deliveries, landing: Landing, message_id: str) 
     digest = deliveries.rejected_landing(message_id)
     if digest is None:
         raise UnknownNameError(
-            "no message of that id was rejected", observed=repr(message_id[:80]), next_step="kfm wal rejected"
+            "no message of that id was rejected", observed=repr(message_id[:80]), next_step="kfm units rejected"
         )
     return next(message.body for message in landing.read(digest) if message.message_id == message_id)
 

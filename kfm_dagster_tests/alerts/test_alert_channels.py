@@ -48,7 +48,7 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
         "not positive definite (G7)",
         "1 events within 1h (it fires from 1 on)",
         f"the newest at 2026-03-01T12:00:00.000000Z by {STAGE} in run r1",
-        "kfm explain r1",
+        "kfm runs show r1",
         "kfm alerts ack 1 --reason",
         "docs/alerts.md#covariance",
         f"Key: covariance/{STAGE} G7",

@@ -157,7 +157,7 @@ def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
     record.line(AuditKind.REPLAY, "diverged", run="r7")
     evaluator.evaluate()
     assert sorted(number for number, _ in box.taken) == [NOTIFY, PAGE, TICKET]
-    assert "kfm explain r7" in box.bodies[0]
+    assert "kfm runs show r7" in box.bodies[0]
 
 
 def test_one_url_of_two_channels_hears_an_alert_once(

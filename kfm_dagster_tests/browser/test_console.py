@@ -157,7 +157,7 @@ def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboar
         assert picture.stat().st_size > 10_000
         page.get_by_role("link", name="nexrad-l2 quarantined: looked_odd").click()
         page.get_by_role("link", name=served.quarantined.object_uri.rpartition("/")[2]).click()
-        expect(page.get_by_text("kfm release")).to_be_visible()
+        expect(page.get_by_text("kfm retry")).to_be_visible()
         assert page.locator("form[action$='/release']").count() == 0
         sign_in(page)
         page.goto(f"/units/{served.quarantined.wal_id}")

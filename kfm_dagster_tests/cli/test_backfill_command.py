@@ -123,4 +123,4 @@ def test_a_dataset_that_is_off_is_refused_with_the_switch(call: Call) -> None:
     refused = call("backfill", "run", "nexrad-l2", *MONTH, *WHY)
     assert refused.code == ExitCode.REFUSED
     assert "nexrad-l2 is switched off" in refused.err
-    assert "kfm kill-switch off nexrad-l2" in refused.err
+    assert "kfm resume nexrad-l2" in refused.err

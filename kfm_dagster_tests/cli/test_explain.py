@@ -1,4 +1,4 @@
-"""`kfm explain`: every node of a run with what it did or why it did nothing, for roots and re-executions alike."""
+"""`kfm runs show`: every node of a run with what it did or why it did nothing, for roots and re-executions alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kfm validate` as a person and as a script read it."""
+"""`kfm report` as a person and as a script read it."""
 
 from __future__ import annotations
 

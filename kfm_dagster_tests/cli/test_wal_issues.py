@@ -1,4 +1,4 @@
-"""What makes a unit suspect is said by `kfm wal show`, and `kfm wal list --suspect` finds such units."""
+"""What makes a unit suspect is said by `kfm units show`, and `kfm units list --suspect` finds such units."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_a_console_without_tokens_only_reads(console: Console) -> None:
         assert client.post(path, data=REASON).status_code == 403
     page = client.get(f"/units/{console.quarantined[0]}", headers={"accept": "text/html"}).text
     assert "<form" not in page
-    assert "kfm release" in page
+    assert "kfm retry" in page
 
 
 def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Console) -> None:

@@ -103,7 +103,7 @@ def test_a_message_of_any_size_is_shown_in_part(
     monkeypatch.setattr("kfm_dagster.console.records.MOST_SHOWN", 6)
     page = browser.get("/rejected/message-1").text
     assert '<pre tabindex="0">{&#34;key</pre>' in page.replace("&#34;</pre>", "</pre>")
-    assert f"And {len(HOSTILE) - 6} characters more: <code>kfm wal rejected --message message-1 --body</code>" in page
+    assert f"And {len(HOSTILE) - 6} characters more: <code>kfm units rejected --message message-1 --body</code>" in page
 
 
 def test_pages_of_rejections_follow_each_other_though_a_batch_is_of_one_moment(
@@ -138,7 +138,7 @@ def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
     page = browser.get("/alerts?rule=retry_storm").text
     for said in (
         "Many stages are retried",
-        "kfm explain run-7",
+        "kfm runs show run-7",
         'href="/runs/run-7"',
         "docs/alerts.md#retry_storm",
     ):

@@ -47,7 +47,7 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
         put(tmp_path / "objects", [good(*sample) for sample in nexrad_level2_samples(day, 1)])
     typed = (
         "kfm demo --objects objects --home home --json && KFM_HOME=home kfm export --out release "
-        "&& KFM_HOME=home kfm validate --json > validate.json"
+        "&& KFM_HOME=home kfm report --json > validate.json"
     )
     done = shell(typed, tmp_path, seconds=HANG_SECONDS)
     assert done.returncode == 0, done.stdout

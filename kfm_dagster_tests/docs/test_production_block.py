@@ -194,7 +194,7 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
             assert answer.status == 200
 
         def settled() -> bool:
-            typist.type("kfm wal list --json")
+            typist.type("kfm units list --json")
             return '"status": "succeeded"' in typist.shown()
 
         until(settled, typist.shown)  # the Item is there before the unit has its final status

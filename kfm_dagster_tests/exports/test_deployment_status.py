@@ -160,14 +160,14 @@ def lineage_refused(planted: Planted) -> None:
 ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
     # what is planted: how, urgency, what is said of it, what to do
     "a quarantined unit": (
-        quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm quarantine list --dataset nexrad-l2"
+        quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm units cases --dataset nexrad-l2"
     ),
     "a unit that is tried again": (
         retried, "know", "1 unit of nexrad-l2 failed: object_unavailable; none without another attempt",
-        "kfm wal list --dataset nexrad-l2 --status failed --error-code object_unavailable",
+        "kfm units list --dataset nexrad-l2 --status failed --error-code object_unavailable",
     ),
     "a switch": (
-        switched_off, "know", "nexrad-l2 switched off by person: looked at it", "kfm kill-switch off nexrad-l2"
+        switched_off, "know", "nexrad-l2 switched off by person: looked at it", "kfm resume nexrad-l2"
     ),
     "an override of one person": (
         proposed, "now", "release of 1 unit, proposed by jane, waits for a second person", "kfm governance approve 1"
@@ -182,7 +182,10 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
         "correct OPENLINEAGE_URL, or repair its store (docs/lineage.md)",
     ),
     "a message that was rejected": (
-        rejected, "know", "1 message rejected within a day: malformed_json", "kfm wal rejected --reason malformed_json"
+        rejected,
+        "know",
+        "1 message rejected within a day: malformed_json",
+        "kfm units rejected --reason malformed_json",
     ),
 }  # fmt: skip
 
@@ -291,7 +294,7 @@ def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalReco
     shown = call("status")
     assert shown.code == ExitCode.FINISHED_WITH_FAILURES
     assert shown.out.startswith("1 item needs attention\n")
-    assert "kfm quarantine list --dataset nexrad-l2" in shown.out
+    assert "kfm units cases --dataset nexrad-l2" in shown.out
     told = json.loads(call("status", "--json").out)
     assert (told["well"], [one["urgency"] for one in told["matters"]]) == (False, ["now", "know"])
     counts = {"pending": 0, "in_progress": 0, "succeeded": 1, "failed": 1, "quarantined": 1}

@@ -60,7 +60,7 @@ REFUSED: dict[str, list[str]] = {
     "retry {discarded} {why} {change}": ["is discarded permanently"],
     "retry {quarantined} {succeeded} {why} {change}": ["succeeded > pending"],
     "retry {quarantined} --version 7 {why} {change}": ["at version 2", "expected version 7"],
-    "discard {pending} {why}": ["pending > quarantined", "kfm quarantine list"],
+    "discard {pending} {why}": ["pending > quarantined", "kfm units cases"],
     "discard {discarded} {why}": ["is discarded permanently"],
     "discard {quarantined} --version 3 {why}": ["at version 2"],
     "quarantine add {succeeded} --reason-code odd {why}": [
@@ -93,7 +93,7 @@ UNUSABLE: dict[str, list[str]] = {
     "quarantine add {pending} {nobody} --reason-code odd {why}": ["no such record"],
     "quarantine add {pending} --reason-code 'Not a code' {why}": ["--reason-code"],
     "quarantine show {pending}": ["ever quarantined"],
-    "quarantine show 00000000": ["no such record", "expected the id of a unit", "next: kfm wal list"],
+    "quarantine show 00000000": ["no such record", "expected the id of a unit", "next: kfm units list"],
     "quarantine list --dataset goes-xyz": ["goes-xyz"],
     "kill-switch on goes-xyz {why}": ["goes-xyz", "nexrad-l2"],
     "kill-switch on all {why} --expires soon": ["'soon' is neither"],

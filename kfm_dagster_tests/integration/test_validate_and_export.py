@@ -1,4 +1,4 @@
-"""What `kfm validate` and `kfm export` say of runs that went through Dagster."""
+"""What `kfm report` and `kfm export` say of runs that went through Dagster."""
 
 from __future__ import annotations
 

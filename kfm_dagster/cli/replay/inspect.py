@@ -99,7 +99,7 @@ def _chosen(fields: str | None, known: Sequence[str]) -> Sequence[str]:
 def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
     """Repeat a run's stages from their checkpoints, the last first, and compare.
 
-    Changes nothing. Exit code 4: they differ. RUN is named as for kfm explain: by its id, the first 8
+    Changes nothing. Exit code 4: they differ. RUN is named as for kfm runs show: by its id, the first 8
     characters or more of it, or `latest`.
 
     Example: kfm replay compare 6f9b2f0e-2f64-4c43-9a51-6a1f3a0e9c55
@@ -118,7 +118,7 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
             raise RunReplayRefusedError(
                 observed=f"{run_id} has done nothing of {dataset or 'any dataset'}",
                 expected="a run that has received units of it",
-                next_step=f"kfm explain {run_id} shows what it did",
+                next_step=f"kfm runs show {run_id} shows what it did",
             )
         rows = [
             {**comparison.as_json(), "diverges": comparison.diverges(plan)}
@@ -129,7 +129,7 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
         raise RunReplayRefusedError(
             observed=f"{run_id} brought no unit to success, so there is nothing to compare",
             expected="a run with units that succeeded",
-            next_step="kfm explain latest",
+            next_step="kfm runs show latest",
         )
     show(rows, output=shell.output, as_table=lambda: show_section(f"run {run_id}", rows, COMPARED_FIELDS))
     return ExitCode.FINISHED_WITH_FAILURES if any(row["diverges"] for row in rows) else ExitCode.DONE

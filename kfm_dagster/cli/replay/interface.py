@@ -45,7 +45,7 @@ EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code",
 
 INSTEAD = {
     Status.FAILED: "leave out what else the selection asks for (error codes, attempts, times of discovery)",
-    Status.QUARANTINED: "kfm quarantine list shows the reasons, kfm release retries them",
+    Status.QUARANTINED: "kfm units cases shows the reasons, kfm retry retries them",
     Status.PENDING: "a running deployment works them (kfm drain)",
     Status.IN_PROGRESS: "wait for the run that works them",
     Status.SUCCEEDED: "nothing, or --mode repair-and-replace to repeat successes",
@@ -282,7 +282,7 @@ def show_report(report: Report, *, output: str) -> None:
 def nothing_selected(plan: PlannedReplay) -> str:
     """Return a line on an empty selection: the records that the ledger has, and the next step."""
     others = ", ".join(f"{count} {status}" for status, count in plan.others.items())
-    step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm wal list shows the records")
+    step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm units list shows the records")
     return f"nothing is selected; of these datasets and times there are {others or 'no records'}; next: {step}"
 
 

@@ -218,7 +218,7 @@ def gather_release(pipeline: Pipeline) -> Release:
             "the records must not be published",
             observed=f"p_dim {closure['p_dim']:g}: {', '.join(sorted({q['quantity'] for q in open_ones}))}",
             expected=f"p_dim {PUBLISHABLE_P_DIM:g}",
-            next_step="correct the contract's units and replay the units (kfm validate, kfm replay run)",
+            next_step="correct the contract's units and replay the units (kfm report, kfm replay run)",
         )
     report = validate_report(pipeline, since=EVER)
     audit = StageStore(pipeline.database, clock=pipeline.clock).audit

@@ -225,7 +225,7 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | Non
         what="a dataset is switched off",
         observed=", ".join(sorted(switched_off)),
         expected="no kill switch on a dataset of the selection",
-        next_step="kfm kill-switch list shows the reason; release it first, or leave the dataset out",
+        next_step="kfm governance paused shows the reason; release it first, or leave the dataset out",
     )
 
 
