@@ -86,7 +86,7 @@ class AtmoWindow:
 
     def params(self) -> Mapping[str, Any]:
         """Return the window and how sites are masked: both change the result."""
-        masking = {decision.method.value: dict(decision.parameters) for decision in self.decisions}
+        masking = {decision.method: dict(decision.parameters) for decision in self.decisions}
         return {**self.window.bounds(), "masking": masking}
 
     def context(self) -> Mapping[str, Any]:
