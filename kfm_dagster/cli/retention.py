@@ -13,8 +13,7 @@ from kfm_dagster.cli.session import opened_database
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ingest.pipeline import utc_now
-from kfm_dagster.retention.policy import RETENTION, RetentionKind, RetentionPolicy
-from kfm_dagster.retention.pruning import Pruned, Retention, retention_of
+from kfm_dagster.retention import RETENTION, Pruned, Retention, RetentionKind, RetentionPolicy, retention_of
 from kfm_dagster.settings import Settings
 
 PLAN = ("kind", "keep_days", "before", "older", "needed", "removable", "bytes")

@@ -26,8 +26,7 @@ from kfm_dagster.ingest.path_arrivals import PathArrivals, radars
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import Selection, parse_selection, selection_from
 from kfm_dagster.recovery.work_orders import start
-from kfm_dagster.retention.policy import RETENTION, RetentionPolicy
-from kfm_dagster.retention.pruning import retention_of
+from kfm_dagster.retention import RETENTION, RetentionPolicy, retention_of
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 

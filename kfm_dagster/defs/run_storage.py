@@ -2,7 +2,7 @@
 
 Belongs here: queries of the instance. Functions that may need no query take the tick's context, because a tick opens
 the instance with its first query. The ledger knows a run by its root run, which holds the claims. Does not belong here:
-the use of the answers (`defs/sensors.py`), the age of old runs (`retention/policy.py`), or ticks, which Dagster's own
+the use of the answers (`defs/sensors.py`), the age of old runs (`retention.py`), or ticks, which Dagster's own
 daemon purges.
 """
 
@@ -26,7 +26,7 @@ from kfm_dagster.defs.io_manager import root_run_id
 from kfm_dagster.defs.run_processes import fail_lost_runs
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest.plan import ActiveRuns, LaneKey
-from kfm_dagster.retention.pruning import OldBatch
+from kfm_dagster.retention import OldBatch
 from kfm_dagster.storage.database import Database
 
 ACTIVE = [

@@ -13,7 +13,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.areas import refuse_unmaskable
 from kfm_dagster.readers.base import refuse_orphans
-from kfm_dagster.retention.policy import RetentionPolicy
+from kfm_dagster.retention import RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.telemetry.energy import CodecarbonMeter, open_energy_meter

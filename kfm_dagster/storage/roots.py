@@ -3,7 +3,7 @@
 Two ledgers over the same catalog lose each other's Items silently, and retention by another ledger deletes batches of
 pending units. So each root has a file with the id of its deployment's database, created only if missing.
 Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root is writable
-(`answering.py`), or when it is checked (`ingest/preflight.py`, `retention/pruning.py`).
+(`answering.py`), or when it is checked (`ingest/preflight.py`, `retention.py`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
-from kfm_dagster.retention.policy import RETENTION, RetentionKind
+from kfm_dagster.retention import RETENTION, RetentionKind
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster_tests.commands import Call, caller

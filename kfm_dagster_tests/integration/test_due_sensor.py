@@ -24,7 +24,7 @@ from kfm_dagster.ingest.path_arrivals import LOOKS_BACK, PAUSE
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.notifications.sqs import Queue
-from kfm_dagster.retention.policy import RETENTION
+from kfm_dagster.retention import RETENTION
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
 from kfm_dagster_tests.factories import landed_path, received_long_ago

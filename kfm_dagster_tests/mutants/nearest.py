@@ -45,7 +45,7 @@ EXCEPTIONS: dict[str, list[str]] = {
     "kfm_dagster/ingest/intake.py": ["integration/test_forged_messages.py", "integration/test_acknowledgement.py"],
     "kfm_dagster/ingest/recording.py": ["integration/test_late_sidecar.py", "integration/test_kill_switch.py"],
     "kfm_dagster/ledger/cases.py": ["governance/test_evidence.py"],
-    "kfm_dagster/retention/pruning.py": ["cli/test_retention_command.py"],
+    "kfm_dagster/retention.py": ["cli/test_retention_command.py"],
     "kfm_dagster/recovery/work_orders.py": ["governance/test_review.py", "governance/test_governing_commands.py"],
     "kfm_dagster/views/units.py": ["console/test_api.py"],
 }

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.retention.policy import KeptFor, RetentionPolicy
-from kfm_dagster.retention.pruning import Retention, stored_files
+from kfm_dagster.retention import KeptFor, Retention, RetentionPolicy, stored_files
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_retention_role
 from kfm_dagster_tests.databases import as_role

@@ -9,8 +9,7 @@ import pytest
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.retention import pruning
-from kfm_dagster.retention.policy import RetentionKind
+from kfm_dagster.retention import RetentionKind, stored_files
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
 from kfm_dagster_tests.factories import landed_path, received_long_ago
@@ -32,9 +31,9 @@ def test_old_objects_of_a_bucket_go_and_others_stay(
         received_long_ago(database, batch)
     s3.put_object(Bucket=BUCKET, Key="storage/landing/README", Body=b"somebody's own")
     s3.put_object(Bucket=BUCKET, Key="other/landing/README", Body=b"of another prefix")
-    monkeypatch.setattr(pruning, "PAGE", 2)
-    monkeypatch.setattr(pruning, "BATCH", 3)
-    pruner = pruning.stored_files(store, database)[RetentionKind.LANDING]
+    monkeypatch.setattr("kfm_dagster.retention.PAGE", 2)
+    monkeypatch.setattr("kfm_dagster.retention.BATCH", 3)
+    pruner = stored_files(store, database)[RetentionKind.LANDING]
     now = datetime.now(UTC)
     assert list(pruner.batches(now - timedelta(hours=1))) == []
     for batch in pruner.batches(now + timedelta(hours=1)):

@@ -12,7 +12,7 @@ import yaml
 
 from kfm_dagster.configs import CardError, own_folder
 from kfm_dagster.ingest.configuration import Configuration
-from kfm_dagster.retention.policy import RETENTION, RetentionKind, RetentionPolicy
+from kfm_dagster.retention import RETENTION, RetentionKind, RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster_tests.schemas import json_schema

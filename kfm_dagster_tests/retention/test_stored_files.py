@@ -18,9 +18,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.retention import pruning
-from kfm_dagster.retention.policy import RetentionKind
-from kfm_dagster.retention.pruning import Pruned, Retention, StoredFiles
+from kfm_dagster.retention import Pruned, Retention, RetentionKind, StoredFiles, stored_files
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster_tests.databases import every_row
@@ -274,9 +272,9 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     grow_old(pipeline)
     retention = keeping(artifacts="30d")
     old, _ = planned(retention)
-    monkeypatch.setattr(pruning, "BATCH", 1)
+    monkeypatch.setattr("kfm_dagster.retention.BATCH", 1)
     assert planned(retention) == (old, old)
-    monkeypatch.setattr(pruning, "DELETES", 1)
+    monkeypatch.setattr("kfm_dagster.retention.DELETES", 1)
     pruner = retention.pruners[RetentionKind.ARTIFACTS]
     assert isinstance(pruner, StoredFiles)
     dying = replace(pruner, store=cast("Store", DyingStore(pruner.store)))
@@ -312,7 +310,7 @@ def test_files_of_another_ledger_stay_of_every_kind(
     clock_of(other).now += LATER
     clock_of(pipeline).now = clock_of(other).now
     retention = keeping(landing="15d", artifacts="8d", evidence_samples="1d")
-    own = replace(retention, pruners=pruning.stored_files(other.store, other.database), database=other.database)
+    own = replace(retention, pruners=stored_files(other.store, other.database), database=other.database)
     assert all(one.removed for one in own.plan())
     before = files(store_of(pipeline))
     for one in retention.run(actor="jane"):

@@ -254,7 +254,7 @@ MUTATIONS = (
     Mutation(
         name="a rollback leaves the claims",
         invariant="rollbacks_leave_nothing",
-        breakages=[_call(chain, "_take_back_claims", lambda *_: RecoverReport())],
+        breakages=[_call(chain, "_release_claims", lambda *_: RecoverReport())],
         under={Fault.STORE_REFUSES: 0.03},
     ),
     Mutation(

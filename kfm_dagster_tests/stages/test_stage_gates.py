@@ -538,7 +538,7 @@ def test_an_unlocked_clock_restricts_what_is_written_or_rejects_the_stage_as_the
     strict = under(("unlocked: restrict", "unlocked: reject"))
     node = FakeNode([envelope(1)], clock=wrong)
     with pytest.raises(
-        StageFailedError, match=r"may not write; observed kernel tells .* next: see kfm clock"
+        StageFailedError, match=r"may not write; observed kernel gives .* next: see kfm clock"
     ) as failed:
         execute(strict, node, run_id="other", upstream=first(strict, "other"))
     assert failed.value.error_class is ErrorClass.E_SYNC

@@ -12,7 +12,7 @@ from kfm_dagster.addresses import shown
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
 from kfm_dagster.errors import DependencyUnavailableError, KfmError, NoLedgerError
-from kfm_dagster.retention.policy import RetentionPolicy
+from kfm_dagster.retention import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.answering import answering, refuse_unwritable
 from kfm_dagster.storage.database import Database

@@ -1,8 +1,9 @@
-"""Pruning: count or remove, in batches, the data that are past their policy and unneeded.
+"""Retention: bulky data that nothing needs are deleted by the policy of `configs/retention.yaml` (BEY-10).
 
 The store lists its files, and the database selects the unneeded files. Removals are not recorded, so that the next
-retention lists the rest. Does not belong here: the needs for a file (`sql/queries/retention.sql`), old runs of
-Dagster (`defs/run_storage.py`).
+retention lists the rest. Belongs here: the model of the policy, the least age of each kind, the removal in batches. No
+row of the ledger's database is deleted here. Does not belong here: the needs for a file (`sql/queries/retention.sql`),
+old runs of Dagster (`defs/run_storage.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,83 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from enum import StrEnum, unique
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from obstore.exceptions import NotFoundError
+from pydantic import AfterValidator, Field
 
+from kfm_dagster.configs import Duration, Strict, parse, text_in
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
-from kfm_dagster.retention.policy import RetentionKind, RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.answering import answering
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
 from kfm_dagster.storage.roots import deployment_id, refuse_foreign, storage_root
 from kfm_dagster.storage.s3 import Store
+
+RETENTION = "retention.yaml"
+
+
+@unique
+class RetentionKind(StrEnum):
+    """A kind of data with a retention time, in the order of removal."""
+
+    DAGSTER_RUNS = "dagster_runs"
+    """Finished runs of Dagster, their events and their steps' output."""
+    LANDING = "landing"
+    """Raw messages, in their batches of receipt."""
+    ARTIFACTS = "artifacts"
+    """Outputs of stages."""
+    EVIDENCE_SAMPLES = "evidence_samples"
+    """Evidence of quarantined units whose cases are closed: bytes of the object, the message."""
+
+
+def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
+    def check(value: timedelta) -> timedelta:
+        if value < timedelta(days=days):
+            raise ValueError(f"{days}d at least: {why}")
+        return value
+
+    return check
+
+
+Runs = Annotated[Duration, AfterValidator(_at_least(1, "a run is looked at after it has ended"))]
+# With a shorter age, a redelivered message would be landed in its batch while that is being removed.
+Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS gives a message again for up to 14 days"))]
+Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm report looks at the outputs of 7 days"))]
+Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at after it is closed"))]
+
+
+class KeptFor(Strict):
+    """The maximum age of each kind of data; None is for ever."""
+
+    dagster_runs: Runs | None = None
+    landing: Messages | None = None
+    artifacts: Outputs | None = None
+    evidence_samples: Samples | None = None
+
+
+class RetentionPolicy(Strict):
+    """`retention.yaml`."""
+
+    version: Literal["1.0.0"]
+    keep: KeptFor = Field(description="A kind that is not named is kept for ever.")
+
+    @classmethod
+    def load(cls, folder: Path | None) -> Self:
+        """Read a folder's file, or this release's. Raises CardError with file, line and reason."""
+        text, source = text_in(folder, RETENTION)
+        return parse(text, cls, source=source)
+
+    @property
+    def ages(self) -> Mapping[RetentionKind, timedelta]:
+        """The maximum age of each kind that has a limit, in the order of removal."""
+        ages = {kind: getattr(self.keep, kind.value) for kind in RetentionKind}
+        return {kind: age for kind, age in ages.items() if age is not None}
+
 
 REASON = "older than its policy in retention.yaml, and needed by nothing"
 BATCH = 10_000
