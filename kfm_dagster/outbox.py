@@ -16,7 +16,7 @@ from typing import Any
 from kfm_dagster.storage.database import Database, Transaction
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=15), timedelta(minutes=10)
-"""First and longest pause between tries, by which an outage of a day costs some 150 tries."""
+"""Pauses between tries, the first and the longest. An outage of a day then costs some 150 tries."""
 MOST_DOUBLINGS = 20
 """Doublings after which every pause is the longest; a timedelta cannot hold 2^40 pauses."""
 ERROR_LENGTH = 500
@@ -61,7 +61,7 @@ class Outbox:
     def due(self, consumers: Collection[str], *, after: str | None = None) -> Entry | None:
         """Return the oldest due entry without claiming it, so two workers may deliver it.
 
-        With `after`, skip subjects that are still queued for that consumer.
+        `after` names another consumer: a subject waits until its entry for that consumer is delivered.
         """
         with self._database.snapshot() as view:
             parameters = {"topic": self._topic, "consumers": list(consumers), "after": after, "now": self._clock()}

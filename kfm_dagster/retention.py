@@ -1,7 +1,7 @@
 """Retention: bulky data that nothing needs are deleted by the policy of `configs/retention.yaml` (BEY-10).
 
-The store lists its files, and the database selects the unneeded files. Removals are not recorded, so that the next
-retention lists the rest. Belongs here: the model of the policy, the least age of each kind, the removal in batches. No
+The store lists its files, and the database selects the unneeded files. Removals are not recorded: each retention lists
+the store anew. Belongs here: the model of the policy, the least age of each kind, the removal in batches. No
 row of the ledger's database is deleted here. Does not belong here: the needs for a file (`sql/queries/retention.sql`),
 old runs of Dagster (`defs/run_storage.py`).
 """
@@ -124,7 +124,7 @@ class Pruner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """Data of a kind past its policy: all, and the removed or removable with their bytes."""
+    """Data of a kind: `old` past its policy, `removed` (in a plan removable), with their `bytes`."""
 
     kind: RetentionKind
     keep: timedelta

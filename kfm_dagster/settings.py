@@ -258,8 +258,8 @@ class Settings(BaseModel):
         validate_default=True,
         pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$",
         max_length=256,
-        description="Branch recorded in run-state, and part of its path outside the database; unset: that of "
-        "KFM_RUN_STATE, or main.",
+        description="Branch that run-state records; outside the database also part of run-state's path. Default: the "
+        "branch of KFM_RUN_STATE, or main.",
     )
     energy_grid: str = Field(
         "",
@@ -462,7 +462,7 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages must be signed, by the setting, else in prod and for queues of AWS.
+        """Whether messages must be signed. If KFM_SNS_VERIFY is unset: in prod and for AWS's queues.
 
         The queue's endpoint decides, because an embedded cloud has NOAA's topics under their true names.
         """

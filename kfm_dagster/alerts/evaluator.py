@@ -114,7 +114,7 @@ def _sent(url: str, message: AlertMessage, seconds: float) -> Answer:
     if service is None:
         return Answer(service=_scheme(url), error="apprise knows no such URL (its list: appriseit.com/services)")
     for timeout in ("socket_connect_timeout", "socket_read_timeout"):
-        # Apprise's shorter default would resend a message that is accepted a moment later. The URL's own stays.
+        # Apprise's shorter default could send a message twice. A timeout in the URL is kept.
         if timeout not in vars(service):
             setattr(service, timeout, seconds)
     shown = str(service.url(privacy=True))  # type: ignore[no-untyped-call]  # apprise types most of itself
@@ -151,7 +151,7 @@ def _blotted(text: str, secrets: Collection[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AlertEvaluator:
-    """Evaluates and delivers. `on_divergence`: channels of a divergence besides its level's."""
+    """Evaluates and delivers. `on_divergence`: channels that also receive divergences of replays."""
 
     plan: AlertPlan
     on_divergence: Collection[str]

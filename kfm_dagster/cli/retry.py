@@ -1,4 +1,4 @@
-"""`kfm retry`, also `kfm retry`: one more attempt for failed and quarantined units.
+"""`kfm retry` (alias `kfm release`): one more attempt for failed and quarantined units.
 
 Failed units are replayed by a running deployment, at its pace; quarantined units are released at once. Does not
 belong here: carrying either out (`recovery/`).

@@ -1,4 +1,4 @@
-"""`kfm units`, also `kfm units`: units of the ledger, and the messages without a unit."""
+"""`kfm units` (alias `kfm wal`): units of the ledger, and the messages without a unit."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 `wal_id` is a UUIDv8 (RFC 9562, section 5.8: 122 bits free for the application) made of the first 128 bits of a SHA-256
 over the identity fields, with version and variant bits set. The encoding is canonical JSON, so that no separator inside
-a key can make two identities equal. A unique prefix abbreviates an id, as in Git. Does not belong here: the existing
-ids; each room queries its own table.
+a key can make two identities equal. A unique prefix abbreviates an id, as in Git. Does not belong here: looking up
+existing ids; each package queries its own table.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class DayWindow:
     def holds(self, day: date, *, sent_at: datetime | None) -> bool:
         """Return whether to admit a unit of a day; `sent_at` is when the queue received its message.
 
-        A slow local clock loses nothing, because the queue's clock counts, too. The sender's times do not count.
+        The later of the local clock and `sent_at` counts, so a slow local clock refuses no unit. The sender's times do
+        not count.
         """
         # AHEAD is subtracted from the day, because the queue's clock may be at the calendar's last day.
         return self.first <= day and day - AHEAD <= max(self.today, sent_at.date() if sent_at else self.today)

@@ -91,8 +91,8 @@ def evidence_job() -> dg.JobDefinition:
 
     @dg.op(
         name="collect_evidence",
-        description="Stores the evidence of quarantined units that have none: message, both ends of the object, error, "
-        "history.",
+        description="Stores the evidence of quarantined units that have none: message, first and last bytes of the "
+        "object, error, history.",
     )
     @redacted
     def collect(pipeline: PipelineResource) -> int:
@@ -139,7 +139,7 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
         settled = settled_until(contract.coverage, at) if contract.coverage else at
         day = (settled.date() - timedelta(days=1)).isoformat()
         if not days.has_partition_key(day):
-            return dg.SkipReason(f"{day} is before the first day of the partitions; kfm backfill lowers it")
+            return dg.SkipReason(f"{day} is before the first day of the partitions; kfm backfill moves that day back")
         return dg.RunRequest(run_key=day, partition_key=day)
 
     return list_last_day
@@ -225,7 +225,7 @@ class ReplayConfig(dg.Config):
     wal_ids: list[str] = Field(default_factory=list, description="Exactly these units.")
     max_records: int = Field(0, description="Maximum number of records, the earliest first; 0: all that match.")
     batch_size: int = Field(0, description="Units of a batch; 0: the environment's default.")
-    allow_repair_and_replace: bool = Field(default=False, description="Needed for that mode, with a change reference.")
+    allow_repair_and_replace: bool = Field(default=False, description="Needed, with change_ref, to replace results.")
     must_match: bool = Field(default=False, description="Repeat successes; a different result stops the replay.")
     allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
     replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")

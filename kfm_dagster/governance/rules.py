@@ -55,7 +55,7 @@ class Rules:
     governance: Governance
     at: datetime
     dataset: str = ""
-    """Its public name, for Items with a masking that no contract declares."""
+    """The dataset's public name, needed only if `areas` masks an Item."""
     areas: SensitiveAreas = field(default_factory=SensitiveAreas)
     salt: bytes = field(default=b"", repr=False)
 
@@ -94,7 +94,7 @@ class Rules:
         if (area := self.areas.met_by(metadata.geometry)) is None:
             return metadata
         masked = generalised(metadata, area.masking, salt=self.salt)
-        # The Item names the masking itself, as its contract does not.
+        # The contract does not declare this masking, so the Item states it.
         decision = MaskingDecision.declared(area.masking, dataset=self.dataset).as_json()
         properties = {MASKING: str(area.masking), MASKING_DECISION: decision}
         return replace(masked, stac_properties={**masked.stac_properties, **properties})
@@ -106,7 +106,7 @@ def hard_fails(unit: Envelope) -> bool:
 
 
 def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
-    """Return the end of a unit's embargo; it counts from the later end in its key and header."""
+    """Return the end of a unit's embargo, counted from the later of the ends in key and header."""
     if embargo.until is not None:
         return embargo.until
     observed: datetime = max([unit.time_range_end, *(_header_ends(unit.metadata) if unit.metadata else ())])

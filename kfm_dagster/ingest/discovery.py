@@ -121,9 +121,9 @@ class MessageParse(ChainNode):
     def references(self) -> Sequence[InputReference]:
         """Return the requests to ledger or bucket, each with its query and the day as its window.
 
-        The requests of a listing have the digest of its objects with ETag and Last-Modified. If the run has listed
-        before, this is the earlier digest, because a run lists once, even if the bucket has changed. A backfill's
-        requests have no digest, because a backfill records objects while it lists.
+        Each request of a listing has the digest of the whole listing: keys, ETags, Last-Modified. A run lists once, so
+        a second call returns the first digest even if the bucket has changed. A backfill's requests have no digest,
+        because a backfill records objects while it lists.
         """
         day = datetime.fromisoformat(f"{self.partition}T00:00:00+00:00")
         requests: dict[str, dict[str, str]] = {
@@ -155,7 +155,7 @@ class MessageParse(ChainNode):
 
     @cached_property
     def _kept(self) -> ManifestEntry | Exception:
-        """The file of the listed objects, or the error, which is raised where a stage records failures.
+        """The file of the listed objects, or the error, which `inputs` raises so that the stage records it.
 
         A file, because a busy day's objects are too many for an intent, and a replay reads them again.
         """
@@ -191,7 +191,7 @@ class MessageParse(ChainNode):
 
     @override
     def context(self) -> Mapping[str, Any]:
-        # Called after `inputs`, because a replay must know that a listing is incomplete.
+        # Called after `inputs`, which sets `_refused`; a replay must see that the listing was incomplete.
         refused = {"refused": str(self._refused)} if self._refused is not None else {}
         return {**super().context(), **refused}
 

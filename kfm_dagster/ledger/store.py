@@ -39,7 +39,7 @@ class Ledger(LedgerChanges):
         """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
 
         A unit is stale if a newer version of its object is known; it is quarantined at once. Earlier versions of a new
-        unit's object are superseded and quarantined, too; versions in progress only if their attempt fails (BEY-01).
+        unit's object are superseded and quarantined. One in progress is quarantined only if its attempt fails (BEY-01).
         If the database refuses a unit, the other units are recorded.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
@@ -69,8 +69,8 @@ class Ledger(LedgerChanges):
     ) -> frozenset[WalId]:
         """Make failed > pending if attempts and policy allow it; return the units (WSM-07, WSM-10).
 
-        A retry keeps the unit's lane; any other reason puts the unit into the bulk lane. Superseded units, and units
-
+        A retry keeps the unit's lane; any other reason puts the unit into the bulk lane. Superseded units, units whose
+        last error the policy never retries, and units of switched-off datasets stay failed.
         """
         self.govern_reason(reason, tx=tx)
         rows = self._requeue(wal_ids, reason=reason, run_id=run_id, actor=actor, replay_run_id=replay_run_id, tx=tx)
@@ -90,11 +90,11 @@ class Ledger(LedgerChanges):
     ) -> list[Envelope]:
         """Claim at most `limit` units (pending > in_progress) under a lease; return their envelopes.
 
-        Units of dead runs come first, in batches that `release_lost` has halved; a unit that must run alone does not
-        share the run with units of other datasets, either. Then live units come before bulk units (with `lane`, only
-        units of that lane), urgent units before others, and old units before new units. The record's version is
-        compared and swapped, so that only one of two concurrent runs gets a unit (WSM-04). Units of a switched-off
-        dataset are not claimed.
+        Units of dead runs come first, in batches that `release_lost` has halved. A unit that must run alone gets a run
+        of its own, without units of other datasets. Then live units come before bulk units (with `lane`, only units of
+        that lane), urgent units before others, and old units before new units. The record's version is compared and
+        swapped, so that only one of two concurrent runs gets a unit (WSM-04). Units of a switched-off dataset are not
+        claimed.
         """
         if self.switches.off([dataset], tx=tx):
             return []
@@ -126,9 +126,9 @@ class Ledger(LedgerChanges):
         """Give each claimed unit its final status (WSM-05, WSM-06).
 
         in_progress > succeeded if no operator failed and the sub-statuses allow it, else in_progress > failed with the
-        time of the next attempt; if no attempt remains, > quarantined in the same transaction. A unit that yielded to a
-        newer unit's Item fails with `catalog_conflict` while that Item may still be withdrawn. Only units with a claim
-        of this run and attempt are changed; the others are returned as `lost`.
+        time of the next attempt; if no attempt remains, > quarantined in the same transaction. If a newer unit's Item
+        is current but may still be withdrawn, the older unit fails with `catalog_conflict` and tries again. Only units
+        with a claim of this run and attempt are changed; the others are returned as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
         verdicts = self._verdicts([unit for unit in envelopes if not yields_to(unit)])
@@ -171,7 +171,7 @@ class Ledger(LedgerChanges):
         > quarantined. A claim with a valid lease is revoked only if `run_ids` has its run.
 
         If a run with several units dies, a single unit may be the cause, so none of them is charged an attempt. They
-        return to pending, from the second death on in batches of half the size, until the cause is alone (SEC-09).
+        become pending again. Each death after the first halves the batch, until the cause runs alone (SEC-09).
         """
         lost = self._fail_lost(tx, LedgerCode.WORKER_LOST, run_ids=sorted(run_ids))
         lost += self._fail_lost(tx, LedgerCode.LEASE_EXPIRED, expired_at=self._clock())
@@ -191,8 +191,8 @@ class Ledger(LedgerChanges):
         """Revoke a run's remaining claims of a dataset, because the run is rolled back there.
 
         in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except that
-        `not_compensable` units are quarantined even if attempts remain. Without `bisect`, for a cause that is no unit,
-        each unit is charged its attempt.
+        `not_compensable` units are quarantined even if attempts remain. Without `bisect`, each unit is charged its
+        attempt, because no unit can be the cause.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)

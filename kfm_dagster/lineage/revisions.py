@@ -3,11 +3,11 @@
 The first publication of a unit has the empty revision, in any attempt or replay. A publication is never erased and
 never repeated; when a repair changed the unit's Item, or the lineage was withdrawn, a further revision is added, named
 by the replay or the run.
-The Item's content decides whether the Item changed, not this attempt's status: after a repair that died with the
-catalog written, the next attempt is a no-op, but the revision is still missing.
-A withdrawn batch gets a second batch (PCS-03), through the same outbox: per unit an OpenLineage event of type OTHER,
-which adds to a run that has ended (OpenLineage.json 2-0-2, `eventType`), or the PROV-O invalidation of the entities
-that the ingest generated. Files and rows stay.
+Whether the Item changed is decided by its hash, not by this attempt's status. If a repair wrote the catalog and then
+died, the next attempt is a no-op, but its revision must still be published.
+To withdraw a batch, a second batch is published through the same outbox (PCS-03). Like the first, it has OpenLineage
+events or PROV-O: events of type OTHER, which add to an ended run (OpenLineage.json 2-0-2, `eventType`), or the
+invalidation of the entities that the ingest generated. Files and rows stay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from kfm_dagster.storage.database import Transaction
 class Revision:
     """A path's publication of a unit; content_sha256 is the Item's.
 
-    The hash is None if no Item was registered, or by a release without revisions. `invalidated` means withdrawn.
+    The hash is None if no Item was registered, or if a release before revisions published it. `invalidated` means
+    withdrawn.
     """
 
     path: LineagePath
@@ -64,8 +65,8 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
 
 def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
     valid = _valid(published)
-    # The run's name is for changes without a replay: another release of the code changed the Item during a retry, or
-    # the run's publications were withdrawn.
+    # Without a replay the run names the revision: another release changed the Item in a retry, or the run's
+    # publications were withdrawn.
     unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
         return unused if published else FIRST_REVISION

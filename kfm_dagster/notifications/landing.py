@@ -53,7 +53,7 @@ class Landing:
     def read(self, digest: str) -> tuple[SqsMessage, ...]:
         """Read a batch. Raises ArtifactError if it is missing or does not match its digest."""
         if not _DIGEST.fullmatch(digest):
-            raise ArtifactError("a landed batch has no such digest", observed=digest[:80], expected="sha256:<64 hex>")
+            raise ArtifactError("not the digest of a landed batch", observed=digest[:80], expected="sha256:<64 hex>")
         try:
             with answering("the landing zone", "KFM_STORAGE_URL"):
                 packed = bytes(self._store.get(_uri(digest)).bytes())

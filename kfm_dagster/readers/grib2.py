@@ -4,20 +4,20 @@ Belongs here: `read_grib2`, and the agreement of key, sidecar and messages. Does
 (`grib2_sections.py`), grids (`grib2_grids.py`), index lines (`grib_index.py`), names (`grib2_properties.py`).
 
 An object with an index costs three range requests: the first message's header (4 KiB), the index, and the last message,
-which shows whether the object is whole: its start states its length, so that an object cut within it is shorter, and
-its end must be a message's end. A last message over LAST_MESSAGE_BYTES costs a request for its start and another for
-its end. Neither is enough alone: packed data may contain `7777` where an object was cut, and an object may have its
-size before it has its last bytes.
+which shows whether the object is whole. Its start states the message's length, so a cut object is too short, and the
+object must end with a message's end mark. Both are checked, because packed data may contain `7777` where an object was
+cut, and an object may have its size before it has its last bytes. A last message over LAST_MESSAGE_BYTES costs a
+request for its start and another for its end.
 
 Without an index, the object is walked from message to message, with a request for each, or two when a bit map is long,
 whatever its size. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked
 completeness.
 
-The key grammar's groups have fixed meanings here: `date` (YYYYMMDD) and `cycle` (HH, HHMM or HHMMSS), or `time`
-(HHMMSS) without cycles, are the run, and `lead` the forecast hours in the file's name. The fields of a file are valid
-within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it). `hours`, `minutes`
-and `since` (the hour of a day) name the window that ends at the time of a field, when the message states an instant for
-an accumulation, as MRMS's do.
+The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) with `cycle` (HH, HHMM or HHMMSS), or
+with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid
+within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it). MRMS's messages state
+one instant for an accumulation. The window that ends there is in the key: `hours` and `minutes` are its length, `since`
+is the hour of the day at which it begins.
 
 An object's time is the time of its fields, with an index and without; the run is a property.
 """
@@ -146,8 +146,8 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
 def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime]:
     """Return start, end and datetime of an object by the `spans` of its fields, at least one.
 
-    With instants: the earliest and the latest, and the earliest again. Windows count only without any instant: begin
-    and end of the longest (of all that are equally long), and the end again.
+    With instants, start and datetime are the earliest, end is the latest. With windows only, start and end span the
+    longest windows, and datetime is the end.
     """
     if instants := [span.end for span in spans if span.start == span.end]:
         return min(instants), max(instants), min(instants)
@@ -170,7 +170,7 @@ def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None
 def _window(span: Span, groups: Mapping[str, str]) -> Span:
     """Return the key's window, which ends with the field; else the field's own times."""
     if groups.get("since"):
-        # A field at the hour itself has the whole day before; this includes the alternative, an empty window.
+        # A field exactly at this hour gets the 24 hours before it, not an empty window.
         hour = span.end.replace(hour=int(groups["since"]), minute=0, second=0)
         return Span(hour if hour < span.end else hour - timedelta(days=1), span.end)
     length = timedelta(hours=int(groups.get("hours", 0)), minutes=int(groups.get("minutes", 0)))

@@ -2,9 +2,9 @@
 
     failed intent > its payload > the statuses of its units in the ledger > an action
 
-An intent's batch belongs to ended attempts and is never recomputed. Instead its units are requeued, and the next run
-that claims them makes the intent obsolete. Any process may repeat a replay safely.
-Does not belong here: a library's nodes (`idempotent_node/replay.py`), requeueing failed units (`replay/engine.py`).
+An intent's batch of claimed units belongs to ended attempts and is never recomputed. Instead its units are requeued,
+and the next run that claims them makes the intent obsolete. Any process may repeat a replay safely.
+Does not belong here: nodes outside the chain (`idempotent_node/replay.py`), requeueing units (`replay/engine.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class IntentAction(StrEnum):
     ENTER = "enter"
     """The intent's stored listing is recorded in the ledger; runs claim the units from there."""
     LET_IN = "let in"
-    """A replay, with every guard, requeues the failed units. Only a person starts it; the sensor relies on retries."""
+    """A replay, with every guard, requeues the failed units. A person starts it; failed units retry without it."""
     RUN = "run"
     """The node claims no units, so its stage is rerun in the original run, from the intent's input batches."""
     WAIT = "wait"

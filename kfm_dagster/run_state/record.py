@@ -77,7 +77,7 @@ class Outcome(StrEnum):
     PARTIAL = "partial"
     """Some units passed and some did not."""
     SKIPPED = "skipped"
-    """The node had no work, and no earlier success to rely on."""
+    """The node reused an earlier run's output of the same content, or had no work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

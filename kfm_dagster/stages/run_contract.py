@@ -109,7 +109,7 @@ class StageRunner:
         """Return the node's earlier output in this run, if no work is left, and count the skip."""
 
         def is_over() -> bool:
-            """Return whether other runs have all units, so that a rerun would only record refusals."""
+            """Return whether this run holds no unit any more, so that a rerun would only be refused."""
             with begin() as tx:
                 return not staged.node.holds_units(tx)
 
@@ -192,8 +192,8 @@ class StageRunner:
     def _fresh_content(self, content: Content, staged: StagedNode, tx: Transaction) -> Content:
         """Return the content, or content with a separate hash if the applied output is not reusable.
 
-        An output is reusable if (1) none of its units is in progress, (2) no rollback withdrew it, and (3) it was a
-        success, or this run's input batch was itself reused. With a new input batch, a failed output is computed again.
+        An output is reusable if (1) none of its units is in progress, (2) no rollback withdrew it, and (3) it is a
+        success, or the input batch is reused, too. So an unsuccessful output is recomputed only for a new input batch.
         """
         reused = staged.received is not None and staged.received.reused
         while (applied := self.nodes.intents.applied(content.content_hash, tx=tx)) is not None:
@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # After a withdrawal all runs share the recomputed output; otherwise the output is only for this run.
+            # After a withdrawal the hash names the applied run, so that all runs share the output; else this run.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

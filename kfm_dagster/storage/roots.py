@@ -1,7 +1,8 @@
 """Roots: the folders and buckets that a deployment writes, each marked with the deployment's id.
 
-Two ledgers over the same catalog lose each other's Items silently, and retention by another ledger deletes batches of
-pending units. So each root has a file with the id of its deployment's database, created only if missing.
+Two ledgers over the same catalog lose each other's Items silently, and another ledger's retention deletes files that
+this ledger's pending units need. So each root has a file with the id of its deployment's database, created only if
+missing.
 Belongs here: the roots, their owners, and adopting a root. Does not belong here: whether a root is writable
 (`answering.py`), or when it is checked (`ingest/preflight.py`, `retention.py`).
 """

@@ -44,7 +44,7 @@ UNIT_COLUMNS = (
     *("provenance_status", "stac_collection_id", "stac_item_id", "stac_item_href", "ingest_run_id", "replay_run_id"),
     *("lane", "created_at", "updated_at"),
 )
-"""Fields of a unit in lists: fields of its record, and the operator that failed."""
+"""Fields of a unit in console and JSON API: fields of its record, and the operator that failed."""
 _CURSOR = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 

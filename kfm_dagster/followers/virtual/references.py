@@ -35,7 +35,7 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStep:
-    """An Item in a store, ordered by `place`: `values` of small variables, `chunks` per image."""
+    """A step of a store, sorted by `place`: `values` of small arrays, `chunks` of large arrays."""
 
     item_id: str
     content_sha256: str
@@ -48,7 +48,7 @@ class StoreStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Metadata that all steps of a store share; stepped arrays have length 0 (`shape[0]`).
+    """Metadata that all steps of a store share, without steps: `shape[0]` of stepped arrays is 0.
 
     `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings. An array of GRIB2
     messages may be absent from some steps: its metadata follows from its name and the grid.
@@ -98,7 +98,7 @@ class VirtualCube:
         return sorted({name for step in self.steps for name in step.chunks})
 
     def changed(self, leaving: AbstractSet[str], steps: Iterable[StoreStep], frame: Frame) -> VirtualCube:
-        """Return the store without leaving Items and with steps of a frame of the same signature."""
+        """Return the store without the Items `leaving`, plus `steps`; `frame` has the same signature."""
         kept = (step for step in self.steps if step.item_id not in leaving)
         ordered = tuple(sorted((*kept, *steps), key=lambda step: (step.place, step.item_id)))
         return VirtualCube(frame=self.frame.joined(frame), steps=ordered)
