@@ -176,7 +176,7 @@ BAD_INPUT: dict[str, list[str]] = {
     "wal show": ["Missing argument 'WAL_ID'"],
     "wal list --colour": ["No such option", "--colour"],
     "wal list --limit ten": ["--limit", "ten"],
-    "wal list --limit 0": ["1<=x<=10000", "next: kfm units list --help"],
+    "units list --limit 0": ["1<=x<=10000", "next: kfm units list --help"],
     "wal list --status done": ["--status", "'done'"],
     "wal list --dataset goes-xyz": ["goes-xyz", "nexrad-l2", "next: kfm dataset list"],
     "wal list --partition yesterday": ["partition='yesterday'", "YYYY-MM-DD"],
