@@ -75,7 +75,7 @@ def reconcile(
     decision = decision_of(settings, **decided) if repair else None
     rows, unrepaired, console = [], 0, Console(stderr=True)
     with opened_pipeline(settings, read_only=not repair) as pipeline:
-        (hold_roots if repair else refuse_foreign_roots)(settings, pipeline.database)
+        (hold_roots if repair else refuse_foreign_roots)(pipeline.settings, pipeline.database)
         ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
         compared_days = _days(pipeline.registry, ids, _window(pipeline.clock().date(), days, first, last))
         with bar_of(console, transient=True) as bar:  # after the refusals, each of which is a single line

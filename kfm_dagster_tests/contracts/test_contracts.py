@@ -123,11 +123,11 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
 def test_contradictions_inside_a_contract_are_refused() -> None:
     hundreds = {name: [str(number) for number in range(101)] for name in "ab"}
     for changes, says in [
-        ({"storage.key_grammar.pattern": "("}, "no regular expression"),
+        ({"storage.key_grammar.pattern": "("}, "not a regular expression"),
         ({"storage.key_grammar.start": {"value": "{nope}", "format": "%Y"}}, "nope"),
         ({"storage.key_grammar.start": {"value": "{date}", "format": "%Y%m%m"}}, "twice"),
         ({"storage.key_grammar.end": {"value": "{date}", "format": "%Y%m%d"}}, "exclude"),
-        ({"storage.ignore": ["("]}, "no regular expression"),
+        ({"storage.ignore": ["("]}, "not a regular expression"),
         ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
         ({"notifications.topics": None}, "nothing finds the objects: name notifications.topics"),
         ({"notifications": None}, "storage.scheduled_listing"),
@@ -150,7 +150,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"metadata_extract.units": [{"fields": ["gsd"], "unit": "m", "minimum": 2, "maximum": 1}]}, "maximum"),
         ({"coverage.products": [{"name": "a", "per_hour": 1}] * 2}, "twice"),
         ({"metadata_extract.key_values": {"native.Ni": {"nope": {"a": 1}}}}, "nope"),
-        ({"metadata_extract.key_values": {"native.Ni": {"region": {"(": 1}}}}, "no regular expression"),
+        ({"metadata_extract.key_values": {"native.Ni": {"region": {"(": 1}}}}, "not a regular expression"),
         ({"metadata_extract.key_values": {"native.Ni": {"region": {"(.*)": r"\2"}}}}, "names a group"),
         ({"metadata_extract.key_values": {"native.Ni": {"region": {}}}}, "region"),
         ({"metadata_extract.key_values": {"native.Ni": {"region": {"a": {"minimum": 1}}}}}, "minimum"),

@@ -69,8 +69,8 @@ def recording() -> Iterator[list[Question]]:
 _RECORDED = (
     *((Hdf5Object, kind) for kind in ("text", "number", "attributes")),
     *((Hdf5Group, kind) for kind in ("dataset", "datasets")),
-    *((Hdf5Dataset, kind) for kind in ("element", "shape", "data_type")),
-    *((StoredValues, kind) for kind in ("chunks", "values")),
+    *((Hdf5Dataset, kind) for kind in ("shape", "data_type")),
+    *((StoredValues, kind) for kind in ("chunks", "element", "values")),
 )
 
 

@@ -336,10 +336,10 @@ def test_work_that_another_intent_takes_over_is_measured_as_that_ones() -> None:
     meter = StepMeter(usd_per_hour=1.0)
     meter.begin(1)
     meter.begin(2)
-    meter.hand_on(1, 2)
+    meter.transfer(1, 2)
     assert meter.end(1) == Spent()
     assert meter.end(2).cost_usd is not None
-    meter.hand_on(3, 4)
+    meter.transfer(3, 4)
     assert meter.end(4) == Spent()
 
 

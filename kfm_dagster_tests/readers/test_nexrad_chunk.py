@@ -277,6 +277,6 @@ def test_a_chunk_that_is_none_is_refused_with_its_reason(middle: tuple[str, byte
 @pytest.mark.clause("OPR-07")
 def test_a_huge_object_costs_one_request(middle: tuple[str, bytes]) -> None:
     source = CountingSource(middle[1] + bytes(50_000_000))
-    with pytest.raises(ReadError, match="follow the LDM record"):
+    with pytest.raises(ReadError, match="follow the only LDM record"):
         read(middle[0], source)
     assert source.asked == [(0, FIRST_BYTES)]
