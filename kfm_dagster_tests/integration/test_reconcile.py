@@ -175,14 +175,20 @@ def test_a_lost_item_is_made_again_by_a_replay_under_a_change_and_not_without(
     # It says what it said, or the replay would have stopped; who made it is another run.
     assert item_files(ingested) == before
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
+    # The next loss is repaired as the first one: of another Item, and of the same Item.
+    for path in (before[1], before[0]):
+        path.unlink()
+        repeat(ingested, compare_day(ingested, DATASET, DAY))
+        assert item_files(ingested) == before
 
 
 def repeat(pipeline: Pipeline, compared: ComparedDay) -> None:
-    """Have the one Item that is lost made again."""
+    """Have the one Item that is lost made again, by a run of its own: the steps of a run are never repeated."""
     done = repair_day(pipeline, compared, APPROVED, limit=10)
     assert (done["repeated"], done["left"]) == (1, 0)
+    pipeline.clock.forward(1)  # records are admitted at a rate
     ReplayEngine(pipeline=pipeline).advance(str(done["replay_run_id"]))
-    run_chain(pipeline, DATASET, DAY.isoformat(), "again", Source.LEDGER)
+    run_chain(pipeline, DATASET, DAY.isoformat(), f"run of {done['replay_run_id']}", Source.LEDGER)
 
 
 def test_lineage_whose_file_is_gone_is_named_and_left_to_a_person(ingested: Pipeline) -> None:

@@ -38,6 +38,8 @@ HARMLESS = Mutant(
 )
 BREAKING = "import nothing_of_that_name"
 LEAST = 600
+SELECTING = {"and", "or", "not", "sqlite", "postgresql"}
+"""Words of `-k` that are not of a test's name."""
 SEED = 8
 
 
@@ -70,6 +72,11 @@ def faults(mutant: Mutant) -> list[str]:
             f"no test is named {name}"
             for name in re.findall(r"\btest_\w+(?![\w./])", asked)
             if f"def {name}" not in texts
+        ),
+        *(
+            f"no test has {word} in its name"
+            for word in re.findall(r"\w+", " ".join(arguments[expression + 1 :]))
+            if word not in texts and word not in SELECTING
         ),
     ]
     return [f"{mutant.rule}: {fault}" for fault in wrong if fault]
