@@ -2,7 +2,7 @@
 
 Terms are from https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
 A line has a single unit's nodes, so that documents can be built, searched and compared unit by unit; nodes that units
-share (an object, a notification of several records, the agents) have the same id and content everywhere.
+share (an object, a message of several records, the agents) have the same id everywhere, and their relations add up.
 """
 
 from __future__ import annotations

@@ -76,7 +76,10 @@ def events(lineage: Path) -> Counter[tuple[str, str, str, str]]:
 
 
 def prov_edges(lineage: Path) -> Counter[tuple[str, str, str]]:
-    """How often each edge of a unit stands in the published PROV documents; edges between agents head each document."""
+    """How often each edge of a unit stands in the published PROV documents; edges between agents head each document.
+
+    The edge of a message stands there once for each object that it announced.
+    """
     found: Counter[tuple[str, str, str]] = Counter()
     for path in lineage.glob("prov/**/*.jsonld"):
         for node in json.loads(path.read_text(encoding="utf-8"))["@graph"]:

@@ -138,6 +138,17 @@ def test_no_message_is_invented(contract: DatasetContract) -> None:
 
 
 @pytest.mark.clause("OPR-12")
+def test_a_message_of_two_objects_derives_from_its_notification_once(contract: DatasetContract) -> None:
+    first = LineageUnit.of(registered())
+    second = LineageUnit.of(registered(1, raw=first.envelope.raw))
+    derivations = prov_json(document([first, second], contract))["wasDerivedFrom"].values()
+    edges = [(edge["prov:generatedEntity"], edge["prov:usedEntity"]) for edge in derivations]
+    message, notification = first.message_id, first.notification_id
+    assert edges.count((message, notification)) == 1
+    assert {used for generated, used in edges if generated == notification} == {first.object_id, second.object_id}
+
+
+@pytest.mark.clause("OPR-12")
 def test_prov_json_says_what_the_rdf_says(contract: DatasetContract) -> None:
     import prov.model
 
