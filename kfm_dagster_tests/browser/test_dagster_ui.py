@@ -49,7 +49,7 @@ def draw(ui: DagsterUi, name: str, elsewhere: Path) -> None:
 def first_run_id(ui: DagsterUi, running: Running) -> str:
     """A run of the first day over NEXRAD, started by two clicks on a link's page."""
     ui.open_job("ingest_nexrad_l2", partition=DAY)
-    expect(ui.page.get_by_text("Ingest what is missing of NEXRAD Level II")).to_be_visible()
+    expect(ui.page.get_by_text("Ingest missing objects of NEXRAD Level II")).to_be_visible()
     ui.click("Materialize all")
     ui.click("Launch 1 run")
     run_id = ui.follow("Launched run")

@@ -129,7 +129,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"storage.key_grammar.end": {"value": "{date}", "format": "%Y%m%d"}}, "exclude"),
         ({"storage.ignore": ["("]}, "not a regular expression"),
         ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
-        ({"notifications.topics": None}, "nothing finds the objects: name notifications.topics"),
+        ({"notifications.topics": None}, "no object can be discovered: name notifications.topics"),
         ({"notifications": None}, "storage.scheduled_listing"),
         ({"storage.listing": ["{a}%Y/"], "storage.listing_sets": {"a": ["hrrr.", "rap."]}}, r"'rap\.2024/', which no"),
         ({"storage.listing": ["hrrr.%Y{a}{b}/"], "storage.listing_sets": {"a": ["1"]}}, r"sets \['b'\] that"),

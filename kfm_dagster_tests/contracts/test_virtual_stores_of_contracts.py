@@ -51,7 +51,7 @@ def test_what_makes_no_name_is_refused() -> None:
         ({"name": "a/b"}, "name"),
         ({"along": "a b"}, "along"),
         ({"hours": 5}, "hours"),
-        ({"match": {"product": "("}}, "no regular expression"),
+        ({"match": {"product": "("}}, "not a regular expression"),
         ({"other": 1}, "other"),
     ]:
         with pytest.raises(ValidationError, match=why):
@@ -85,5 +85,5 @@ def test_stores_of_grib2_say_which_fields_and_others_do_not(contracts: ContractR
     for contract, given in ((contracts["hrrr"], rule), (contracts["goes-abi"], {**STORE, "fields": ["TMP .*"]})):
         with pytest.raises(ValidationError, match=r"virtual\.fields are those of GRIB2"):
             contract_with(contract, virtual=[given])
-    with pytest.raises(ValidationError, match="no regular expression"):
+    with pytest.raises(ValidationError, match="not a regular expression"):
         contract_with(contracts["hrrr"], virtual=[{**rule, "fields": ["TMP ("]}])

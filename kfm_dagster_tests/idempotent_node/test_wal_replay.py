@@ -122,7 +122,9 @@ def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
     made = nodes(database)
     lost = begin(made, node)
     node.files[0].write_text("corrected\n")
-    assert "the inputs of count-lines have changed since its intent" in replay_intents(made, rebuilt).failed[lost.wal_id]
+    assert (
+        "the inputs of count-lines have changed since its intent" in replay_intents(made, rebuilt).failed[lost.wal_id]
+    )
     assert made.newest(node.name) is None
     newer = run_node(made, node, run_id=OTHER_RUN, code=CODE)
     assert replay_intents(made, rebuilt).skipped == [lost.wal_id]
