@@ -20,7 +20,7 @@ TOOLS = {
 
 def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, NoddWalRecord], tmp_path: Path) -> None:
     import anyio
-    from mcp import Client, StdioServerParameters
+    from mcp import Client, StdioServerParameters, stdio_client
 
     # As what has ingested has it.
     (tmp_path / "home" / "storage").mkdir()
@@ -30,7 +30,8 @@ def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, Nodd
     failed = ledger["failed"]
 
     async def converse() -> dict[str, Any]:
-        async with Client(served) as client:
+        # By default the client writes to the stderr of its import, which pytest may have closed since.
+        async with Client(stdio_client(served, errlog=sys.__stderr__)) as client:
             tools = (await client.list_tools()).tools
             assert {tool.name for tool in tools} == TOOLS
             assert all(tool.annotations and tool.annotations.read_only_hint and tool.description for tool in tools)
