@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 
@@ -98,8 +99,11 @@ def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension(
     failed = dimensional_closure_of_path({GOOD: quantities, BAD: wrong})
     assert failed.units == {BAD}
     assert [finding.what for finding in failed.findings] == ["T_arr has the dimension [length]; expected [time]"]
-    # A threshold below one lets a unit pass; nothing at all is no closure.
-    assert dimensional_closure_of_path({BAD: wrong}, min_p_dim=0.9).passed
+    # A unit passes at its own share, and not one step past; nothing at all is no closure.
+    figures = dimensional_closure_of_path({BAD: wrong}).figures
+    share = figures["closed"] / figures["quantities"]
+    assert dimensional_closure_of_path({BAD: wrong}, min_p_dim=share).passed
+    assert not dimensional_closure_of_path({BAD: wrong}, min_p_dim=math.nextafter(share, 1)).passed
     assert dimensional_closure_of_path({BAD: []}).units == {BAD}
 
 
