@@ -14,8 +14,9 @@ import click
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
-from kfm_dagster.contracts.filters import Filter, OfDataset
+from kfm_dagster.contracts.filters import BadFilterError, Filter, OfDataset
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.view import View
 
@@ -43,6 +44,8 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
         @ids_option
         @wraps(command)
         def listed(*, row_filter: Filter, limit: int, as_json: bool, ids: bool) -> None:
+            if ids and as_json:
+                raise click.UsageError("--ids and --json exclude each other")
             if isinstance(row_filter, OfDataset):
                 # Before the ledger is opened: a misspelt dataset is reported first, even without a ledger.
                 require_dataset(row_filter.dataset)
@@ -55,7 +58,7 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
             else:
                 show_rows(rows[:limit], view.columns, as_json=as_json)
             if len(rows) > limit:
-                click.echo(f"the first {limit} rows; more: --limit, or a narrower filter", err=True)
+                click.echo(f"the first {counted(limit, 'row')}; more: --limit, or a narrower filter", err=True)
 
         return listed
 
@@ -76,11 +79,20 @@ def filter_options(view: View) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def _filter(kind: type[Filter], **typed: Any) -> Filter:
     texts = {name: str(value).lower() if value is True else str(value) for name, value in typed.items() if value}
-    return kind.of_query(texts.items())
+    try:
+        return kind.of_query(texts.items())
+    except BadFilterError as error:
+        name, is_value, value = str(error.observed).partition("=")
+        observed = f"{_option_name(name)} {value}" if is_value else error.observed
+        raise BadFilterError("not a valid filter", observed=observed, expected=error.expected) from None
+
+
+def _option_name(name: str) -> str:
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
 def _option(name: str, schema: Mapping[str, Any]) -> Callable[[Any], Any]:
-    option = partial(click.option, _NAMES.get(name, f"--{name.replace('_', '-')}"), name, help=schema["description"])
+    option = partial(click.option, _option_name(name), name, help=schema["description"])
     if schema["type"] == "boolean":
         return option(is_flag=True)
     if "enum" in schema:

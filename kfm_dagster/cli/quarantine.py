@@ -165,13 +165,17 @@ def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
         return {"lost": str(error.observed)}
 
 
-def show_outcome(records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool) -> None:
-    """Print a line for each record, or a JSON object."""
+def show_outcome(
+    records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
+) -> None:
+    """Print a line for each record, or a JSON object; the transitions of a replay come later."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
         # A transition adds a version; closing a case does not change the record.
         new = f" > {record.version + 1}" if isinstance(outcome, Status) else ""
-        text = f"{record.wal_id}: {record.status} > {outcome} (version {record.version}{new})"
+        how = f"version {record.version}{new}" if replay_run_id is None else f"by replay {replay_run_id}"
+        row |= {} if replay_run_id is None else {"replay_run_id": replay_run_id}
+        text = f"{record.wal_id}: {record.status} > {outcome} ({how})"
         click.echo(json.dumps(row) if as_json else text)
 
 

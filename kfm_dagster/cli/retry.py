@@ -7,7 +7,7 @@ belong here: carrying either out (`recovery/`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -25,6 +25,8 @@ from kfm_dagster.cli.decision_options import (
 from kfm_dagster.cli.filter_options import filter_options, require_dataset
 from kfm_dagster.cli.quarantine import json_option, show_outcome, version_option
 from kfm_dagster.cli.session import opened_pipeline
+from kfm_dagster.contracts.envelope import WalId
+from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import ExitCode, RecordMovedError
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.cases import QuarantineCases
@@ -33,6 +35,7 @@ from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import selection_from
@@ -42,8 +45,10 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.units import UNITS
 
 MOST_UNITS = 10_000
-"""Units of one call, as many as a selection may name; the next call retries the rest."""
+"""Units of one call, as many as a selection may name."""
 RETRIED = (Status.FAILED, Status.QUARANTINED)
+Choice = tuple[Sequence[NoddWalRecord], Mapping[WalId, int]]
+"""The units to retry, and the versions of the quarantined units among them."""
 
 
 @click.command()
@@ -81,36 +86,34 @@ def retry(
     settings = Settings.load()
     decision = None if dry else decision_of(settings, actor=actor, reason=reason, change_ref=change_ref)
     with opened_pipeline(settings) as pipeline:
+        cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+        with pipeline.database.snapshot() as view:
+            records, versions = (
+                _named(pipeline.ledger, cases, wal_ids, version, view)
+                if wal_ids
+                else _matching(LedgerQueries(pipeline.database), row_filter, view)
+            )
+        if not records:
+            click.echo("no failed or quarantined unit matches", err=True)
+            return ExitCode.DONE
+        if decision is None:
+            show_outcome(records, Status.PENDING, as_json=as_json)
+            click.echo("dry run: no unit is retried", err=True)
+            return ExitCode.DONE
         if not wal_ids:
-            with pipeline.database.snapshot() as view:
-                wal_ids = _matching(LedgerQueries(pipeline.database), row_filter, view)
-            if not wal_ids:
-                click.echo("no failed or quarantined unit matches", err=True)
-            elif not dry:
-                require_confirmation(f"retry {counted(len(wal_ids), 'unit')}?", confirmed=confirm)
+            require_confirmation(f"retry {counted(len(records), 'unit')}?", confirmed=confirm)
+        failed = [record for record in records if record.status is Status.FAILED]
+        replay_run_id = proposal_id = None
         with pipeline.database.transaction() as tx:
-            records = records_of(pipeline.ledger, wal_ids, tx)
-            failed = [record for record in records if record.status is Status.FAILED]
-            if failed and version is not None and failed[0].version != version:
-                raise RecordMovedError(failed[0].wal_id, version=version, current=failed[0].version)
-            cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
-            others = [record for record in records if record.status is not Status.FAILED]
-            versions = open_versions(cases, others, version=version, to_status=Status.PENDING, tx=tx)
-            if decision is None:
-                show_outcome(records, Status.PENDING, as_json=as_json)
-                click.echo("dry run: no unit is retried", err=True)
-                return ExitCode.DONE
-            replay_run_id = proposal_id = None
             if failed:
                 replay_run_id = _replay(ReplayEngine(pipeline=pipeline), failed, decision, replay_reason, tx)
             if versions:
                 proposal_id = release(
                     pipeline.ledger, versions, settings=settings, decision=decision, replay_reason=replay_reason, tx=tx
                 )
-    show_outcome(records if proposal_id is None else failed, Status.PENDING, as_json=as_json)
-    if replay_run_id is not None:
-        click.echo(f"a running deployment retries the failed units: kfm replay status {replay_run_id}", err=True)
+    show_outcome(failed, Status.PENDING, as_json=as_json, replay_run_id=replay_run_id)
     if proposal_id is None:
+        show_outcome([record for record in records if record.wal_id in versions], Status.PENDING, as_json=as_json)
         return ExitCode.DONE
     proposed = json.dumps({"proposal_id": proposal_id, "units": len(versions)})
     click.echo(proposed if as_json else proposed_line(proposal_id, len(versions)))
@@ -127,15 +130,31 @@ def _require_one_choice(wal_ids: Sequence[str], row_filter: UnitFilter, version:
     require_dataset(row_filter.dataset)
 
 
-def _matching(ledger: LedgerQueries, row_filter: UnitFilter, tx: Transaction) -> tuple[str, ...]:
-    """Return the failed and quarantined units of a filter, without discarded units."""
-    units = {
-        record.wal_id: record.status
+def _named(
+    ledger: Ledger, cases: QuarantineCases, wal_ids: Sequence[str], version: int | None, tx: Transaction
+) -> Choice:
+    records = records_of(ledger, wal_ids, tx)
+    for record in records:
+        if record.status is Status.FAILED and version is not None and record.version != version:
+            raise RecordMovedError(record.wal_id, version=version, current=record.version)
+    others = [record for record in records if record.status is not Status.FAILED]
+    return records, open_versions(cases, others, version=version, to_status=Status.PENDING, tx=tx)
+
+
+def _matching(ledger: LedgerQueries, row_filter: UnitFilter, tx: Transaction) -> Choice:
+    """Return the units of a filter, without discarded units. Raises BadFilterError for more than MOST_UNITS."""
+    records = [
+        record
         for status in ([row_filter.status] if row_filter.status else RETRIED)
-        for record in ledger.find(limit=MOST_UNITS, tx=tx, **dict(row_filter) | {"status": status})
-    }
-    open_cases = plan_discard(list(units), tx=tx).versions
-    return tuple(unit for unit, status in units.items() if status is Status.FAILED or unit in open_cases)[:MOST_UNITS]
+        for record in ledger.find(limit=MOST_UNITS + 1, tx=tx, **dict(row_filter) | {"status": status})
+    ]
+    versions = plan_discard([record.wal_id for record in records], tx=tx).versions
+    records = [record for record in records if record.status is Status.FAILED or record.wal_id in versions]
+    if len(records) > MOST_UNITS:
+        raise BadFilterError(
+            "the filter matches too many units", observed=f"more than {MOST_UNITS}", expected="a narrower filter"
+        )
+    return records, versions
 
 
 def _replay(

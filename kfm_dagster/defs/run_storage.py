@@ -51,7 +51,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 
 
 def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> ActiveRuns:
-    """Count active runs by partition and lane, and those that have no claims yet.
+    """Count active runs by partition and lane, and the runs without claims so far.
 
     `claimed` are the root run ids that hold claims.
     """

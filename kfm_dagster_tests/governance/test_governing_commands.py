@@ -189,6 +189,11 @@ def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_n
         dry = call("retry", "--dataset", "nexrad-l2", *options, "--dry-run", "--json")
         assert {row["wal_id"]: row["from"] for row in dry.rows} == chosen
     assert every_row(deployment.database) == before
+    with monkeypatch.context() as smaller:
+        smaller.setattr("kfm_dagster.cli.retry.MOST_UNITS", 1)
+        refused = call("retry", "--dataset", "nexrad-l2", "--dry-run")
+        assert (refused.code, "more than 1; expected a narrower filter" in refused.err) == (ExitCode.USAGE, True)
+        assert len(call("retry", "--dataset", "nexrad-l2", "--status", "failed", "--dry-run", "--json").rows) == 1
     monkeypatch.setenv("KFM_ENV", "prod")
     answer = call("retry", "--dataset", "nexrad-l2", *WHY, *CHANGE, "--confirm", "--json")
     retried, proposed = answer.rows

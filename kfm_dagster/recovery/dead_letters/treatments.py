@@ -4,7 +4,7 @@ A drain lands a batch and then writes in one transaction: records for unknown un
 whose policy allows it, quarantine for other failed units, the receipt by which each message is deleted once its units
 are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats nothing.
 A redrive sends before it deletes, so that a message may be on both queues, but is always on one. Unreadable messages
-are not redriven, because they would be dead letters again; a discard deletes those that a person names. Does not belong
+are not redriven, because they would be dead letters again; a discard deletes the messages of named ids. Does not belong
 here: running the units (the ledger's sensor requests that).
 """
 
