@@ -137,6 +137,7 @@ _PLACES = {
     "mcp": "console:mcp",
     "pause": "kill_switch:pause",
     "replay": "replay.commands:replay",
+    "retry": "quarantine:retry",
     "resume": "kill_switch:resume",
     "ui": "running:ui",
     "worker": "running:worker",
@@ -153,7 +154,7 @@ ALIASES = {
         "explain": "runs:show",
         "kill-switch": "kill_switch:kill_switch",
         "quarantine": "quarantine:quarantine",
-        "release": "retry:retry",
+        "release": "quarantine:retry",
         "validate": "report:report",
         "wal": "units:units",
     }.items()

@@ -1,48 +1,67 @@
-"""Commands of `kfm units` about quarantined units: cases, evidence, quarantining, discarding; also `kfm quarantine`.
+"""`kfm retry`, and the commands of `kfm units` about quarantined units: cases, evidence, quarantining, discarding.
 
-A decision applies to all its units or none, compares and swaps their versions, and is in the governance log. Does not
-belong here: collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
+A decision applies to all its units or none, compares and swaps their versions, and is in the governance log. Failed
+units are replayed by a running deployment, at its pace; quarantined units are released at once. Does not belong here:
+collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from kfm_dagster.cli.completion import POSITIVE, UNIT
 from kfm_dagster.cli.decision_options import (
+    REPLAY_REASON,
+    confirm_option,
     decision_of,
     decision_options,
+    dry_run_option,
+    proposed_line,
     records_of,
+    require_confirmation,
     unknown_record,
 )
-from kfm_dagster.cli.filter_options import lists
+from kfm_dagster.cli.filter_options import filter_options, lists, require_dataset, rows_as_json
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_fields, show_section
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.errors import ArtifactError, KfmError
+from kfm_dagster.contracts.filters import BadFilterError
+from kfm_dagster.errors import ArtifactError, ExitCode, KfmError, RecordMovedError
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.evidence import read_evidence
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
+from kfm_dagster.ledger.policy import ReplayReason
+from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.search import UnitFilter
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.recovery.work_orders import open_versions
+from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.plural import counted
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.selection import selection_from
+from kfm_dagster.recovery.work_orders import open_versions, plan_discard, release
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.views.decisions import CASES
+from kfm_dagster.views.units import UNITS
 from kfm_dagster.views.view import json_row
 
 _REASON_CODE = re.compile(r"[a-z][a-z0-9_]{0,59}")
 HISTORY_COLUMNS = ("version", "at", "from", "to", "actor", "reason", "error_code", "run_id", "attempts")
 SHOWN_BYTES = 64
 """Bytes shown of each end of the object; `--json` has all that are kept."""
+MOST_UNITS = 10_000
+"""Units of one call, as many as a selection may name."""
+RETRIED = (Status.FAILED, Status.QUARANTINED)
+Choice = tuple[Sequence[NoddWalRecord], Mapping[WalId, int]]
+"""The units to retry, and the versions of the quarantined units among them."""
 wal_ids_argument = click.argument("wal_ids", type=UNIT, metavar="WAL_ID...", nargs=-1, required=True)
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 version_option = click.option(
     "--version",
     type=POSITIVE,
@@ -62,7 +81,7 @@ def quarantine() -> None:
 @wal_ids_argument
 @click.option("--reason-code", required=True, help="Short code for lists and counts, e.g. suspect_content.")
 @decision_options
-@json_option
+@rows_as_json
 def add(
     *,
     wal_ids: tuple[str, ...],
@@ -82,7 +101,7 @@ def add(
         pipeline.ledger.quarantine(
             [record.wal_id for record in records], reason_code=reason_code, decision=decision, tx=tx
         )
-    show_outcome(records, Status.QUARANTINED, as_json=as_json)
+    _show_outcome(records, Status.QUARANTINED, as_json=as_json)
 
 
 @quarantine.command("list")
@@ -122,7 +141,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 @wal_ids_argument
 @version_option
 @decision_options
-@json_option
+@rows_as_json
 def discard(
     *,
     wal_ids: tuple[str, ...],
@@ -137,22 +156,130 @@ def discard(
 
     Example: kfm units discard 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "withdrawn by NOAA"
     """
+    _require_one_unit(wal_ids, version)
     decision = decision_of(Settings.load(), **decided)
     with opened_pipeline() as pipeline, pipeline.database.transaction() as tx:
-        records, versions = _quarantined(pipeline, wal_ids, version, to_status=Status.QUARANTINED, tx=tx)
-        QuarantineCases(pipeline.database, clock=pipeline.clock).discard(versions, decision=decision, tx=tx)
-    show_outcome(records, "discarded", as_json=as_json)
+        cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+        records = records_of(pipeline.ledger, wal_ids, tx)
+        versions = open_versions(cases, records, version=version, to_status=Status.QUARANTINED, tx=tx)
+        cases.discard(versions, decision=decision, tx=tx)
+    _show_outcome(records, "discarded", as_json=as_json)
 
 
-def _quarantined(
-    pipeline: Pipeline, wal_ids: tuple[str, ...], version: int | None, *, to_status: Status, tx: Transaction
-) -> tuple[list[NoddWalRecord], dict[WalId, int]]:
-    """Return records and versions of quarantined units with open cases, at `version` if set."""
-    if version is not None and len(set(wal_ids)) > 1:
+@click.command()
+@click.argument("wal_ids", type=UNIT, metavar="[WAL_ID]...", nargs=-1)
+@filter_options(UNITS)
+@version_option
+@click.option("--replay-reason", default=ReplayReason.INCIDENT.value, show_default=True, help=REPLAY_REASON)
+@dry_run_option
+@decision_options
+@confirm_option
+@rows_as_json
+def retry(
+    *,
+    wal_ids: tuple[str, ...],
+    row_filter: UnitFilter,
+    version: int | None,
+    replay_reason: str,
+    dry: bool,
+    confirm: bool,
+    as_json: bool,
+    **decided: Any,
+) -> ExitCode:
+    """Give failed and quarantined units one more attempt.
+
+    Named units, or the units of a filter, without discarded units. All are retried or none: a running deployment
+    replays the failed units, and the quarantined units are released, which needs a change reference. In prod a release
+    waits for a second person (kfm governance approve), and the exit code is 6. A released unit that fails again
+    returns to quarantine.
+
+    Example: kfm retry 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
+    """
+    _require_one_choice(wal_ids, row_filter, version)
+    settings = Settings.load()
+    decision = None if dry else decision_of(settings, **decided)
+    with opened_pipeline(settings, read_only=dry) as pipeline:
+        cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
+        with pipeline.database.snapshot() as view:
+            records, versions = (
+                _named(pipeline.ledger, cases, wal_ids, version, view)
+                if wal_ids
+                else _matching(LedgerQueries(pipeline.database), row_filter, view)
+            )
+        if not records:
+            click.echo("no failed or quarantined unit matches", err=True)
+            return ExitCode.DONE
+        if decision is None:
+            _show_outcome(records, Status.PENDING, as_json=as_json)
+            click.echo("dry run: no unit is retried", err=True)
+            return ExitCode.DONE
+        if not wal_ids:
+            require_confirmation(f"retry {counted(len(records), 'unit')}?", confirmed=confirm)
+        failed = [record for record in records if record.status is Status.FAILED]
+        replay_run_id = proposal_id = None
+        with pipeline.database.transaction() as tx:
+            if failed:
+                replay_run_id = _replay(ReplayEngine(pipeline=pipeline), failed, decision, replay_reason, tx)
+            if versions:
+                proposal_id = release(
+                    pipeline.ledger, versions, settings=settings, decision=decision, replay_reason=replay_reason, tx=tx
+                )
+    _show_outcome(failed, Status.PENDING, as_json=as_json, replay_run_id=replay_run_id)
+    if proposal_id is None:
+        _show_outcome([record for record in records if record.wal_id in versions], Status.PENDING, as_json=as_json)
+        return ExitCode.DONE
+    proposed = json.dumps({"proposal_id": proposal_id, "units": len(versions)})
+    click.echo(proposed if as_json else proposed_line(proposal_id, len(versions)))
+    return ExitCode.WAITS_FOR_APPROVAL
+
+
+def _require_one_choice(wal_ids: Sequence[str], row_filter: UnitFilter, version: int | None) -> None:
+    if bool(wal_ids) == (row_filter != UnitFilter()):
+        raise click.UsageError("name units by WAL_ID, or choose them by a filter such as --dataset")
+    _require_one_unit(wal_ids, version)
+    if row_filter.status not in (None, *RETRIED):
+        raise click.BadParameter(f"{row_filter.status} is neither failed nor quarantined", param_hint="--status")
+    require_dataset(row_filter.dataset)
+
+
+def _require_one_unit(wal_ids: Sequence[str], version: int | None) -> None:
+    if version is not None and len(set(wal_ids)) != 1:
         raise click.UsageError("--version goes with a single WAL_ID only")
-    records = records_of(pipeline.ledger, wal_ids, tx)
-    cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
-    return records, open_versions(cases, records, version=version, to_status=to_status, tx=tx)
+
+
+def _named(
+    ledger: Ledger, cases: QuarantineCases, wal_ids: Sequence[str], version: int | None, tx: Transaction
+) -> Choice:
+    records = records_of(ledger, wal_ids, tx)
+    for record in records:
+        if record.status is Status.FAILED and version is not None and record.version != version:
+            raise RecordMovedError(record.wal_id, version=version, current=record.version)
+    others = [record for record in records if record.status is not Status.FAILED]
+    return records, open_versions(cases, others, version=version, to_status=Status.PENDING, tx=tx)
+
+
+def _matching(ledger: LedgerQueries, row_filter: UnitFilter, tx: Transaction) -> Choice:
+    """Return the units of a filter, without discarded units. Raises BadFilterError for more than MOST_UNITS."""
+    records = [
+        record
+        for status in ([row_filter.status] if row_filter.status else RETRIED)
+        for record in ledger.find(limit=MOST_UNITS + 1, tx=tx, **dict(row_filter) | {"status": status})
+    ]
+    versions = plan_discard([record.wal_id for record in records], tx=tx).versions
+    records = [record for record in records if record.status is Status.FAILED or record.wal_id in versions]
+    if len(records) > MOST_UNITS:
+        raise BadFilterError(
+            "the filter matches too many units", observed=f"more than {MOST_UNITS}", expected="a narrower filter"
+        )
+    return records, versions
+
+
+def _replay(
+    engine: ReplayEngine, failed: Sequence[NoddWalRecord], decision: Decision, replay_reason: str, tx: Transaction
+) -> str:
+    units = {"wal_ids": [record.wal_id for record in failed], "replay_reason": replay_reason}
+    selection = selection_from(engine.pipeline.settings.env, "kfm retry", name="retry", **units)
+    return engine.start(selection, decision, tx=tx).replay_run_id
 
 
 def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
@@ -165,7 +292,7 @@ def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
         return {"lost": str(error.observed)}
 
 
-def show_outcome(
+def _show_outcome(
     records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
 ) -> None:
     """Print a line for each record, or a JSON object; the transitions of a replay come later."""

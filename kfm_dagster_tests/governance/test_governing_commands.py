@@ -78,7 +78,8 @@ REFUSED: dict[str, list[str]] = {
 }  # fmt: skip
 UNUSABLE: dict[str, list[str]] = {
     "retry {nobody} {why} {change}": ["there is no such record", NOBODY],
-    "retry {quarantined} {discarded} --version 2 {why} {change}": ["one WAL_ID"],
+    "retry {quarantined} {discarded} --version 2 {why} {change}": ["single WAL_ID"],
+    "discard {quarantined} {discarded} --version 2 {why}": ["single WAL_ID"],
     "retry {quarantined} --version 0 {why} {change}": ["--version"],
     "retry {quarantined} {why}": ["change reference"],
     "retry {failed} {quarantined} {why}": ["change reference"],
@@ -190,7 +191,7 @@ def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_n
         assert {row["wal_id"]: row["from"] for row in dry.rows} == chosen
     assert every_row(deployment.database) == before
     with monkeypatch.context() as smaller:
-        smaller.setattr("kfm_dagster.cli.retry.MOST_UNITS", 1)
+        smaller.setattr("kfm_dagster.cli.quarantine.MOST_UNITS", 1)
         refused = call("retry", "--dataset", "nexrad-l2", "--dry-run")
         assert (refused.code, "more than 1; expected a narrower filter" in refused.err) == (ExitCode.USAGE, True)
         assert len(call("retry", "--dataset", "nexrad-l2", "--status", "failed", "--dry-run", "--json").rows) == 1
