@@ -73,12 +73,11 @@ def parts(scale: float) -> list[Part]:
             name="generated-mutants",
             command=("-m", "kfm_dagster_tests.mutants", "--generated", *sized("--sample", 300, least=10)),
         ),
-        *(
-            Part(
-                name=f"fuzz-{subject}",
-                command=("-m", "kfm_dagster_tests.fuzz", "--subject", subject, *sized("--inputs", 200_000, least=200)),
-            )
-            for subject in SUBJECTS
+        Part(
+            name="fuzz",
+            command=("-m", "pytest", "-q", "--timeout=0", "-n", "2", "kfm_dagster_tests/fuzz/test_fuzz.py"),
+            lines=len(SUBJECTS) + 1,
+            variables={"KFM_FUZZ_INPUTS": str(max(200, round(200_000 * scale)))},
         ),
         Part(name="chaos-sqlite", command=("-m", "benchmarks.campaign", *campaign, "sqlite")),
         Part(name="chaos-postgresql", command=("-m", "benchmarks.campaign", *campaign, "postgresql")),

@@ -1,29 +1,24 @@
 """libhdf5's answers to the very questions that a reader asked of a file, by h5py, in a process of its own.
 
-    python -m kfm_dagster_tests.fuzz.libhdf5
-
-answers what `Libhdf5` asks. In a process of its own because libhdf5 trusts its input (docs/adr/003): a mutated file may
-kill it, keep it busy or make it take all memory there is. Belongs here: recording, asking, comparing. Does not belong
-here: which files (`mutations.py`).
+In a process of its own because libhdf5 trusts its input (docs/adr/003): a mutated file may kill it, keep it busy or
+make it take all memory there is. Belongs here: recording, asking, comparing. Does not belong here: which files
+(`mutations.py`).
 """
 
 from __future__ import annotations
 
 import io
 import math
+import multiprocessing
 import operator
 import os
-import pickle
 import resource
-import select
 import signal
-import struct
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import IO, Any, NamedTuple, Self
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -34,9 +29,10 @@ from kfm_dagster.readers.hdf5_chunks import StoredValues
 
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 20.0
+ENDS = ("libhdf5 hangs", "libhdf5 died", "libhdf5 closes no file")
+"""After these the next question is asked of another process."""
 HANG_SECONDS = 300.0
 """Without an answer for so long, the process is taken for dead: it has CPU_SECONDS for one file."""
-_SIZE = struct.Struct("<Q")
 
 
 class Question(NamedTuple):
@@ -88,78 +84,52 @@ def _recorded(holder: type, kind: str, asked: list[Question]) -> Callable[[], No
     return lambda: setattr(holder, kind, original)
 
 
-class Libhdf5:
+class Libhdf5(ExitStack):
     """A process that answers; another one takes its place when it dies."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    _pipe: Connection | None = None
 
     def differences(self, content: bytes, asked: list[Question]) -> list[str]:
         """Say what libhdf5 refuses or answers otherwise; that it died, where it did."""
-        process = self._process = self._process or subprocess.Popen(
-            [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
+        pipe = self._pipe = self._pipe or self._started()
         try:
-            _send(process.stdin, (content, asked))
-            if not select.select([process.stdout], [], [], HANG_SECONDS)[0]:
-                process.kill()
-            found: list[str] = _receive(process.stdout)
+            pipe.send((content, asked))
+            found: list[str] = pipe.recv() if pipe.poll(HANG_SECONDS) else ["libhdf5 hangs"]
         except (OSError, EOFError):
-            process.kill()
-            status = process.wait()
-            self._close()
-            return [f"libhdf5 died of it, exit code {status}"]
+            found = ["libhdf5 died of it"]
+        if "".join(found[:1]).startswith(ENDS):
+            self.close()
         return found
 
-    def _close(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
-            process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
+    def _started(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_answer, args=(theirs,))
+        process.start()
+        theirs.close()
+        self.callback(setattr, self, "_pipe", None)
+        self.callback(process.join)
+        self.callback(process.kill)
+        self.callback(ours.close)
+        return ours
 
 
-def _send(pipe: IO[bytes], what: Any) -> None:
-    data = pickle.dumps(what)
-    pipe.write(_SIZE.pack(len(data)) + data)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> Any:
-    head = pipe.read(_SIZE.size)
-    if len(head) < _SIZE.size:
-        raise EOFError
-    return pickle.loads(pipe.read(*_SIZE.unpack(head)))
-
-
-def answer() -> None:
+def _answer(pipe: Connection) -> None:
     """Answer until there are no more questions. What takes too long, or too much memory, ends this process."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        try:
-            content, asked = _receive(sys.stdin.buffer)
-        except EOFError:
-            return
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        try:
-            found = differences(content, asked)
-        except RuntimeError as error:
-            # It cannot close the file, and may be in any state.
-            _send(sys.stdout.buffer, [f"libhdf5 closes no file: {_short(error)}"])
-            os._exit(1)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(sys.stdout.buffer, found)
+    with suppress(EOFError):
+        while True:
+            content, asked = pipe.recv()
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+            try:
+                found = differences(content, asked)
+            except RuntimeError as error:
+                # It cannot close the file, and may be in any state.
+                pipe.send([f"libhdf5 closes no file: {_short(error)}"])
+                os._exit(1)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            pipe.send(found)
 
 
 def differences(content: bytes, asked: list[Question]) -> list[str]:
@@ -338,7 +308,3 @@ _ANSWERS = {
 }
 
 _PYFIVE_ANSWERS = frozenset({"text", "number", "attributes", "shape", "data_type"})
-
-
-if __name__ == "__main__":
-    answer()
