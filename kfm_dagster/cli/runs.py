@@ -1,4 +1,4 @@
-"""`kfm runs show`, also `kfm runs show`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
+"""`kfm runs show`: the actions of a run's steps, and the reasons of skips. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import click
 from kfm_dagster.cli.completion import RUN
 from kfm_dagster.cli.session import opened_database
 from kfm_dagster.cli.tables import show_section
+from kfm_dagster.console.operations import explanations
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX
-from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
-from kfm_dagster.run_state.choice import looked_up_states
-from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.settings import Settings
-from kfm_dagster.storage.database import Database
 from kfm_dagster.views.view import json_row
 
 GATES = ("stage", "gate", "outcome", "units", "observed", "expected")
@@ -50,22 +47,11 @@ def show(*, run: str, full: bool, as_json: bool) -> None:
     """
     settings = Settings.load()
     with opened_database(settings) as database:
-        account = explanations(database, looked_up_states(database, settings), settings).explain(run)
+        account = explanations(database, settings).explain(run)
     if as_json:
         click.echo(json.dumps(json_row(account)))
     else:
         _show(account, storage=settings.storage, full=full)
-
-
-def explanations(database: Database, run_states: RunStateStore, settings: Settings) -> Explanations:
-    """Return explanations, with re-executions of DAGSTER_HOME (default: KFM_HOME/dagster)."""
-    home = settings.dagster_home
-    if not home.is_dir():
-        return Explanations(database=database, run_states=run_states)
-    # Imported here, because importing Dagster takes seconds.
-    from kfm_dagster.defs.reexecutions import InstanceReexecutions  # noqa: PLC0415
-
-    return Explanations(database=database, run_states=run_states, reexecutions=InstanceReexecutions(home))
 
 
 def _show(account: RunReport, *, storage: str, full: bool) -> None:

@@ -28,7 +28,6 @@ from kfm_dagster.console.requests import whole_number
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.contracts.issues import REPAIRS
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
-from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.gap_picture import draw, gap_picture
 from kfm_dagster.ingest.evidence import read_evidence
@@ -36,7 +35,6 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import RejectionFilter
-from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.views.decisions import ALERTS
@@ -124,8 +122,7 @@ def _history_routes(pages: Pages) -> list[Route]:
 
     def run(request: Request) -> Response:
         query_of(request)
-        states = looked_up_states(pipeline.database, pipeline.settings)
-        report = Explanations(database=pipeline.database, run_states=states).explain(request.path_params["run_id"])
+        report = operations.explanations(pipeline.database, pipeline.settings).explain(request.path_params["run_id"])
         return pages.page(request, "run.html", report=report)
 
     return [

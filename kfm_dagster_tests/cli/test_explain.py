@@ -13,7 +13,9 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from starlette.testclient import TestClient
 
+from kfm_dagster.console.app import console_app
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.explanations.run_report import Window, node_account
@@ -189,6 +191,9 @@ def test_a_reexecution_skips_what_had_succeeded_in_its_run(
     assert {node["fate"] for node in root["nodes"]} == {"ran"}
     compared = call("replay", "compare", REEXECUTED[:8], "--dataset", "goes-abi")
     assert (compared.code, f"{WORKED} has done nothing of goes-abi" in compared.err) == (ExitCode.REFUSED, True)
+    console = TestClient(console_app(deployment, hosts=["testserver"]), headers={"accept": "text/html"})
+    assert f'href="/runs/{WORKED}"' in console.get(f"/runs/{REEXECUTED}").text
+    assert f'href="/runs/{WAITS}"' in console.get(f"/runs/{WORKED}").text
 
 
 @pytest.mark.clause("RSP-12")

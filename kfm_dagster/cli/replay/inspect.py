@@ -9,9 +9,9 @@ import click
 
 from kfm_dagster.cli.completion import DATASET, REPLAY, RUN
 from kfm_dagster.cli.replay.interface import SelectionOptions, Shell, everywhere, selecting, show
-from kfm_dagster.cli.runs import explanations
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
+from kfm_dagster.console.operations import explanations
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.run_replay import RunReplayRefusedError, compare_run
@@ -106,7 +106,7 @@ def compare(*, shell: Shell, run: str, dataset: str | None) -> ExitCode:
     """
     with opened_pipeline(shell.settings, read_only=True) as pipeline:
         states = looked_up_states(pipeline.database, shell.settings)
-        run_id = explanations(pipeline.database, states, shell.settings).root_of(run)
+        run_id = explanations(pipeline.database, shell.settings).root_of(run)
         plan = pipeline.card.replay_plan.replay
         computed = {state.dataset_id for state in states.of_run(run_id)}
         datasets = [
