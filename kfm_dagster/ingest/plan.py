@@ -20,9 +20,12 @@ from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.settings import Settings
 
+OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
+"""Runs of a partition and lane at once, however few units are pending. A run that lasts longer than a tick would delay
+live units to the second tick; with a run to come while another works, their 95th percentile is a tick less."""
 WORTH_A_RUN = 100
-"""Number of units that get a second run instead of waiting for the active run's end. They take a third of the CPU time
-of a run's start (benchmarks/latency.py), so a feed of 20/s is ingested tick by tick at little extra cost."""
+"""Number of live units that get a further run instead of waiting for an active run's end. They take a third of the CPU
+time of a run's start (benchmarks/latency.py)."""
 
 LaneKey = tuple[str, Lane]
 """A partition and a lane, by which runs are counted."""
@@ -112,9 +115,9 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the runs that the pending units need beyond the active runs, live runs first.
 
-    An idle partition gets runs for all pending units of a lane. A partition with active runs gets further runs only for
-    batches that are worth a run, because a live feed would otherwise start a run for each few units that arrive during
-    another run. Each lane gets runs up to its limit, the earliest partitions first.
+    A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane, and another one only
+    for batches that are worth a run, because a live feed would otherwise start a run for each few units that arrive
+    during other runs. Each lane gets runs up to its limit, the earliest partitions first.
 
     Dagster remembers a run_key for ever, so `salt(partition)` must change after each run of the partition.
     """
@@ -151,7 +154,7 @@ def _runs_of(
     full_runs, rest = divmod(max(by_dataset.values()), max_units_per_run)
     # Bulk work is less urgent, so it waits for a larger batch.
     least = max_units_per_run / 2 if lane is Lane.BULK else min(WORTH_A_RUN, max_units_per_run / 2)
-    worth_a_run = rest > 0 and (not runs.active[key] or rest >= least)
+    worth_a_run = rest > 0 and (runs.active[key] < OVERLAPPING[lane] or rest >= least)
     for index in range(runs.coming[key], full_runs + worth_a_run):
         datasets = tuple(sorted(name for name, count in by_dataset.items() if count > index * max_units_per_run))
         name = [partition, datasets, lane.value, index, salt(partition)]

@@ -77,15 +77,17 @@ def test_runs_follow_from_what_is_pending() -> None:
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
             [("2025-04-01", ("b",)), (DAY, ("a",))],
         ),
-        # What coming runs will take is left to them; beside an active run a batch half full is worth another one, or a
-        # hundred units.
+        # Coming runs take their units; beside two active live runs, or a bulk run, a further one takes at least half of
+        # a run's most units, or a hundred.
         ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 14}, "coming": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 15}, "coming": {DAY: 1}}, [(DAY, ("a",))]),
-        ({"pending": {("a", DAY): 4}, "active": {DAY: 1}}, []),
-        ({"pending": {("a", DAY): 5}, "active": {DAY: 1}}, [(DAY, ("a",))]),
-        ({"pending": {("a", DAY): 99}, "active": {DAY: 1}, "most": 5000}, []),
-        ({"pending": {("a", DAY): 100}, "active": {DAY: 1}, "most": 5000}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 11}, "coming": {DAY: 1}}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 24}, "coming": {DAY: 2}}, []),
+        ({"pending": {("a", DAY): 25}, "coming": {DAY: 2}}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 1}, "active": {DAY: 1}}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 4}, "active": {DAY: 2}}, []),
+        ({"pending": {("a", DAY): 5}, "active": {DAY: 2}}, [(DAY, ("a",))]),
+        ({"pending": {("a", DAY): 99}, "active": {DAY: 2}, "most": 5000}, []),
+        ({"pending": {("a", DAY): 100}, "active": {DAY: 2}, "most": 5000}, [(DAY, ("a",))]),
         ({"pending": {}, "bulk": {("a", DAY): 2499}, "active_bulk": {DAY: 1}, "most": 5000}, []),
         ({"pending": {}, "bulk": {("a", DAY): 2500}, "active_bulk": {DAY: 1}, "most": 5000}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 11}, "active": {"2025-04-01": 1}}, [(DAY, ("a",))] * 2),
