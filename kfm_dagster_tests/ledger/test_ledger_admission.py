@@ -187,9 +187,6 @@ def work_off(bench: Bench, units: list[Envelope]) -> None:
     raise AssertionError(bench.ledger.statuses(unit.wal_id for unit in units))
 
 
-# A history of one object: each version has a rank in time; sequencers, where there are any, rise with it.
-
-
 @pytest.mark.clause("BEY-01")
 def test_a_unit_that_is_superseded_while_its_attempt_fails_goes_to_quarantine_when_it_is_due(bench: Bench) -> None:
     if bench.database.dialect == "sqlite":

@@ -136,26 +136,6 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
     )
 
 
-@pytest.mark.clause("WSM-09", "WSM-14")
-def test_a_governance_refusal_gets_no_second_attempt_by_any_path_but_a_release(bench: Bench) -> None:
-    unit = envelope()
-    bench.ledger.ensure([unit])
-    with bench.database.transaction() as tx:
-        claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=1, tx=tx)
-        bench.ledger.settle([failed(one, "governance_hard_fail") for one in claimed], run_id=RUN, tx=tx)
-        # Both transitions are there before anybody else sees one of them.
-        steps = [(entry.from_status, entry.to_status) for entry in bench.ledger.history(unit.wal_id, tx=tx)]
-    assert steps[2:] == [("in_progress", "failed"), ("failed", "quarantined")]
-    record = bench.ledger.get(unit.wal_id)
-    assert (record.last_error_code, record.attempts) == ("governance_hard_fail", 1)
-    for reason in ReplayReason:
-        assert bench.ledger.requeue([unit.wal_id], reason=reason) == frozenset()
-    moved = bench.ledger.override(
-        {unit.wal_id: record.version}, from_status=Status.QUARANTINED, action=GovernanceAction.RELEASE, decision=JANE
-    )
-    assert moved == {unit.wal_id}
-
-
 @pytest.mark.clause("WSM-15")
 def test_a_transient_error_is_retried_with_growing_waits_up_to_the_limit(bench: Bench) -> None:
     unit = envelope()

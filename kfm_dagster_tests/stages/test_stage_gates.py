@@ -32,6 +32,7 @@ from kfm_dagster_tests.transactions import own_tx
 
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
 TEXT = Card.load().files[STATE_MACHINE].decode()
+CLASSES = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
 Under = Callable[..., StageRunner]
 
 
@@ -225,7 +226,7 @@ def test_each_stop_fails_the_stage_and_nothing_of_it_counts(under: Under, stop: 
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
 
 
-@pytest.mark.clause("PCS-20")
+@pytest.mark.clause("PCS-02", "PCS-20")
 @pytest.mark.parametrize("units", [(), (1,)], ids=["batch", "unit"])
 @pytest.mark.parametrize("gate", Gate)
 def test_under_the_strict_card_every_gate_stops_its_stage_and_rolls_it_back(
@@ -236,6 +237,7 @@ def test_under_the_strict_card_every_gate_stops_its_stage_and_rolls_it_back(
     with pytest.raises(StageFailedError) as failed:
         execute(strict, node, upstream=first(strict, units=3))
     assert failed.value.decision.stops == ({STOPS[gate]} if gate in STOPS else set())
+    assert failed.value.error_class is CLASSES.get(gate, ErrorClass.E_GATE)
     assert [event for kind, event in lines(strict) if kind == "stop"] == ([STOPS[gate]] if gate in STOPS else [])
     assert state(strict) is StageState.ROLLED_BACK
     assert strict.run_states.get(SECOND, "run").outcome is Outcome.FAILED
