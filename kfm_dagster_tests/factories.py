@@ -19,6 +19,7 @@ from kfm_dagster.contracts.envelope import (
     RawReference,
     StacResult,
     StacStatus,
+    WalId,
 )
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
@@ -48,16 +49,16 @@ def envelope(number: int = 0, **changes: Any) -> Envelope:
         "raw": RawReference(sqs_message_id=f"sqs-{number}", sns_message_id=f"sns-{number}"),
     }
     values |= changes
-    values.setdefault(
-        "wal_id",
-        wal_id(
-            dataset=values["dataset"],
-            object_uri=values["object_uri"],
-            time_range_start=values["time_range_start"],
-            object_version=values["object_version"],
-        ),
-    )
-    return Envelope(**values)
+    if "wal_id" in values:
+        return Envelope(**values)
+    return identified(Envelope(**values, wal_id=WalId("")))
+
+
+def identified(unit: Envelope, **changes: Any) -> Envelope:
+    """Return the unit changed, with the identity that follows from the changes."""
+    other = unit.evolve(**changes)
+    facts = {name: getattr(other, name) for name in ("dataset", "object_uri", "time_range_start", "object_version")}
+    return other.evolve(wal_id=wal_id(**facts))
 
 
 def landed_path(digest: str) -> str:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster_tests.factories import START, envelope, failed, finished
+from kfm_dagster_tests.factories import START, envelope, failed, finished, identified
 from kfm_dagster_tests.ledger.bench import JANE, Bench, make_bench
 
 RUN = "run-1"
@@ -112,17 +111,8 @@ def test_versions_that_cannot_be_told_apart_are_both_let_in(bench: Bench) -> Non
 def test_other_objects_are_no_versions(bench: Bench) -> None:
     unit = version(1, sequencer="0A")
     elsewhere = version(2, sequencer="0B", site="KDDC")
-    at_another_time = unit.evolve(
-        time_range_start=START + timedelta(hours=1), time_range_end=START + timedelta(hours=1), sequencer="0C",
-    )  # fmt: skip
-    at_another_time = at_another_time.evolve(
-        wal_id=wal_id(
-            dataset=unit.dataset,
-            object_uri=unit.object_uri,
-            time_range_start=at_another_time.time_range_start,
-            object_version=unit.object_version,
-        )
-    )
+    later = START + timedelta(hours=1)
+    at_another_time = identified(unit, time_range_start=later, time_range_end=later, sequencer="0C")
     bench.ledger.ensure([elsewhere, at_another_time, unit])
     assert standing(bench, [unit, elsewhere, at_another_time]) == ["pending"] * 3
 

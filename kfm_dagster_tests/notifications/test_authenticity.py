@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -29,6 +26,7 @@ from kfm_dagster.notifications.authenticity import (
 from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Environment, Settings, SnsVerify, environment
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, open_web_server
 from kfm_dagster_tests.notifications import signing
 from kfm_dagster_tests.notifications.signing import (
     AT,
@@ -360,69 +358,38 @@ def test_off_takes_everything_and_keeps_what_was_verified_before(tmp_path: Path)
     assert fetch.asked == []
 
 
-class _Site(http.server.BaseHTTPRequestHandler):
-    """Redirects, and answers of every kind."""
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, dict(self.headers)))  # type: ignore[attr-defined]
-        if self.path == "/redirect":
-            self.send_response(302)
-            self.send_header("Location", self.server.elsewhere)  # type: ignore[attr-defined]
-            self.end_headers()
-            return
-        self.send_response(404 if self.path == "/missing" else 200)
-        self.end_headers()
-        while self.path == "/dripping":
-            self.wfile.write(b"x")
-            time.sleep(0.05)
-        self.wfile.write(b"x" * (authenticity.MAX_CERTIFICATE_BYTES + (self.path == "/large")))
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def sites() -> Iterator[tuple[http.server.HTTPServer, http.server.HTTPServer]]:
-    started = []
-    for _ in range(2):
-        site = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Site)
-        site.asked = []  # type: ignore[attr-defined]
-        threading.Thread(target=site.serve_forever, daemon=True).start()
-        started.append(site)
-    first, second = started
-    first.elsewhere = f"http://127.0.0.1:{second.server_port}/certificate"  # type: ignore[attr-defined]
-    yield first, second
-    for site in started:
-        site.shutdown()
-        site.server_close()
-
-
 @pytest.mark.clause("SEC-04", "SEC-06")
 def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
-    sites: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = sites
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
-    base = f"http://127.0.0.1:{first.server_port}"
-    assert len(get(f"{base}/certificate", 60)) == authenticity.MAX_CERTIFICATE_BYTES
-    for path, why in (("/redirect", "302"), ("/missing", "404"), ("/large", "more than")):
-        with pytest.raises(CertificateUnavailableError, match=why):
-            get(base + path, 60)
-    assert second.asked == []
-    assert not any("Authorization" in headers for _, headers in first.asked)
-    first.shutdown()
-    first.server_close()
+    largest = b"x" * authenticity.MAX_CERTIFICATE_BYTES
+    with open_web_server() as first, open_web_server() as second:
+        wrong = {
+            "302": WebAnswer(status=302, headers={"Location": second.url("certificate")}),
+            "404": WebAnswer(status=404),
+            "more than": WebAnswer(body=largest + b"x"),
+        }
+        first.answers = lambda _: WebAnswer(body=largest)
+        assert get(first.url(), 60) == largest
+        for why, answer in wrong.items():
+            first.answers = lambda _, answer=answer: answer
+            with pytest.raises(CertificateUnavailableError, match=why):
+                get(first.url(), 60)
+        assert second.asked == []
+        assert not any("authorization" in request.headers for request in first.asked)
     with pytest.raises(CertificateUnavailableError, match="does not answer"):
-        get(f"{base}/certificate", 60)
+        get(first.url(), 60)
 
 
 @pytest.mark.clause("SEC-04")
-def test_a_server_that_drips_holds_no_fetch_beyond_its_seconds(sites: tuple[Any, Any], tmp_path: Path) -> None:
+def test_a_server_that_drips_holds_no_fetch_beyond_its_seconds(tmp_path: Path) -> None:
     """No pause between two bytes is long; the whole answer never ends."""
-    url = f"http://127.0.0.1:{sites[0].server_port}/dripping"
-    begun = time.monotonic()
-    with pytest.raises(CertificateUnavailableError, match="does not answer"):
-        Certificates(tmp_path).fetch(url, within=0.5)
-    assert time.monotonic() - begun < 5
+    with open_web_server() as server:
+        server.answers = lambda _: WebAnswer(dripping=True)
+        begun = time.monotonic()
+        with pytest.raises(CertificateUnavailableError, match="does not answer"):
+            Certificates(tmp_path).fetch(server.url(), within=0.5)
+        assert time.monotonic() - begun < 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,57 @@ INPUTS = {"wind": "calm", "soil": "dry"}
 BRANCH = "main"
 
 
-Tables = MutableMapping[str, str]
-"""Where the words stand, by name: on a branch, or in Delta tables."""
+class DeltaTables:
+    """One Delta table of one row per name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> str:
+        return str(self.table(name).to_pyarrow_table()["text"][0])
+
+    def __setitem__(self, name: str, text: str) -> None:
+        from deltalake import write_deltalake
+
+        write_deltalake(self.folder / name, pa.table({"text": [text]}), mode="overwrite")
+
+    def table(self, name: str):
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.folder / name)
+
+
+@dataclass
+class Branch:
+    """A branch of a lakeFS repository, as its gateway shows it: data and run-state below one prefix."""
+
+    repository: Path
+    commits: list[Path] = field(default_factory=list)
+
+    @property
+    def tables(self) -> Path:
+        return self.repository / BRANCH / "tables"
+
+    def commit(self) -> int:
+        self.commits.append(self.repository.with_name(f"commit-{len(self.commits)}"))
+        shutil.copytree(self.repository, self.commits[-1])
+        return len(self.commits) - 1
+
+    def revert(self, commit: int) -> None:
+        """Bring the branch back to what it was in the commit; what came later is gone."""
+        shutil.rmtree(self.repository)
+        shutil.copytree(self.commits[commit], self.repository)
+
+    def __getitem__(self, name: str) -> str:
+        return (self.tables / name).read_text()
+
+    def __setitem__(self, name: str, text: str) -> None:
+        self.tables.mkdir(parents=True, exist_ok=True)
+        (self.tables / name).write_text(text)
+
+
+Tables = dict[str, str] | DeltaTables | Branch
+"""Where the words stand, by name."""
 
 
 @dataclass
@@ -127,79 +176,13 @@ class Platform:
         )
 
 
-class DeltaTables(MutableMapping[str, str]):
-    """One Delta table of one row per name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getitem__(self, name: str) -> str:
-        return str(self.table(name).to_pyarrow_table()["text"][0])
-
-    def __setitem__(self, name: str, text: str) -> None:
-        from deltalake import write_deltalake
-
-        write_deltalake(self.folder / name, pa.table({"text": [text]}), mode="overwrite")
-
-    def __delitem__(self, name: str) -> None:
-        shutil.rmtree(self.folder / name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (path.name for path in self.folder.iterdir())
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def table(self, name: str):
-        from deltalake import DeltaTable
-
-        return DeltaTable(self.folder / name)
-
-
-@dataclass
-class Branch(MutableMapping[str, str]):
-    """A branch of a lakeFS repository, as its gateway shows it: data and run-state below one prefix."""
-
-    repository: Path
-    commits: list[Path] = field(default_factory=list)
-
-    @property
-    def tables(self) -> Path:
-        return self.repository / BRANCH / "tables"
-
-    def commit(self) -> int:
-        self.commits.append(self.repository.with_name(f"commit-{len(self.commits)}"))
-        shutil.copytree(self.repository, self.commits[-1])
-        return len(self.commits) - 1
-
-    def revert(self, commit: int) -> None:
-        """Bring the branch back to what it was in the commit; what came later is gone."""
-        shutil.rmtree(self.repository)
-        shutil.copytree(self.commits[commit], self.repository)
-
-    def __getitem__(self, name: str) -> str:
-        return (self.tables / name).read_text()
-
-    def __setitem__(self, name: str, text: str) -> None:
-        self.tables.mkdir(parents=True, exist_ok=True)
-        (self.tables / name).write_text(text)
-
-    def __delitem__(self, name: str) -> None:
-        (self.tables / name).unlink()
-
-    def __iter__(self) -> Iterator[str]:
-        return (path.name for path in self.tables.iterdir())
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
 @pytest.fixture
 def platform(database: Database, tmp_path: Path) -> Callable[[str, Tables], Platform]:
     """Three nodes over these tables, with run-state where the configuration says."""
 
     def build(configured: str, tables: Tables) -> Platform:
-        tables.update(INPUTS)
+        for name, text in INPUTS.items():
+            tables[name] = text
         return Platform(database, Place(database, configured, BRANCH).open(), tables, tmp_path, BRANCH)
 
     return build

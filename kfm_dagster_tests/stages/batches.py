@@ -19,7 +19,6 @@ from kfm_dagster.contracts.envelope import (
     StacResult,
     StacStatus,
 )
-from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import gfs, nbm
@@ -37,6 +36,7 @@ from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.gates.subject import Subject
 from kfm_dagster.stages.gates.verdict import Gate, Gates
+from kfm_dagster_tests.factories import envelope
 
 DAY = date(2026, 3, 1)
 REFERENCE = datetime(2026, 3, 2, 12, tzinfo=UTC)
@@ -133,17 +133,13 @@ def extracted(objects: Objects) -> list[Envelope]:
         contract = CONTRACTS.route(bucket=bucket, key=key).contract
         grammar = CONTRACTS.grammars[contract.id]
         match = grammar.match(key)
-        uri, etag = f"s3://{bucket}/{key}", hashlib.md5(content).hexdigest()
-        unit = Envelope(
-            wal_id=wal_id(dataset=contract.id, object_uri=uri, time_range_start=match.start, object_version=etag),
+        etag = hashlib.md5(content).hexdigest()
+        unit = envelope(
             dataset=contract.id,
-            object_uri=uri,
-            provider="aws",
-            queue="kfm-nodd-primary",
+            object_uri=f"s3://{bucket}/{key}",
             event_time=REFERENCE - timedelta(minutes=1),
             time_range_start=match.start,
             time_range_end=match.end,
-            schema_version="2.1",
             object_version=etag,
             object_size=len(content),
             integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=len(content), actual_etag=etag),

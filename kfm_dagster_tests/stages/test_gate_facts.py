@@ -12,7 +12,6 @@ import pytest
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, WalId
-from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.ledger.gaps import Gaps
 from kfm_dagster.ledger.store import Ledger
@@ -21,23 +20,12 @@ from kfm_dagster.stages.gates.evaluate import coverage, uniqueness
 from kfm_dagster.stages.gates.subject import catalog_owners, partition_facts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster_tests.factories import identified
 from kfm_dagster_tests.ledger.bench import make_bench
 from kfm_dagster_tests.stages.batches import CONTRACTS, DAY, at, batch, subject
 from kfm_dagster_tests.transactions import own_tx
 
 GOES, NEXRAD = CONTRACTS["goes-abi"], CONTRACTS["nexrad-l2"]
-
-
-def another(unit: Envelope, **changes: str) -> Envelope:
-    """The unit with another object or version, and the identity that follows."""
-    other = unit.evolve(**changes)
-    identity = wal_id(
-        dataset=other.dataset,
-        object_uri=other.object_uri,
-        time_range_start=other.time_range_start,
-        object_version=other.object_version,
-    )
-    return other.evolve(wal_id=identity)
 
 
 @pytest.fixture
@@ -47,7 +35,7 @@ def ledger(database: Database) -> Ledger:
 
 def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger: Ledger) -> None:
     units = [at("message_parse", unit) for unit in batch("goes-abi", 40)]
-    rewritten = another(units[0], object_version="0" * 32).evolve(event_time=units[0].event_time + timedelta(1))
+    rewritten = identified(units[0], object_version="0" * 32).evolve(event_time=units[0].event_time + timedelta(1))
     elsewhere = units[1].evolve(
         wal_id=WalId("0190b6a5-0000-8000-8000-000000000000"),
         time_range_start=units[1].time_range_start - timedelta(days=1),
@@ -101,8 +89,8 @@ def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(
         return uniqueness(subject(*units, catalog=owners)).passed
 
     first = batch("nexrad-l2")[0]
-    rewritten = another(first, object_version="0" * 32)
-    packed = another(first, object_uri=first.object_uri + ".gz")
+    rewritten = identified(first, object_version="0" * 32)
+    packed = identified(first, object_uri=first.object_uri + ".gz")
     assert verdict_of(registered(first))
     assert verdict_of(registered(rewritten))
     assert not verdict_of(registered(packed))

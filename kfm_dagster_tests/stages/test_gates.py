@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.cadence import ProductCount
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Lane, StacStatus, WalId
-from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Citation, Quantity
@@ -47,7 +46,7 @@ from kfm_dagster.stages.gates.units import (
     same_unit,
 )
 from kfm_dagster.stages.gates.verdict import Gate
-from kfm_dagster_tests.factories import failed
+from kfm_dagster_tests.factories import failed, identified
 from kfm_dagster_tests.stages.batches import (
     CONTRACTS,
     DAY,
@@ -142,11 +141,7 @@ def owner(unit: Envelope, **changes: Any) -> CatalogOwner:
 def reissued(unit: Envelope) -> Envelope:
     """The same scan under another creation stamp: another object of the same Item."""
     stem, _ = unit.object_uri.rsplit("_c", 1)
-    uri = f"{stem}_c20260602359599.nc"
-    other = wal_id(
-        dataset=unit.dataset, object_uri=uri, time_range_start=unit.time_range_start, object_version=unit.object_version
-    )
-    return unit.evolve(wal_id=other, object_uri=uri)
+    return identified(unit, object_uri=f"{stem}_c20260602359599.nc")
 
 
 OTHER = WalId("0190b6a5-0000-8000-8000-000000000000")

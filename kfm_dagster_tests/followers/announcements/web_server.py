@@ -27,6 +27,8 @@ class WebAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     endless: bool = False
+    dripping: bool = False
+    """Endless, byte by byte."""
 
 
 class WebServer(ThreadingHTTPServer):
@@ -58,7 +60,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        if not answer.endless and not {"Content-Length", "Transfer-Encoding"} & answer.headers.keys():
+        if (
+            not (answer.endless or answer.dripping)
+            and not {"Content-Length", "Transfer-Encoding"} & answer.headers.keys()
+        ):
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         with suppress(OSError):
@@ -66,6 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(answer.body)
             while answer.endless and not self.server.closing.is_set():
                 self.wfile.write(b"x" * 65_536)
+            while answer.dripping and not self.server.closing.wait(0.05):
+                self.wfile.write(b"x")
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the protocol's names
 
