@@ -23,6 +23,8 @@ from kfm_dagster.views.view import BASE
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, make_bench
 
+pytestmark = pytest.mark.one_database
+
 EXAMPLES = 25
 """Requests that are drawn for each operation."""
 
@@ -83,7 +85,6 @@ def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
     assert status["units"]["nexrad-l2"]["failed"] == 2
 
 
-@pytest.mark.one_database
 def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
     for path, status, detail in (
         ("/units?colour=red", 400, "observed 'colour'; expected dataset, status, code"),
@@ -120,7 +121,6 @@ def test_a_database_that_is_gone_is_a_problem_document(
     assert "s3cr3t" not in answer.text
 
 
-@pytest.mark.one_database
 @pytest.mark.parametrize("kind", ["POSITIVE", "NEGATIVE"])
 def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str) -> None:
     import schemathesis

@@ -22,9 +22,11 @@ from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
 from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.storage.test_constraints import STANDING, insert
 from kfm_dagster_tests.transactions import own_tx
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+AT = "2026-01-01T00:00:00.000000Z"
 STAGE = "nexrad-l2.integrity_check"
 KEY, OTHER_KEY, INPUT = "a" * 64, "b" * 64, "c" * 64
 WAY = {
@@ -96,15 +98,6 @@ def test_no_hand_moves_a_stage_without_its_line_of_audit_or_changes_what_was_giv
         "UPDATE stage_state SET idempotency_key = '" + OTHER_KEY + "'": "stage_state_move_is_legal",
         "UPDATE stage_state SET input_hashes = '[]'": "stage_state_move_is_legal",
         "DELETE FROM stage_state": "stage_state_is_kept",
-        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, started_at) "
-        f"VALUES ('r', 's', 1, 'running', '{KEY}', '[]', '2026-01-01T00:00:00.000000Z', "
-        "'2026-01-01T00:00:00.000000Z')": "stage_state_begins_pending",
-        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at) "
-        f"VALUES ('r', 's', 2, 'pending', '{KEY}', '[]', '2026-01-01T00:00:00.000000Z')": "stage_state_begins_pending",
-        "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at) "
-        f"VALUES ('run', '{STAGE}', 2, 'pending', '{KEY}', '[\"{INPUT}\"]', '2026-01-01T00:00:00.000000Z')": (
-            "stage_state_begins_pending"
-        ),
         "TRUNCATE stage_state"
         if database.dialect == "postgresql"
         else "INSERT OR REPLACE INTO stage_state SELECT * FROM stage_state": "stage_state_is_kept",
@@ -114,6 +107,11 @@ def test_no_hand_moves_a_stage_without_its_line_of_audit_or_changes_what_was_giv
         any_of = f"{rule}|stage_state_begins_pending" if "REPLACE" in statement else rule
         with pytest.raises(DBAPIError, match=any_of), database.engine.begin() as connection:
             connection.exec_driver_sql(statement)
+    own = {"run_id": "run", "stage": STAGE, "input_hashes": f'["{INPUT}"]'}
+    for changes in ({"state": "running", "started_at": AT}, {"attempt": 2}, {**own, "attempt": 2}):
+        refused = pytest.raises(DBAPIError, match="stage_state_begins_pending")
+        with refused, database.engine.begin() as connection:
+            _type_attempt(connection, **changes)
 
 
 def test_no_hand_breaks_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
@@ -169,14 +167,9 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
     ):
         with pytest.raises(StageMoveError, match=f"a retry has {what} .* next: start a new run"):
             opened(store, database, **change)
-    with (
-        pytest.raises(DBAPIError, match="stage_state_retry_keeps_key_and_inputs"),
-        database.engine.begin() as connection,
-    ):
-        connection.exec_driver_sql(
-            "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at) "
-            f"VALUES ('run', '{STAGE}', 2, 'pending', '{KEY}', '[]', '2026-01-01T00:00:00.000000Z')"
-        )
+    refused = pytest.raises(DBAPIError, match="stage_state_retry_keeps_key_and_inputs")
+    with refused, database.engine.begin() as connection:
+        _type_attempt(connection, run_id="run", stage=STAGE, attempt=2)
     second = opened(store, database)
     assert second.attempt == 2
     assert opened(store, database) == second
@@ -319,18 +312,14 @@ def test_a_line_that_was_removed_or_changed_is_found(how: str, at: int) -> None:
         verify_chain(tampered, head=CHAIN[-1]["hash"])
 
 
+def _type_attempt(connection: sa.Connection, **changes: Any) -> None:
+    """Type a row for the first attempt of another stage that waits, with something else about it."""
+    first = {"run_id": "r", "stage": "s", "attempt": 1, "state": "pending", "idempotency_key": KEY}
+    insert(connection, "stage_state", first | {"input_hashes": "[]", "opened_at": AT} | changes)
+
+
 def _type_audit(connection: sa.Connection, store: StageStore, **changes: Any) -> None:
     lines = list(store.audit.lines())
-    row = {
-        "seq": len(lines) + 1,
-        "at": "2026-01-01T00:00:00.000000Z",
-        "run_id": "run",
-        "stage": STAGE,
-        "attempt": 1,
-        "kind": "transition",
-        "details": "{}",
-        "previous_hash": lines[-1]["hash"] if lines else GENESIS,
-        "hash": "f" * 64,
-        **changes,
-    }
-    connection.execute(sa.insert(sa.table("stage_audit", *map(sa.column, row))).values(row))
+    previous = lines[-1]["hash"] if lines else GENESIS
+    row = {**STANDING["stage_audit"][0], "kind": "transition", "seq": len(lines) + 1, "previous_hash": previous}
+    insert(connection, "stage_audit", {**row, "run_id": "run", "stage": STAGE, "hash": "f" * 64, **changes})

@@ -16,7 +16,6 @@ from kfm_dagster.storage import macros
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster_tests import databases
-from kfm_dagster_tests.storage.test_constraints import OF_SQLITE
 
 SECOND = """
 -- A second release.
@@ -79,20 +78,6 @@ def test_both_databases_have_the_same_indexes(both: dict[str, Database]) -> None
         with both[dialect].snapshot() as tx:
             found[dialect] = set(tx.connection.exec_driver_sql(query).scalars())
     assert found["sqlite"] == found["postgresql"]
-
-
-def test_both_databases_have_the_same_named_constraints(both: dict[str, Database]) -> None:
-    with both["sqlite"].snapshot() as tx:
-        texts = tx.connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'table'").scalars()
-        sqlite = set(re.findall(r"CONSTRAINT (\w+)", "\n".join(texts)))
-    with both["postgresql"].snapshot() as tx:
-        query = (
-            "SELECT conname FROM pg_constraint WHERE contype <> 'n' AND connamespace = 'public'::regnamespace "
-            "AND conrelid <> 'schema_version'::regclass"
-        )
-        postgresql = set(tx.connection.exec_driver_sql(query).scalars())
-    assert sqlite - postgresql == OF_SQLITE
-    assert postgresql - sqlite == set()
 
 
 def test_both_databases_refuse_by_the_same_rules() -> None:
