@@ -58,7 +58,7 @@ mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must noti
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
 truth: $(INSTALLED)  ## hold every real object of ../shared/data against independent readers, field by field
-	@$(BIN)/python -m kfm_dagster_tests.readers.truth
+	@$(BIN)/pytest -q --no-header kfm_dagster_tests/readers/test_truth.py
 
 bench: $(INSTALLED)  ## measure what users have, for two hours, and write docs/performance.md
 	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)

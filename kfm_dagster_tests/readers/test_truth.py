@@ -1,9 +1,9 @@
-"""`make truth`: the table of real objects, and that it says what differs."""
+"""`make truth`: real objects against independent readers, with the figures of each family."""
 
 from __future__ import annotations
 
-import json
-import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.isd import FIRST_BYTES
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
-from kfm_dagster_tests.readers.truth.__main__ import main
 from kfm_dagster_tests.readers.truth.comparison import (
+    DEGREES,
     FAMILIES,
+    SECONDS,
+    Outcome,
     RealObject,
     degrees,
     hold,
@@ -68,14 +70,28 @@ def test_every_path_of_the_reference_is_compared_or_no_object(shared_data: Path,
     ],
 )  # fmt: skip
 def test_every_field_of_every_real_object_equals_the_independent_reader(
-    families: str, objects: int, fields: int, requests: int, shared_data: Path, reference: dict[str, Any]
-) -> None:
+    families: str, objects: int, fields: int, requests: int, shared_data: Path, reference: dict[str, Any],
+    figure: Callable[[str], None],
+) -> None:  # fmt: skip
     outcomes = [hold(real) for real in real_objects(shared_data, reference, *families.split())]
+    for family in families.split():
+        figure(f"{family}: {figures_of([one for one in outcomes if one.real.family == family])}")
     assert len(outcomes) >= objects
     for outcome in outcomes:
         assert outcome.differing == [], outcome.real.path
         assert len(outcome.compared) >= (1 if outcome.refused else fields), outcome.real.path
         assert len(outcome.source.requests) <= requests, outcome.real.path
+
+
+def figures_of(outcomes: list[Outcome]) -> str:
+    """Return the equal fields of a family, the largest differences of its boxes and times, and its requests."""
+    compared, differing = (sum(len(getattr(one, name)) for one in outcomes) for name in ("compared", "differing"))
+    box, time = (max((one.largest(unit) or 0.0 for one in outcomes), default=0.0) for unit in (DEGREES, SECONDS))
+    requests = max((len(one.source.requests) for one in outcomes), default=0)
+    return (
+        f"{len(outcomes)} objects, {sum(one.refused for one in outcomes)} refused, {compared - differing} of "
+        f"{compared} fields equal, within {box:.4f} degrees and {time:.3f} s, at most {requests} requests"
+    )
 
 
 @pytest.mark.clause("OPR-06", "OPR-14")
@@ -111,57 +127,13 @@ def test_a_real_object_that_is_cut_is_never_ok(family: str, shared_data: Path, r
             assert found_in(real, content[:place]), (real.path, place)
 
 
-@pytest.fixture
-def folder(shared_data: Path, reference: dict[str, Any], tmp_path: Path) -> Path:
-    """A data folder of two small objects, one of which is to be refused, and one of a family that nobody compares."""
-    paths = [path for path, entry in reference.items() if entry["family"] in {"oisst", "cdr-seaice", "messages"}]
-    for path in paths:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(shared_data / path, tmp_path / path)
-    (tmp_path / "reference.json").write_text(json.dumps({path: reference[path] for path in paths}))
-    return tmp_path
-
-
-def test_the_table_has_a_row_for_each_object_and_ends_with_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(folder) == 0
-    out = capsys.readouterr().out
-    row, family = (line.split() for line in out.splitlines() if "oisst" in line)
-    equal, compared = row[2].split("/")
-    assert row[1:2] + row[3:] == ["netcdf-grid", "0.0000", "0.000", "1", "65,536"]
-    assert equal == compared
-    assert family == ["oisst", "netcdf-grid", "1", "0", compared, equal, "0.0000", "0.000"]
-    [refused] = [line.split() for line in out.splitlines() if line.split()[:1] == ["cdr-seaice"]]
-    assert refused[2:] == ["1", "1", "1", "1"]
-    assert "2 objects, " in out
-    assert "not compared: 7 what SNS and SQS send" in out
-
-
-@pytest.mark.parametrize("what", ["attribute", "time", "refusal", "no object", "unknown"])
-def test_what_differs_is_named_and_the_exit_code_is_1(
-    what: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = folder / "reference.json"
-    reference = json.loads(file.read_text())
-    path = next(path for path, entry in reference.items() if entry["family"] == "oisst")
-    answers = reference[path]["reference"]
-    if what == "attribute":
-        answers["sst"]["scale_factor"] = 0.1
-    elif what == "time":
-        answers["time"] = "2022-09-13 13:00:00"
-    elif what == "refusal":
-        (folder / path).write_bytes((folder / path).read_bytes()[:-1])
-    elif what == "unknown":
-        reference["objects/somewhere/else"] = {"family": "else", "reference": {}}
-    else:
-        reference = {}
-    file.write_text(json.dumps(reference))
-    assert main(folder) == 1
-    out = capsys.readouterr().out
-    said = {
-        "attribute": "sst.scale_factor: 0.00",
-        "time": "datetime: ",
-        "refusal": "refused: ",
-        "no object": "0 objects",
-        "unknown": "objects/somewhere/else: not compared, and nobody says why",
-    }
-    assert said[what] in out
+def test_what_differs_is_named(shared_data: Path, reference: dict[str, Any]) -> None:
+    [real] = real_objects(shared_data, reference, "oisst")
+    expected = real.expected
+    for changed, named in (
+        (replace(real, expected={**expected, "sst": {**expected["sst"], "scale_factor": 0.1}}), "sst.scale_factor: 0."),
+        (replace(real, expected={**expected, "time": "2022-09-13 13:00:00"}), "datetime: "),
+        (replace(real, content=real.content[:-1]), "refused: "),
+    ):
+        assert any(named in text for text in hold(changed).differing), named
+    assert why_not_compared("objects/somewhere/else", {"family": "else"}) is None

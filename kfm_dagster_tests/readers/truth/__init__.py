@@ -1,13 +1,11 @@
 """Real objects as our readers see them, held against the answers of independent readers (reference.json).
 
-A family of objects is compared by one function in a module here, which `@compares` registers; the table of
-`python -m kfm_dagster_tests.readers.truth` and the readers' tests run the same functions. Does not belong here: bytes
-that are no real object's.
+A family of objects is compared by one function in a module here, which `@compares` registers. Does not belong here:
+bytes that are no real object's.
 """
 
 from importlib import import_module
 from pkgutil import iter_modules
 
 for _module in iter_modules(__path__, f"{__name__}."):
-    if not _module.name.endswith("__main__"):
-        import_module(_module.name)
+    import_module(_module.name)
