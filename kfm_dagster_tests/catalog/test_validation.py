@@ -1,4 +1,4 @@
-"""What the validators refuse, and that they fetch nothing."""
+"""What the validators refuse, that they fetch nothing, and what a Collection says when there is too much to list."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import jsonschema_rs
 import pytest
 
 from kfm_dagster.catalog import validation
+from kfm_dagster.catalog.documents import MAX_SUMMARY_VALUES, collection_document
+from kfm_dagster.catalog.index import Extent
 from kfm_dagster.catalog.validation import MAX_REASONS, REASON_LIMIT, validate_document, validate_item
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
@@ -83,3 +85,25 @@ def test_what_is_no_stac_document_is_refused_and_no_schema_is_fetched(item: dict
     # A prefix of an unknown dataset needs no code.
     item["properties"] |= {"buoy:station": "46042", "buoy:depths": [1.0, 2.5]}
     assert validate_item(item) == []
+
+
+EXTENT = Extent(bbox=(-120.0, 10.0, -60.0, 50.0), start="2025-12-03T00:00:00Z", end="2025-12-03T01:00:00Z")
+
+
+def test_summaries_are_complete_or_a_range_or_absent(contracts: ContractRegistry) -> None:
+    summaries: dict[str, tuple[list[Any], Any]] = {
+        "listed in order": (["b", "a"], ["a", "b"]),
+        "numbers before text": ([3, "a", 1.5], [1.5, 3, "a"]),
+        "a range": (list(range(MAX_SUMMARY_VALUES + 1)), {"minimum": 0, "maximum": MAX_SUMMARY_VALUES}),
+        "neither listable nor a range": (["x", *range(MAX_SUMMARY_VALUES)], None),
+    }
+    for what, (values, summary) in summaries.items():
+        found = collection_document(
+            contracts["goes-abi"], extent=EXTENT, summaries={"goes:product": values}, years=["2025"]
+        )
+        assert found.get("summaries", {}).get("goes:product") == summary, what
+        assert validate_document(found) == [], what
+    # It declares the extensions of its summaries.
+    orbit = {"sat:orbit_state": ["geostationary"]}
+    declared = collection_document(contracts["goes-abi"], extent=EXTENT, summaries=orbit, years=[])["stac_extensions"]
+    assert declared == ["https://stac-extensions.github.io/sat/v1.2.0/schema.json"]

@@ -19,8 +19,7 @@ from kfm_dagster.readers.hdf5_chunks import StoredValues
 from kfm_dagster_tests.fuzz import trial
 from kfm_dagster_tests.fuzz.campaign import Campaign
 from kfm_dagster_tests.fuzz.libhdf5 import Libhdf5, Question
-from kfm_dagster_tests.fuzz.mutations import SHELLS, Input
-from kfm_dagster_tests.fuzz.seals import seals
+from kfm_dagster_tests.fuzz.mutations import SHELLS, Input, seals
 from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 
 INPUTS = int(os.environ.get("KFM_FUZZ_INPUTS", "80"))

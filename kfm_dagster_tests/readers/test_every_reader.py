@@ -1,0 +1,240 @@
+"""Every reader: samples of a day, cut anywhere, without reference cycles, and for few requests and bytes.
+
+The collector of a run looks rarely (`kfm_dagster/cyclic_gc.py`), so a cycle that held an object's blocks would keep
+them for thousands of units. Does not belong here: what a hostile object may cost (`fuzz/`), and that a whole run makes
+no more requests (`integration/test_requests.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from kfm_dagster.contracts.envelope import CheckStatus
+from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.families import Samples
+from kfm_dagster.demo.samples import gefs, gfs, hrrr, mrms, nbm
+from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
+from kfm_dagster.demo.samples.goes_glm import FILES_A_DAY, goes_glm_samples
+from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
+from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
+from kfm_dagster.demo.samples.nexrad_level3 import nexrad_level3_samples
+from kfm_dagster.demo.samples.oisst import oisst_samples
+from kfm_dagster.operators.integrity_check import integrity_check
+from kfm_dagster.operators.metadata_extract import metadata_extract
+from kfm_dagster.readers.base import READERS, ReadError
+from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
+from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.s3 import Fetched
+from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen, places
+from kfm_dagster_tests.readers.reading import header_of, is_unchecked, outcome, unit_of
+
+DAY = date(2024, 12, 31)
+SAMPLES: dict[str, tuple[Samples, int]] = {
+    "gefs": (gefs.gefs_samples, gefs.OBJECTS_PER_DAY),
+    "gfs": (gfs.gfs_samples, gfs.OBJECTS_PER_DAY),
+    "goes-abi": (goes_abi_samples, 109_296),
+    "goes-glm": (goes_glm_samples, FILES_A_DAY),
+    "hrrr": (hrrr.hrrr_samples, hrrr.OBJECTS_PER_DAY),
+    "mrms": (mrms.mrms_samples, mrms.OBJECTS_PER_DAY),
+    "nbm": (nbm.nbm_samples, nbm.OBJECTS_PER_DAY),
+    "nexrad-l2": (nexrad_level2_samples, (len(sites()) + len(tdwr_sites())) * 86_400),
+    "nexrad-l3": (nexrad_level3_samples, (len(sites()) + len(tdwr_sites())) * 86_400),
+    "ocean": (oisst_samples, 2),
+}
+"""By their dataset, and how many a day has. ISD's are of a year, and a volume's chunks have no most."""
+
+
+@pytest.mark.clause("OPR-14")
+@pytest.mark.parametrize("dataset", [*SAMPLES, "nexrad-l2-chunks"])
+def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, contracts: ContractRegistry) -> None:
+    samples, most = SAMPLES.get(dataset, (nexrad_chunk_samples, 9))
+    drawn = list(samples(DAY, min(most, 40)))
+    assert drawn == list(samples(DAY, min(most, 40)))
+    assert len({key for _, key, _ in drawn}) == len({content for *_, content in drawn}) == min(most, 40)
+    contract, grammar = contracts[dataset], contracts.grammars[dataset]
+    for bucket, key, content in drawn:
+        match = grammar.match(key)
+        assert match is not None, key
+        assert (bucket in contract.storage.buckets, match.start.date()) == (True, DAY), key
+        assert contract.integrity.min_bytes <= len(content) < 150_000
+        found = header_of(contract.metadata_extract.reader, content, key=key, groups=match.groups)
+        assert {code for code, _ in found.findings} <= {"sidecar_missing"}, key
+        named = set(contract.metadata_extract.required) - {"grib:variables"}
+        assert named <= found.properties.keys(), key
+
+
+def test_more_samples_than_a_day_has_keys_are_refused() -> None:
+    for samples, most in SAMPLES.values():
+        with pytest.raises(ValueError, match=r"\d"):
+            next(samples(DAY, most + 1))
+
+
+CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
+PLACES = 40
+"""Structures of a specimen that it is cut at."""
+STREAMS = ("grib2-gzip", "isd")
+
+
+@pytest.mark.clause("OPR-07", "OPR-20", "BEY-04")
+@pytest.mark.parametrize("name", sorted(SUBJECTS.keys() - {"grib2", "grib2-idx"}))
+def test_a_sample_cut_anywhere_is_not_ok(name: str) -> None:
+    subject = SUBJECTS[name]
+    for specimen in subject.samples[:8]:
+        content, groups = specimen.content, specimen.groups
+        size, structures = len(content), places(content)
+        # Tenths, the last bytes, the beginnings of files and blocks, and structures with a byte to either side.
+        ends = {size * tenth // 10 for tenth in range(10)} | {size - away for away in range(1, 10)}
+        ends |= {0, 4, 8, 48, 96, 4096, 1 << 16}
+        ends |= {at + by for at in structures[:: len(structures) // PLACES + 1] for by in (-1, 0, 1)}
+        for end in sorted(end for end in ends if 0 <= end < size):
+            found = outcome(header_of, subject.reader, content[:end], key=specimen.key, groups=groups)
+            if subject.is_hdf5 or name in STREAMS:
+                assert found is MetadataIssue.TRUNCATED_OBJECT, (specimen.key, end, found)
+            else:
+                assert is_unchecked(found) or found in CUT, (specimen.key, end, found)
+
+
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    # What other tests have loaded is not looked at again and again.
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def read(reader: str, specimen: Specimen, content: bytes) -> None:
+    """Read an object whose result nobody keeps; a refusal is a result, too."""
+    with suppress(ReadError):
+        header_of(reader, content, key=specimen.key, groups=specimen.groups, index=specimen.index)
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("part", [1.0, 0.5], ids=["whole", "cut"])
+def test_what_a_reader_has_read_goes_with_it(name: str, part: float) -> None:
+    subject = SUBJECTS[name]
+    for specimen in subject.samples:
+        content = specimen.content[: int(len(specimen.content) * part)]
+        # Once for what is cached for good.
+        read(subject.reader, specimen, content)
+        gc.collect()
+        read(subject.reader, specimen, content)
+        assert gc.collect() == 0, specimen.key
+
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "datasets.md"
+
+
+class Most(NamedTuple):
+    """Requests at most, and bytes at most of an object of so many."""
+
+    requests: int
+    read_bytes: Callable[[int], float]
+
+
+def front(size: int) -> float:
+    """64 KiB, or 2 % of a large object."""
+    return max(64 * KIB, 0.02 * size)
+
+
+MOST = {
+    "goes-abi": Most(3, lambda _: 320 * KIB),
+    "goes-glm": Most(2, lambda _: 320 * KIB),
+    "ocean": Most(1, front),
+    # The first LDM record has up to 270 KB, and is read in blocks of 128 KiB; the end brings 256 KiB. Gzipped: whole.
+    "nexrad-l2": Most(4, lambda size: max(front(size) + (256 + 3 * 128) * KIB, min(size, 8 * MIB))),
+    # Read whole: a chunk is one record, a product one message, and the last two are streams that only their end proves.
+    "nexrad-l2-chunks": Most(1, lambda size: size),
+    "nexrad-l3": Most(1, lambda size: size),
+    "mrms": Most(2, lambda size: size),
+    "surface-obs": Most(2, lambda size: size),
+    # Beginning, index, and the last message whole (`grib2.LAST_MESSAGE_BYTES`): two requests more would cost more time
+    # than its bytes. Without an index each message's beginning is read, which is what `completeness_unchecked` bounds.
+    "hrrr": Most(3, lambda size: front(size) + 2 * MIB),
+    "gfs": Most(3, lambda size: front(size) + 2 * MIB),
+    "gefs": Most(3, lambda size: front(size) + 2 * MIB),
+    "nbm": Most(3, lambda size: front(size) + 2 * MIB),
+}
+
+
+class CountedBucket:
+    """Objects by key, and how many requests were made for how many bytes."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        self._objects = objects
+        self.requests = 0
+        self.read_bytes = 0
+
+    def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
+        self.requests += 1
+        if path not in self._objects:
+            raise FileNotFoundError(path)
+        start, stop = (options or {}).get("range", (0, 0))
+        found = self._objects[path][start:stop]
+        self.read_bytes += len(found)
+        meta = {"size": len(self._objects[path]), "e_tag": '"e"', "last_modified": datetime(2025, 12, 4, tzinfo=UTC)}
+        return Fetched(meta=meta, attributes={}, content=found)
+
+
+def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
+    """Look at an object as the chain's two operators do, with what the first hands on to the second."""
+    contract, grammar = CONTRACTS[specimen.dataset], CONTRACTS.grammars[specimen.dataset]
+    index = {} if specimen.index is None else {specimen.key + INDEX: specimen.index}
+    bucket = CountedBucket({specimen.key: specimen.content, **index})
+    objects = ObjectStores()
+    cast("Any", objects)._store = lambda *_: bucket
+    described = {"object_version": "e", "object_size": len(specimen.content)}
+    unit = unit_of(specimen.dataset, specimen.key, bucket=contract.storage.buckets[0], **described)
+    handle = objects.open(contract, unit.object_uri)
+    first_bytes = READERS[contract.metadata_extract.reader].first_bytes
+    checked = integrity_check(unit, contract=contract, handle=handle, first_bytes=first_bytes)
+    size, etag = checked.actual_size_bytes, checked.actual_etag
+    found = metadata_extract(
+        unit.evolve(integrity=checked),
+        contract=contract,
+        grammar=grammar,
+        source=objects.open(contract, unit.object_uri, size=size, etag=etag, first=handle.first),
+        open_sidecar=lambda suffix: objects.open_sidecar(contract, unit.object_uri, suffix),
+        readers=READERS,
+    )
+    return found.status, bucket
+
+
+def indexed(specimen: Specimen) -> bool:
+    """Whether a model's object has its index: without one its messages are walked."""
+    return specimen.dataset not in {"hrrr", "gfs", "gefs", "nbm"} or specimen.index is not None
+
+
+def test_the_page_has_the_requests_of_every_dataset() -> None:
+    rows = re.findall(r"(?m)^\| (`[^|]+`) \| (\d) \| ", PAGE.read_text(encoding="utf-8"))
+    stated = {name: int(requests) for names, requests in rows for name in re.findall(r"[a-z0-9-]+", names)}
+    assert stated == {name: most.requests for name, most in MOST.items()}
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize(
+    "subject", [subject for subject in SUBJECTS.values() if not subject.of_index], ids=lambda s: s.reader
+)
+def test_an_object_costs_few_requests_and_bytes(subject: Any) -> None:
+    seen = []
+    for specimen in filter(indexed, subject.specimens):
+        status, bucket = costs(specimen)
+        most = MOST[specimen.dataset]
+        cost = f"{specimen.key}, {len(specimen.content)} bytes: {bucket.requests} requests, {bucket.read_bytes} bytes"
+        assert bucket.requests <= most.requests, cost
+        assert bucket.read_bytes <= most.read_bytes(len(specimen.content)), cost
+        seen.append(status)
+    assert CheckStatus.OK in seen
