@@ -58,123 +58,98 @@ def of_days(first: str, last: str | None) -> dict[str, Any]:
     return {"event_time": {}, "days": {"first": first, "last": last}}
 
 
-PROD = {"env": "prod", "labels": {"incident_id": "INC-1"}}
-TRIPPED: dict[str, tuple[Selection, Environment, Guard, str]] = {
-    # name: selection, where, which guard, what it observed
-    "another environment": (selection(env="prod"), Environment.DEV, Guard.ENVIRONMENT, "metadata.env prod"),
-    "no dataset": (without(datasets=0), Environment.DEV, Guard.SCOPE, "no dataset"),
-    "no time": (without(event_time=0), Environment.DEV, Guard.SCOPE, "no time"),
-    "no status": (without(status=0), Environment.DEV, Guard.SCOPE, "no status"),
-    "nothing": (without(datasets=0, event_time=0, status=0), Environment.DEV, Guard.SCOPE, "no dataset, no time"),
-    "everything in prod": (
-        selection(filters={"datasets": ["*"]}, **PROD), Environment.PROD, Guard.GLOBAL_SCOPE, 'datasets "*"',
-    ),
-    "an open end in prod": (
-        selection(filters={"event_time": {"start": WINDOW["start"]}}, **PROD),
-        Environment.PROD, Guard.WINDOW, "an open end",
-    ),
-    "a long time in prod": (
-        selection(filters={"event_time": {"start": "2025-10-01T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
-        Environment.PROD, Guard.WINDOW, "64 days",
-    ),
-    "many days in prod": (
-        selection(filters=of_days("2025-11-03", "2025-12-04"), **PROD), Environment.PROD, Guard.WINDOW, "32 days",
-    ),
-    "an open day in prod": (
-        selection(filters=of_days("2025-11-03", None), **PROD), Environment.PROD, Guard.WINDOW, "an open end",
-    ),
-    "more records of days than allowed": (
-        selection(filters=of_days("2025-12-03", "2025-12-03"), limits={"max_records": 100_001}, **PROD),
-        Environment.PROD, Guard.MAX_SELECTION_RECORDS, "100001",
-    ),
-    "more records of open days than allowed": (
-        selection(filters=of_days("2025-12-03", None), limits={"max_records": 50_001}),
-        Environment.DEV, Guard.MAX_SELECTION_RECORDS, "50001",
-    ),
-    "more records than allowed": (
-        selection(limits={"max_records": 50_001}), Environment.DEV, Guard.MAX_SELECTION_RECORDS, "50001",
-    ),
-    "more records than prod allows": (
-        selection(limits={"max_records": 5_001}, **PROD), Environment.PROD, Guard.MAX_SELECTION_RECORDS, "5001",
-    ),
-    "large batches": (selection(limits={"batch_size": 1_001}), Environment.DEV, Guard.MAX_BATCH_SIZE, "1001"),
-    "large batches in prod": (
-        selection(limits={"batch_size": 501}, **PROD), Environment.PROD, Guard.MAX_BATCH_SIZE, "501",
-    ),
-    "many batches": (selection(limits={"max_batches": 1_001}), Environment.DEV, Guard.MAX_BATCHES, "1001"),
-    "fast records": (selection(options={"records_per_second": 1_001}), Environment.DEV, Guard.RATE, "1001"),
-    "fast records in prod": (
-        selection(options={"records_per_second": 101}, **PROD), Environment.PROD, Guard.RATE, "101",
-    ),
-    "fast batches": (selection(options={"batches_per_minute": 121}), Environment.DEV, Guard.RATE, "121"),
-    "fast batches beside records as fast as allowed": (
-        selection(options={"records_per_second": 1_000, "batches_per_minute": 121}), Environment.DEV, Guard.RATE, "121",
-    ),
-    "a repair that is not allowed": (
-        repair("succeeded", options={"allow_repair_and_replace": False, "approval": "CHG-1"}),
-        Environment.DEV, Guard.APPROVAL, "no options.allow_repair_and_replace",
-    ),
-    "a repair that nobody approved": (repair("succeeded"), Environment.DEV, Guard.APPROVAL, "no approval reference"),
-    "a downgrade that nobody approved": (
-        selection(options={"allow_downgrade": True}), Environment.DEV, Guard.APPROVAL, "no approval reference",
-    ),
-    "no reference in prod": (selection(env="prod"), Environment.PROD, Guard.CHANGE_REFERENCE, "none"),
+def in_prod(**changes: Any) -> Selection:
+    """The bench's selection as prod takes it."""
+    return selection(env="prod", labels={"incident_id": "INC-1"}, **changes)
+
+
+def since(start: str, **more: str) -> dict[str, Any]:
+    """The filters of a selection by the time of its events."""
+    return {"event_time": {"start": start, **more}}
+
+
+END = {"end": WINDOW["end"]}
+ONE_UNIT = {"wal_ids": ["00000000-0000-8000-8000-000000000000"]}
+NO_REPAIR = {"allow_repair_and_replace": False, "approval": "CHG-1"}
+FAST_RECORDS = {"records_per_second": 1_000, "batches_per_minute": 121}
+TRIPPED: dict[Environment, dict[str, tuple[Selection, Guard, str]]] = {
+    # where, name: selection, which guard, what it observed
+    Environment.DEV: {
+        "another environment": (selection(env="prod"), Guard.ENVIRONMENT, "metadata.env prod"),
+        "no dataset": (without(datasets=0), Guard.SCOPE, "no dataset"),
+        "no time": (without(event_time=0), Guard.SCOPE, "no time"),
+        "no status": (without(status=0), Guard.SCOPE, "no status"),
+        "nothing": (without(datasets=0, event_time=0, status=0), Guard.SCOPE, "no dataset, no time"),
+        "many records": (selection(limits={"max_records": 50_001}), Guard.MAX_SELECTION_RECORDS, "50001"),
+        "many records of open days": (
+            selection(filters=of_days("2025-12-03", None), limits={"max_records": 50_001}),
+            Guard.MAX_SELECTION_RECORDS, "50001",
+        ),
+        "large batches": (selection(limits={"batch_size": 1_001}), Guard.MAX_BATCH_SIZE, "1001"),
+        "many batches": (selection(limits={"max_batches": 1_001}), Guard.MAX_BATCHES, "1001"),
+        "fast records": (selection(options={"records_per_second": 1_001}), Guard.RATE, "1001"),
+        "fast batches": (selection(options={"batches_per_minute": 121}), Guard.RATE, "121"),
+        "fast batches beside records as fast as allowed": (selection(options=FAST_RECORDS), Guard.RATE, "121"),
+        "no allowed repair": (repair(options=NO_REPAIR), Guard.APPROVAL, "no options.allow_repair_and_replace"),
+        "a repair that nobody approved": (repair(), Guard.APPROVAL, "no approval reference"),
+        "a downgrade that nobody approved": (
+            selection(options={"allow_downgrade": True}), Guard.APPROVAL, "no approval reference",
+        ),
+    },
+    Environment.PROD: {
+        "everything": (in_prod(filters={"datasets": ["*"]}), Guard.GLOBAL_SCOPE, 'datasets "*"'),
+        "an open end": (in_prod(filters=since(WINDOW["start"])), Guard.WINDOW, "an open end"),
+        "a long time": (in_prod(filters=since("2025-10-01T00:00:00Z", **END)), Guard.WINDOW, "64 days"),
+        "many days": (in_prod(filters=of_days("2025-11-03", "2025-12-04")), Guard.WINDOW, "32 days"),
+        "an open day": (in_prod(filters=of_days("2025-11-03", None)), Guard.WINDOW, "an open end"),
+        "many records": (in_prod(limits={"max_records": 5_001}), Guard.MAX_SELECTION_RECORDS, "5001"),
+        "many records of days": (
+            in_prod(filters=of_days("2025-12-03", "2025-12-03"), limits={"max_records": 100_001}),
+            Guard.MAX_SELECTION_RECORDS, "100001",
+        ),
+        "large batches": (in_prod(limits={"batch_size": 501}), Guard.MAX_BATCH_SIZE, "501"),
+        "fast records": (in_prod(options={"records_per_second": 101}), Guard.RATE, "101"),
+        "no reference": (selection(env="prod"), Guard.CHANGE_REFERENCE, "none"),
+    },
 }  # fmt: skip
-ALLOWED: dict[str, tuple[Selection, Environment]] = {
-    "as long a time as prod allows": (
-        selection(filters={"event_time": {"start": "2025-11-03T00:00:00Z", "end": WINDOW["end"]}}, **PROD),
-        Environment.PROD,
-    ),
-    "units by name, whatever time is open": (
-        selection(
-            filters={"event_time": {"start": WINDOW["start"]}, "wal_ids": ["00000000-0000-8000-8000-000000000000"]},
-            **PROD,
+MOST_OF_DAYS = {"filters": of_days("2025-11-03", "2025-12-03"), "limits": {"max_records": 100_000, "max_batches": 200}}
+ALLOWED: dict[Environment, dict[str, Selection]] = {
+    Environment.DEV: {
+        "as many records": selection(limits={"max_records": 50_000}),
+        "as large batches": selection(limits={"batch_size": 1_000}),
+        "as many batches": selection(limits={"max_batches": 1_000}),
+        "as fast records": selection(options={"records_per_second": 1_000}),
+        "as fast batches": selection(options={"batches_per_minute": 120}),
+    },
+    Environment.PROD: {
+        "as long a time": in_prod(filters=since("2025-11-03T00:00:00Z", **END)),
+        "units by name, whatever time is open": in_prod(filters=since(WINDOW["start"]) | ONE_UNIT),
+        "an open end within days of their making": in_prod(
+            filters=since(WINDOW["start"]) | {"created": {"after": WINDOW["start"], "before": WINDOW["end"]}}
         ),
-        Environment.PROD,
-    ),
-    "an open end within days of their making": (
-        selection(
-            filters={
-                "event_time": {"start": WINDOW["start"]},
-                "created": {"after": WINDOW["start"], "before": WINDOW["end"]},
-            },
-            **PROD,
-        ),
-        Environment.PROD,
-    ),
-    "as many days as prod allows, with as many records in as many batches": (
-        selection(
-            filters=of_days("2025-11-03", "2025-12-03"), limits={"max_records": 100_000, "max_batches": 200}, **PROD
-        ),
-        Environment.PROD,
-    ),
-    "as many records": (selection(limits={"max_records": 50_000}), Environment.DEV),
-    "as large batches": (selection(limits={"batch_size": 1_000}), Environment.DEV),
-    "as many batches": (selection(limits={"max_batches": 1_000}), Environment.DEV),
-    "as fast records": (selection(options={"records_per_second": 1_000}), Environment.DEV),
-    "as fast batches": (selection(options={"batches_per_minute": 120}), Environment.DEV),
+        "as many days, with as many records in as many batches": in_prod(**MOST_OF_DAYS),
+    },
 }
 
 
 @pytest.mark.clause("RPL-03", "RPL-07")
-@pytest.mark.parametrize("env", [Environment.DEV, Environment.PROD])
+@pytest.mark.parametrize("env", TRIPPED)
 def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path: Path) -> None:
     stand = open_stand(tmp_path / "home", "", env=env)
     stand.bring("failed", 2)
     before = every_row(stand.pipeline.database)
-    for name, (wanted, where, guard, observed) in TRIPPED.items():
-        if where is env:
-            with pytest.raises(GuardError) as refused:
-                stand.engine.start(wanted, NOBODY_ASKED)
-            found = {refusal.guard: refusal for refusal in refused.value.refusals}
-            assert observed in str(found[guard].observed), name
-            assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)
+    for name, (wanted, guard, observed) in TRIPPED[env].items():
+        with pytest.raises(GuardError) as refused:
+            stand.engine.start(wanted, NOBODY_ASKED)
+        found = {refusal.guard: refusal for refusal in refused.value.refusals}
+        assert observed in str(found[guard].observed), name
+        assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)
     assert every_row(stand.pipeline.database) == before
     # Up to the last one that its limit allows, it lets a selection through.
-    for name, (wanted, where) in ALLOWED.items():
-        assert where is not env or stand.engine.plan(wanted).refusals == (), name
+    for name, allowed in ALLOWED[env].items():
+        assert stand.engine.plan(allowed).refusals == (), name
     stand.pipeline.close()
-    tripped = {guard for _, _, guard, _ in TRIPPED.values()}
+    tripped = {guard for cases in TRIPPED.values() for _, guard, _ in cases.values()}
     assert tripped | {Guard.KILL_SWITCH, Guard.DOWNGRADE} == set(Guard)
 
 
@@ -325,9 +300,7 @@ PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
     "just before that": (traffic(age=STOP - 1), None),
     "few batches of the dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset - 1), None),
     "many batches of the dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset), HoldReason.IN_FLIGHT),
-    "as many of another dataset": (
-        traffic(in_flight=STRICT.batches_in_flight_per_dataset, dataset="hrrr"), None,
-    ),
+    "as many of another dataset": (traffic(in_flight=STRICT.batches_in_flight_per_dataset, dataset="hrrr"), None),
     "many batches of others": (traffic(in_flight=STRICT.batches_in_flight, dataset="hrrr"), HoldReason.IN_FLIGHT),
     "500 records 4 s ago at 100 a second": (traffic(recent=[(4, 500)]), HoldReason.RATE),
     "500 records 5 s ago": (traffic(recent=[(5, 500)]), None),
