@@ -90,11 +90,7 @@ def running(
             feed.deliver(item)
         # Before the deployment, so that its processes find the database migrated.
         database = Database.open(f"sqlite:///{home / 'kfm.db'}")
-        environment = {
-            **cloud.environment(),
-            **DEMO_ENVIRONMENT,
-            "KFM_WAL_DSN": "",
-        }
+        environment = {**cloud.environment(), **DEMO_ENVIRONMENT, "KFM_WAL_DSN": ""}
         with Deployment(home, environment=environment, web_port=free_port()) as deployment:
             yield Running(deployment=deployment, database=database)
         database.dispose()

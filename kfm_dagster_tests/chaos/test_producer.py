@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from fault_injection.producer import Disorder, Producer, disordered
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster_tests.integration.chain import (
-    volumes,
-)
+from kfm_dagster_tests.integration.chain import volumes
 
 SHARES = st.floats(min_value=0, max_value=1)
 DISORDERS = st.builds(

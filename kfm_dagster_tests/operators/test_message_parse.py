@@ -19,12 +19,7 @@ from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.operators.message_parse import (
-    IgnoreReason,
-    ParsedMessage,
-    parse_listed,
-    parse_message,
-)
+from kfm_dagster.operators.message_parse import IgnoreReason, ParsedMessage, parse_listed, parse_message
 from kfm_dagster.storage.objects import ListedObject
 
 REGISTRY = ContractRegistry.load()

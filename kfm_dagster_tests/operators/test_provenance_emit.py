@@ -62,23 +62,3 @@ def test_only_registered_units_get_lineage_and_the_order_stays(
     assert [unit.evolve(provenance=None) for unit in found] == batch
     emitted = {wal_id for _, wal_id in readable(tmp_path / "lineage")}
     assert emitted == {batch[index].wal_id for index in (0, 3, 4)}
-
-
-@pytest.mark.clause("OPR-11")
-def test_a_unit_emitted_earlier_gets_the_same_ids(
-    database: Database, tmp_path: Path, contracts: ContractRegistry
-) -> None:
-    lineage = Lineage(database, str(tmp_path / "lineage"))
-    [first] = emit([registered()], lineage, contracts)
-    [replayed] = emit([registered(attempt=2)], lineage, contracts)
-    assert first.provenance == replayed.provenance
-    assert first.provenance is not None
-    assert first.provenance.activity_id
-    assert first.provenance.openlineage_run_id
-    assert len(first.provenance.entity_ids) == 5
-    assert len(first.provenance.agent_ids) == 3
-
-
-def test_an_empty_batch_writes_nothing(database: Database, tmp_path: Path, contracts: ContractRegistry) -> None:
-    assert emit([], Lineage(database, str(tmp_path / "lineage")), contracts) == []
-    assert not (tmp_path / "lineage").exists()

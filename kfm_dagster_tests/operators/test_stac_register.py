@@ -73,20 +73,6 @@ def test_failed_units_get_no_item_and_suspect_ones_a_visible_mark(
     assert len(trees.item_ids(root)) == 2
 
 
-@pytest.mark.clause("OPR-09")
-def test_the_envelope_says_where_its_item_stands(catalog: Catalog, contracts: ContractRegistry, root: Path) -> None:
-    (first,) = register(catalog, contracts, goes(0))
-    (again,) = register(catalog, contracts, goes(0))
-    assert first.stac is not None
-    assert again.stac is not None
-    assert (first.stac.write_status, again.stac.write_status) == (StacStatus.CREATED, StacStatus.NO_OP)
-    assert first.stac.item_href == f"goes-abi/2025/2025-12-03/{first.stac.item_id}.json"
-    assert first.stac.collection_id == "goes-abi"
-    item = trees.walk(root)[first.stac.item_href]
-    assert item["properties"]["kfm:wal_id"] == first.wal_id
-    assert item["properties"]["kfm:run_state"] == run_state("goes-abi")
-
-
 @pytest.mark.parametrize(
     "envelope",
     [

@@ -25,13 +25,7 @@ from kfm_dagster.path.arrival import (
     path_faults,
 )
 from kfm_dagster.path.beam import BeamPath, Geometry
-from kfm_dagster.path.quantities import (
-    EQUATIONS,
-    QUANTITIES,
-    DimensionalEntry,
-    as_array_quantities,
-    dimensional_report,
-)
+from kfm_dagster.path.quantities import EQUATIONS, QUANTITIES, DimensionalEntry, as_array_quantities, dimensional_report
 from kfm_dagster.path.refractivity import Exponential, PathError
 from kfm_dagster_tests.path.beams import START, TAU, aligned, beam, changed, in_time, rectangles
 
