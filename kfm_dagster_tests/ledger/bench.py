@@ -121,25 +121,20 @@ class Heard(list[dict[str, Any]]):
         super().__init__()
         self.records: list[logging.LogRecord] = []
 
-
-class _Listener(logging.Handler):
-    def __init__(self, found: Heard) -> None:
-        super().__init__()
-        self.found = found
-
-    def emit(self, record: logging.LogRecord) -> None:
+    def handle(self, record: logging.LogRecord) -> None:
         fields = json.loads(record.getMessage())
         # What a formatter finds as attributes is what the line says.
         assert fields.items() <= vars(record).items()
-        self.found.append(fields)
-        self.found.records.append(record)
+        self.append(fields)
+        self.records.append(record)
 
 
 @contextmanager
 def heard() -> Iterator[Heard]:
     """Listen to the ledger's events of every level."""
     found = Heard()
-    logger, listener = logging.getLogger(EVENTS), _Listener(found)
+    logger, listener = logging.getLogger(EVENTS), logging.NullHandler()
+    listener.handle = found.handle
     level = logger.level
     logger.addHandler(listener)
     logger.propagate = False

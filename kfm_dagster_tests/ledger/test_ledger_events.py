@@ -21,7 +21,7 @@ from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, Bench, Heard, expected_event, heard, make_bench
+from kfm_dagster_tests.ledger.bench import JANE, Bench, Clock, Heard, expected_event, heard, make_bench
 from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
@@ -31,15 +31,6 @@ FIELDS = {"event", "wal_id", "dataset", "last_error_code", "attempt", "run_id"}
 
 class TakenBackError(Exception):
     """What a test raises to have a transaction rolled back."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """What stands before, the call, and the events that follow: each with its code and, of a quarantine, why."""
-
-    before: Callable[[Scene], object]
-    act: Callable[[Scene, Transaction], object]
-    expected: tuple[tuple[str, ...], ...]
 
 
 @dataclass
@@ -68,9 +59,6 @@ class Scene:
             self.bench.ledger.requeue([self.unit.wal_id])
             [claim] = self.bench.claim(self.unit)
         return claim
-
-    def settle(self, tx: Transaction, code: str, attempt: int = 1) -> object:
-        return self.bench.ledger.settle([failed(self.unit.evolve(attempt=attempt), code)], run_id=RUN, tx=tx)
 
     def quarantine(self, tx: Transaction) -> object:
         return self.bench.ledger.quarantine([self.unit.wal_id], reason_code="odd", decision=JANE, tx=tx)
@@ -111,124 +99,138 @@ def switched_off(scene: Scene) -> None:
     scene.bench.ledger.switches.engage(scene.unit.dataset, JANE)
 
 
+Before = Callable[[Scene], object]
+Act = Callable[[Scene, Transaction], object]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What stands before, the call, and the events that follow: each with its code and, of a quarantine, why."""
+
+    before: Before
+    act: Act
+    expected: tuple[tuple[str, ...], ...]
+
+
+def way(before: Before, act: Act, *expected: tuple[str, ...]) -> Way:
+    return Way(before, act, expected)
+
+
+def attempted(number: int) -> Before:
+    return lambda scene: scene.claimed(number)
+
+
+def calling(name: str, **arguments: Any) -> Act:
+    """Call the ledger in the transaction of the way."""
+    return lambda scene, tx: getattr(scene.bench.ledger, name)(**arguments, tx=tx)
+
+
+def ending(end: Callable[[Envelope], Envelope], attempt: int = 1) -> Act:
+    """Settle the unit's attempt as it ends."""
+    return lambda scene, tx: scene.bench.ledger.settle([end(scene.unit.evolve(attempt=attempt))], run_id=RUN, tx=tx)
+
+
+def failing(code: str, attempt: int = 1) -> Act:
+    return ending(lambda unit: failed(unit, code), attempt)
+
+
 STRICT = PermanentErrors(codes=["missing_object"], max_attempts=1).model_dump()
+EXHAUSTED, ABSENT = "attempts_exhausted", "missing_object"
+ROLLED_BACK = {"run_id": RUN, "dataset": "nexrad-l2", "because": "token=geheim"}
+RETRY = calling("retry_due", now=Clock.now + timedelta(days=1), limit=9)
 WAYS = {
-    "an attempt fails": Way(
-        Scene.claimed, lambda scene, tx: scene.settle(tx, "missing_object"), (("failed", "missing_object"),)
+    "an attempt fails": way(Scene.claimed, failing(ABSENT), ("failed", ABSENT)),
+    "a chain is not complete": way(
+        Scene.claimed, ending(lambda unit: finished(unit).evolve(provenance=None)), ("failed", "incomplete_chain")
     ),
-    "a chain is not complete": Way(
-        Scene.claimed,
-        lambda scene, tx: scene.bench.ledger.settle(
-            [finished(scene.unit.evolve(attempt=1)).evolve(provenance=None)], run_id=RUN, tx=tx
-        ),
-        (("failed", "incomplete_chain"),),
+    "the last attempt fails": way(
+        attempted(3), failing(TRANSIENT, 3), ("failed", TRANSIENT), ("quarantined", TRANSIENT, EXHAUSTED)
     ),
-    "the last attempt fails": Way(
-        lambda scene: scene.claimed(3),
-        lambda scene, tx: scene.settle(tx, TRANSIENT, 3),
-        (("failed", TRANSIENT), ("quarantined", TRANSIENT, "attempts_exhausted")),
+    "an error is permanent": way(
+        Scene.claimed, failing("size_zero"), ("failed", "size_zero"), ("quarantined", "size_zero", EXHAUSTED)
     ),
-    "an error is permanent": Way(
-        Scene.claimed,
-        lambda scene, tx: scene.settle(tx, "size_zero"),
-        (("failed", "size_zero"), ("quarantined", "size_zero", "attempts_exhausted")),
-    ),
-    "the deadline is over": Way(
+    "the deadline is over": way(
         lambda scene: (scene.under(deadline_seconds=60).claimed(), scene.bench.clock.advance(61)),
-        lambda scene, tx: scene.settle(tx, TRANSIENT),
-        (("failed", TRANSIENT), ("quarantined", TRANSIENT, "deadline_exceeded")),
+        failing(TRANSIENT),
+        ("failed", TRANSIENT),
+        ("quarantined", TRANSIENT, "deadline_exceeded"),
     ),
-    "governance refuses": Way(
+    "governance refuses": way(
         Scene.claimed,
-        lambda scene, tx: scene.settle(tx, "governance_hard_fail"),
-        (("failed", "governance_hard_fail"), ("quarantined", "governance_hard_fail", "the object is not there")),
+        failing("governance_hard_fail"),
+        ("failed", "governance_hard_fail"),
+        ("quarantined", "governance_hard_fail", "the object is not there"),
     ),
-    "a superseded unit fails": Way(
+    "a superseded unit fails": way(
         superseded,
-        lambda scene, tx: scene.settle(tx, "etag_mismatch"),
-        (("failed", "etag_mismatch"), ("quarantined", "etag_mismatch", "superseded")),
+        failing("etag_mismatch"),
+        ("failed", "etag_mismatch"),
+        ("quarantined", "etag_mismatch", "superseded"),
     ),
-    "a newer version is announced": Way(
+    "a newer version is announced": way(
         brought_to("pending"),
         lambda scene, tx: scene.bench.ledger.ensure([scene.newer], tx=tx),
-        (("quarantined", "superseded", "superseded"),),
+        ("quarantined", "superseded", "superseded"),
     ),
-    "a version is announced late": Way(
+    "a version is announced late": way(
         lambda scene: scene.bench.ledger.ensure([scene.newer]),
         lambda scene, tx: scene.bench.ledger.ensure([scene.unit], tx=tx),
-        (("quarantined", "stale_event", "stale_event"),),
+        ("quarantined", "stale_event", "stale_event"),
     ),
-    "a run is lost": Way(
-        Scene.claimed,
-        lambda scene, tx: scene.bench.ledger.release_lost(run_ids=[RUN], tx=tx),
-        (("failed", "worker_lost"), ("recovered", "worker_lost")),
+    "a run is lost": way(
+        Scene.claimed, calling("release_lost", run_ids=[RUN]), ("failed", "worker_lost"), ("recovered", "worker_lost")
     ),
-    "a lease is over": Way(
-        expired,
-        lambda scene, tx: scene.bench.ledger.release_lost(tx=tx),
-        (("failed", "lease_expired"), ("recovered", "lease_expired")),
+    "a lease is over": way(
+        expired, calling("release_lost"), ("failed", "lease_expired"), ("recovered", "lease_expired")
     ),
-    "the lease of the last attempt is over": Way(
+    "the lease of the last attempt is over": way(
         lambda scene: expired(scene, 3),
-        lambda scene, tx: scene.bench.ledger.release_lost(tx=tx),
-        (("failed", "lease_expired"), ("quarantined", "lease_expired", "attempts_exhausted")),
+        calling("release_lost"),
+        ("failed", "lease_expired"),
+        ("quarantined", "lease_expired", EXHAUSTED),
     ),
-    "a lease is over where the kill switch is on": Way(
-        switched_off, lambda scene, tx: scene.bench.ledger.release_lost(tx=tx), (("failed", "lease_expired"),)
+    "a lease is over where the kill switch is on": way(
+        switched_off, calling("release_lost"), ("failed", "lease_expired")
     ),
-    "a run is rolled back": Way(
+    "a run is rolled back": way(
         Scene.claimed,
-        lambda scene, tx: scene.bench.ledger.release_rolled_back(
-            run_id=RUN, dataset=scene.unit.dataset, because="token=geheim", tx=tx
-        ),
-        (("failed", "run_rolled_back"), ("recovered", "run_rolled_back")),
+        calling("release_rolled_back", **ROLLED_BACK),
+        ("failed", "run_rolled_back"),
+        ("recovered", "run_rolled_back"),
     ),
-    "a run is rolled back by what no attempt cures": Way(
+    "a run is rolled back by what no attempt cures": way(
         Scene.claimed,
-        lambda scene, tx: scene.bench.ledger.release_rolled_back(
-            run_id=RUN,
-            dataset=scene.unit.dataset,
-            because="token=geheim",
-            not_compensable=[scene.unit.wal_id],
-            tx=tx,
-        ),
-        (("failed", "run_rolled_back"), ("quarantined", "run_rolled_back", "not_compensable")),
+        lambda scene, tx: calling("release_rolled_back", **ROLLED_BACK, not_compensable=[scene.unit.wal_id])(scene, tx),
+        ("failed", "run_rolled_back"),
+        ("quarantined", "run_rolled_back", "not_compensable"),
     ),
-    "a retry is due": Way(
-        brought_to("failed"),
-        lambda scene, tx: scene.bench.ledger.retry_due(now=scene.bench.clock.now + timedelta(days=1), limit=9, tx=tx),
-        (("recovered", "missing_object"),),
-    ),
-    "a retry is due that the contract grants no more": Way(
+    "a retry is due": way(brought_to("failed"), RETRY, ("recovered", ABSENT)),
+    "a retry is due that the contract grants no more": way(
         lambda scene: (scene.bench.bring_to("failed", scene.unit), scene.under(permanent=STRICT)),
-        lambda scene, tx: scene.bench.ledger.retry_due(now=scene.bench.clock.now + timedelta(days=1), limit=9, tx=tx),
-        (("quarantined", "missing_object", "attempts_exhausted"),),
+        RETRY,
+        ("quarantined", ABSENT, EXHAUSTED),
     ),
-    "a redelivery or a replay": Way(
+    "a redelivery or a replay": way(
         brought_to("failed"),
         lambda scene, tx: scene.bench.ledger.requeue([scene.unit.wal_id], reason="incident", run_id="replay", tx=tx),
-        (("recovered", "missing_object"),),
+        ("recovered", ABSENT),
     ),
-    "a person quarantines what waits": Way(
-        brought_to("pending"), Scene.quarantine, (("quarantined", "odd", JANE.reason),)
+    "a person quarantines what waits": way(
+        brought_to("pending"), Scene.quarantine, ("quarantined", "odd", JANE.reason)
     ),
-    "a person quarantines what failed": Way(
-        brought_to("failed"), Scene.quarantine, (("quarantined", "missing_object", JANE.reason),)
+    "a person quarantines what failed": way(
+        brought_to("failed"), Scene.quarantine, ("quarantined", ABSENT, JANE.reason)
     ),
-    "a person releases": Way(
+    "a person releases": way(
         brought_to("quarantined"),
         lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
-        (("recovered", "test"),),
+        ("recovered", "test"),
     ),
     # Nothing had failed: a decision, and no recovery.
-    "a person has a success done again": Way(
-        brought_to("succeeded"), lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT), ()
+    "a person has a success done again": way(
+        brought_to("succeeded"), lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT)
     ),
-    "an attempt succeeds": Way(
-        Scene.claimed,
-        lambda scene, tx: scene.bench.ledger.settle([finished(scene.unit.evolve(attempt=1))], run_id=RUN, tx=tx),
-        (("succeeded",),),
-    ),
+    "an attempt succeeds": way(Scene.claimed, ending(finished), ("succeeded",)),
 }
 
 
