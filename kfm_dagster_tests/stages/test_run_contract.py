@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
+from obstore.exceptions import GenericError
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError, StoreAccessError
@@ -19,7 +24,7 @@ from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.card import ErrorClass
-from kfm_dagster.stages.failure import RolledBackError, StageFailedError
+from kfm_dagster.stages.failure import RolledBackError, StageFailedError, may_be_of_a_unit
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.stages.fake_node import NOW, FakeNode, execute
@@ -285,3 +290,28 @@ def test_a_corrupt_artifact_is_refused(runner: StageRunner, tmp_path: Path) -> N
     (tmp_path / "storage" / str(batch.state.artifact_uri)).write_bytes(b"other")
     with pytest.raises(ArtifactError, match="next: run the node again"):
         runner.port.load_output("nexrad-l2.integrity_check", "run")
+
+
+def of_the_database(code: int) -> DBAPIError:
+    original = sqlite3.OperationalError("x")
+    original.sqlite_errorcode = code
+    return DBAPIError("SELECT", {}, original)
+
+
+@pytest.mark.clause("SEC-09")
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OverflowError(), True),
+        (MemoryError(), True),
+        (of_the_database(sqlite3.SQLITE_CONSTRAINT), True),
+        (of_the_database(sqlite3.SQLITE_FULL), False),
+        (OSError(28, "no space"), False),
+        (GenericError("no answer"), False),
+        (EndpointConnectionError(endpoint_url="http://x"), False),
+        (ContractError("wrong"), False),
+    ],
+)
+def test_a_dependency_and_a_refusal_are_no_units_fault(error: Any, *, expected: bool) -> None:
+    assert may_be_of_a_unit(error) is expected
+    assert may_be_of_a_unit(StageFailedError(dataset_id="hrrr.settle", cause=error)) is expected

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError, NoLedgerError, SchemaVersionError
+from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 
@@ -157,3 +158,19 @@ def test_a_part_that_is_taken_back_is_not_done_after_the_commit(database_url: st
         assert done == []
     database.dispose()
     assert done == ["before", "kept"]
+
+
+@pytest.mark.clause("DAG-14")
+@pytest.mark.parametrize(("query", "backends"), [("", 2), ("plugin=kfm_keep", 1)], ids=["plain", "kept"])
+def test_a_url_with_the_plugin_keeps_its_connection(
+    query: str, backends: int, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = f"{empty_postgres_url}{'&' if '?' in empty_postgres_url else '?'}{query}".rstrip("?&")
+    monkeypatch.setenv("KFM_DAGSTER_DSN", joined)
+    engine = sa.create_engine(Settings.load().dagster_dsn, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    pids = set()
+    for _ in range(2):
+        with engine.connect() as connection:
+            pids.add(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+    engine.dispose()
+    assert len(pids) == backends
