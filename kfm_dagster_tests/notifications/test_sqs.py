@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -188,32 +187,11 @@ def delivery(identity: str, *, count: int) -> dict[str, Any]:
     return {"MessageId": identity, "Body": "b", "ReceiptHandle": f"{identity}-{count}", "Attributes": attributes}
 
 
-class Doubling:
-    """A client that delivers one message twice, the later delivery first."""
-
-    def __init__(self) -> None:
-        self._answers = [[delivery("m", count=2)], [delivery("m", count=1)]]
-
-    def get_queue_url(self, **_: Any) -> dict[str, str]:
-        return {"QueueUrl": "url"}
-
-    def receive_message(self, **_: Any) -> dict[str, Any]:
-        return {"Messages": self._answers.pop(0)} if self._answers else {}
-
-
-def test_message_delivered_twice_is_one_message_with_the_later_receipt() -> None:
-    client: Any = Doubling()
-    (received,) = Queue(client, name="q", threads=1).receive(10, budget_seconds=20)
-    assert (received.receipt_handle, received.receive_count) == ("m-2", 2)
-    assert received.sent_at == datetime(2025, 12, 3, 0, 4, 20, 123000, tzinfo=UTC)
-
-
 class Flaky:
-    """A client that answers some calls and then loses its endpoint."""
+    """A client that gives some deliveries, one by one, and then loses its endpoint."""
 
-    def __init__(self, *, good: int) -> None:
-        self._good = good
-        self._lock = threading.Lock()
+    def __init__(self, *deliveries: dict[str, Any]) -> None:
+        self._deliveries = list(deliveries)
         self.urls = 0
 
     def get_queue_url(self, **_: Any) -> dict[str, str]:
@@ -221,11 +199,10 @@ class Flaky:
         return {"QueueUrl": "url"}
 
     def receive_message(self, **_: Any) -> dict[str, Any]:
-        with self._lock:
-            self._good -= 1
-            if self._good < 0:
-                raise EndpointConnectionError(endpoint_url="http://elsewhere")
-            return {"Messages": [delivery(f"m{self._good}", count=1)]}
+        try:
+            return {"Messages": [self._deliveries.pop(0)]}
+        except IndexError:
+            raise EndpointConnectionError(endpoint_url="http://elsewhere") from None
 
     def delete_message_batch(self, **_: Any) -> dict[str, Any]:
         raise ClientError({"Error": {"Code": "RequestThrottled"}}, "DeleteMessageBatch")
@@ -240,8 +217,15 @@ class Flaky:
         }
 
 
+def test_message_delivered_twice_is_one_message_with_the_later_receipt() -> None:
+    client: Any = Flaky(delivery("m", count=2), delivery("m", count=1))
+    (received,) = Queue(client, name="q", threads=1).receive(10, budget_seconds=20)
+    assert (received.receipt_handle, received.receive_count) == ("m-2", 2)
+    assert received.sent_at == datetime(2025, 12, 3, 0, 4, 20, 123000, tzinfo=UTC)
+
+
 def test_messages_received_before_an_error_are_kept() -> None:
-    client: Any = Flaky(good=3)
+    client: Any = Flaky(*(delivery(f"m{number}", count=1) for number in range(3)))
     queue = Queue(client, name="q", threads=2)
     assert len(queue.receive(100, budget_seconds=20)) == 3
     with pytest.raises(QueueUnavailableError):
@@ -250,13 +234,13 @@ def test_messages_received_before_an_error_are_kept() -> None:
 
 
 def test_receipts_of_a_failed_request_are_returned() -> None:
-    client: Any = Flaky(good=0)
+    client: Any = Flaky()
     receipts = [f"r{n}" for n in range(25)]
     assert Queue(client, name="q", threads=2).delete(receipts) == receipts
 
 
 def test_a_refused_entry_and_a_lost_request_are_told_apart_from_what_was_sent() -> None:
-    client: Any = Flaky(good=0)
+    client: Any = Flaky()
     outcomes = Queue(client, name="q", threads=2).send([f"body {n}" for n in range(12)])
     assert [number for number, outcome in enumerate(outcomes) if outcome.message_id] == [0, 1, 2, *range(4, 10)]
     assert outcomes[3] == SendOutcome(refusal="InternalError")

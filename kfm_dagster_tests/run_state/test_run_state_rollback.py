@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from obstore.store import LocalStore
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint, ManifestEntry
-from kfm_dagster.idempotent_node.transaction import IdempotentNodes
-from kfm_dagster.run_state.record import Outcome, ValidationSummary
+from kfm_dagster.idempotent_node.compute_hash import ManifestEntry
+from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RunStateStore
-from kfm_dagster.stages.batch import StageBatch
-from kfm_dagster.stages.card import Card
-from kfm_dagster.stages.gates.verdict import Verdict, of_every_gate
-from kfm_dagster.stages.node import StageNode
-from kfm_dagster.stages.run_contract import StageRunner
-from kfm_dagster.storage.artifacts import Artifacts
-from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster_tests.run_state.conftest import NOW, Place
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.run_state.conftest import Place
+from kfm_dagster_tests.stages.fake_node import FakeNode, execute, stage_runner
 
 ALL = ["gusts", "alarms", "moisture"]
 INPUTS = {"wind": "calm", "soil": "dry"}
@@ -89,50 +82,23 @@ Tables = dict[str, str] | DeltaTables | Branch
 """Where the words stand, by name."""
 
 
-@dataclass
-class Shout(StageNode):
+class Shout(FakeNode):
     """Write the words of one table in capitals into another."""
 
-    tables: Tables
-    reads: str
-    writes: str
-    step: str = "commit"
-    ran: bool = False
-
-    @property
-    def kind(self) -> str:
-        return f"words.{self.writes}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}@2026-01-01"
+    def __init__(self, tables: Tables, reads: str, writes: str) -> None:
+        super().__init__([], kind=f"words.{writes}")
+        self.tables, self.reads, self.writes = tables, reads, writes
 
     def inputs(self) -> Sequence[ManifestEntry]:
         digest = hashlib.sha256(self.tables[self.reads].encode()).hexdigest()
         return [ManifestEntry(uri=f"table:{self.reads}", checksum=digest)]
 
-    def params(self) -> Mapping[str, Any]:
-        return {}
-
-    def context(self) -> Mapping[str, Any]:
-        return {}
-
     def transform(self) -> list[Envelope]:
-        self.ran = True
         self.tables[self.writes] = self.tables[self.reads].upper() + "!"
-        return []
+        return super().transform()
 
     def verify(self, made: list[Envelope], /) -> None:
         assert self.tables[self.writes].endswith("!")
-
-    def apply(self, tx: Transaction, made: list[Envelope], /) -> list[Envelope]:
-        return made
-
-    def gates(self, batch: Sequence[Envelope], *, of: str) -> Sequence[Verdict]:
-        return of_every_gate((), maker=of)
-
-    def summarize(self, batch: Sequence[Envelope]) -> ValidationSummary:
-        return ValidationSummary(checks=1, passed=1, failed=0)
 
 
 @dataclass
@@ -150,23 +116,11 @@ class Platform:
         nodes = [Shout(self.tables, *names) for names in (("wind", "gusts"), ("gusts", "alarms"), ("soil", "moisture"))]
         for node in nodes:
             self.commit(node, run_id)
-        return [node.writes for node in nodes if node.ran]
+        return [node.writes for node in nodes if node.calls]
 
-    def commit(self, node: Shout, run_id: str) -> StageBatch:
-        runner = self.runner()
-        return runner.commit(runner.run(node, run_id=run_id, upstream=None))
-
-    def runner(self) -> StageRunner:
-        return StageRunner(
-            database=self.database,
-            run_states=self.run_states,
-            nodes=IdempotentNodes(self.database, clock=lambda: NOW),
-            artifacts=Artifacts(lambda: LocalStore(self.folder / "storage", mkdir=True)),
-            code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
-            clock=lambda: NOW,
-            card=Card.load().machine,
-            lakefs_branch=self.branch,
-        )
+    def commit(self, node: Shout, run_id: str) -> None:
+        store = LocalStore(self.folder / "storage", mkdir=True)
+        execute(stage_runner(self.database, self.run_states, store, lakefs_branch=self.branch), node, run_id=run_id)
 
     def agree(self) -> bool:
         """Whether every output is what its input gives: no success without its effect."""

@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from obstore.store import ObjectStore
+
 from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
+from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.run_state.record import ValidationSummary
+from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.gates.verdict import Verdict, of_every_gate
 from kfm_dagster.stages.node import StageNode
 from kfm_dagster.stages.run_contract import StageRunner
-from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.artifacts import Artifacts
+from kfm_dagster.storage.database import Database, Transaction
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,3 +108,17 @@ def execute(
     runner: StageRunner, node: FakeNode, *, run_id: str = "run", upstream: StageBatch | None = None
 ) -> StageBatch:
     return runner.commit(runner.run(node, run_id=run_id, upstream=upstream))
+
+
+def stage_runner(database: Database, run_states: RunStateStore, store: ObjectStore, **more: Any) -> StageRunner:
+    """Return a runner under the shipped card whose clock does not move."""
+    return StageRunner(
+        database=database,
+        run_states=run_states,
+        nodes=IdempotentNodes(database, clock=lambda: NOW),
+        artifacts=Artifacts(lambda: store),
+        code=CodeFingerprint(code_sha="c0ffee", lockfile_hash="10cc"),
+        clock=lambda: NOW,
+        card=Card.load().machine,
+        **more,
+    )
