@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.item import Candidate
@@ -18,6 +19,12 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import candidates
 from kfm_dagster_tests.ledger.bench import Clock
+
+ON_A_GROWING_CATALOG = settings(
+    # The catalog of an example is the next one's beginning, which shrinking would take minutes with.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 @pytest.fixture
@@ -52,6 +59,10 @@ def catalog(open_catalog: Callable[[], Catalog]) -> Catalog:
 
 
 Register = Callable[..., list[StacResult]]
+
+
+def codes(results: list[StacResult]) -> list[str | None]:
+    return [result.issues[0].code if result.issues else None for result in results]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import Fence
 from kfm_dagster_tests.catalog import trees
-from kfm_dagster_tests.catalog.conftest import Register
+from kfm_dagster_tests.catalog.conftest import Register, codes
 from kfm_dagster_tests.catalog.envelopes import DAY, goes
 from kfm_dagster_tests.moments import meanwhile
 from kfm_dagster_tests.transactions import own_tx
@@ -42,10 +42,6 @@ def refusing(*units: Envelope, issue: FenceIssue = FenceIssue.CLAIM_LOST, from_c
 def index_rows(database: Database) -> Sequence[Any]:
     with database.snapshot() as tx:
         return tx.connection.exec_driver_sql("SELECT * FROM catalog_items ORDER BY item_id").all()
-
-
-def codes(results: list[StacResult]) -> list[str | None]:
-    return [result.issues[0].code if result.issues else None for result in results]
 
 
 def nothing(_root: Path, _href: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
@@ -18,6 +18,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.outbox import FIRST_PAUSE, LONGEST_PAUSE
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.catalog.test_undo import unit
 from kfm_dagster_tests.ledger.bench import Clock
@@ -81,12 +82,7 @@ def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -
     )
 
 
-@settings(
-    max_examples=25,
-    # The catalog of an example is the next one's beginning, which shrinking would take minutes with.
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(ON_A_GROWING_CATALOG, max_examples=25)
 @given(operations=operations(ways=["well", "refused", "taken, then failed"]))
 def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
     catalog: Catalog,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import boto3
 import pystac
 import pytest
 
@@ -27,6 +26,7 @@ from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.catalog.family_objects import place
 from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.followers.virtual.buckets import put
 
 GRIB_OF_2011 = "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2"
 
@@ -81,12 +81,6 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def put(server: str, bucket: str, key: str, content: bytes) -> None:
-    given = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "x")
-    s3 = boto3.client("s3", endpoint_url=f"http://{server}", region_name="us-east-1", **given)
-    s3.put_object(Bucket=bucket, Key=key, Body=content)
-
-
 @pytest.fixture
 def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> Placed:
     """Put a dataset's objects where their Items say that they are; return the Items."""
@@ -95,7 +89,7 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
         paths = place(tmp_path, shared_data, dataset)
         for file in (file for file in tmp_path.rglob("*") if file.is_file()):
             bucket, key = file.relative_to(tmp_path).as_posix().split("/", 1)
-            put(server, bucket, key, file.read_bytes())
+            put(f"http://{server}", bucket, key, file.read_bytes())
         return [pystac.Item.from_dict(item_of_file(contracts, tmp_path, path)) for path in paths]
 
     return of
@@ -172,7 +166,7 @@ def test_the_winds_share_a_message_and_are_told_apart(
         level = f"{field['level']} {field['typeOfLevel']}"
         lines.append(f"{message}{sub}:{field['offset']}:d=2011011012:{element}:{level}:120 hour fcst:\n")
     (tmp_path / f"{path}.idx").write_text("".join(lines), encoding="ascii")
-    put(server, *path.split("/", 1), content)
+    put(f"http://{server}", *path.split("/", 1), content)
     item = pystac.Item.from_dict(item_of_file(contracts, tmp_path, path))
     names = [name for name in item.assets["data"].extra_fields["grib:layers"] if name[1:4] == "GRD"]
     assert len(names) == 72
@@ -188,7 +182,7 @@ def test_a_key_of_any_characters_is_found(key: str, server: str, contracts: Cont
     import fsspec
 
     content = key.encode()
-    put(server, "noaa-goes19", key, content)
+    put(f"http://{server}", "noaa-goes19", key, content)
     envelope = goes().evolve(object_uri=f"s3://noaa-goes19/{key}")
     (made,) = assets(
         envelope, contract=contracts["goes-abi"], metadata=Metadata(status=CheckStatus.OK), groups={}

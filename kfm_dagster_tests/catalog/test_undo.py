@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
@@ -25,7 +25,7 @@ from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
-from kfm_dagster_tests.catalog.conftest import Write, of_run
+from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write, of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
 from kfm_dagster_tests.moments import dying, full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
@@ -71,12 +71,7 @@ _names = count()
 
 
 @pytest.mark.clause("PCS-03")
-@settings(
-    max_examples=20,
-    # A shrinking example would begin with what the failed one left in the log, and take minutes.
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(ON_A_GROWING_CATALOG, max_examples=20)
 @given(before=st.lists(BATCHES, max_size=3), batches=BATCHES, data=st.data())
 def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_leaves_nothing(
     catalog: Catalog,

@@ -10,7 +10,7 @@ import io
 import random
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache, cached_property
@@ -278,11 +278,17 @@ def _indexed(found: Specimen) -> Specimen:
 
 
 def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_options: Any) -> bytes:
+    return written_again(content, {"libver": libver}, but=_NOT_NEEDED, scales=scales, **axis_options)
+
+
+def written_again(
+    content: bytes, version: Mapping[str, Any], *, but: Sequence[str] = (), scales: bool = False, **axis_options: Any
+) -> bytes:
     """The same headers in another version of the format, without most pixels; `scales`: with dimension scales."""
     buffer = io.BytesIO()
-    with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", libver=libver) as target:
+    with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", **version) as target:
         target.attrs.update(source.attrs)
-        for name in sorted(set(source) - set(_NOT_NEEDED)):
+        for name in sorted(set(source) - set(but)):
             variable = source[name]
             options = axis_options if name in {"x", "y"} else {}
             if variable.ndim >= 2:

@@ -21,6 +21,7 @@ from kfm_dagster.readers.nexrad_chunk import FIRST_BYTES, PROPERTIES
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_messages import MAX_RECORD_BYTES
 from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
+from kfm_dagster_tests.readers import nexrad_bytes
 from kfm_dagster_tests.readers.nexrad_bytes import SITE, START, clock, ldm, message_1, reach_m
 from kfm_dagster_tests.readers.reading import code_of, header_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
@@ -110,28 +111,15 @@ def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_
     assert [header.start for header in found] == [whole_second] * CHUNKS
     assert found[0].end == whole_second < found[1].end < found[2].end < found[3].end == START + DURATION
     site = sites()[SITE]
-    last = {
-        "platform": "wsr-88d",
-        "instruments": ["wsr-88d"],
-        "processing:level": "L2",
-        "nexrad:site": SITE,
-        "nexrad:site-name": "Wichita, KS",
-        "nexrad:latitude": pytest.approx(site.latitude, abs=1e-5),
-        "nexrad:longitude": pytest.approx(site.longitude, abs=1e-5),
-        "nexrad:height-m": round(site.height_m),
-        "nexrad:position-source": "volume data block",
-        "nexrad:message-type": 31,
-        "nexrad:vcp": 212,
-        "nexrad:volume-number": 1,
-        "nexrad:chunks": 4,
-        "nexrad:complete": True,
-        "nexrad:cuts": len(ELEVATIONS),
-    }
+    # What the archive's reader says of all of them, and where this one stands in its volume.
+    volume = nexrad_bytes.read(b"".join(samples.values())).properties
+    last = {name: value for name, value in volume.items() if name in PROPERTIES - {"bands"}}
+    last |= {"nexrad:chunks": 4, "nexrad:complete": True, "nexrad:cuts": len(ELEVATIONS)}
     bands = [header.properties.pop("bands", ()) for header in found]
     assert [[band["name"] for band in each] for each in bands] == [[], list(MOMENTS[:3]), *[list(MOMENTS)] * 2]
     assert found[-1].properties == last
     first = last | {"nexrad:chunks": 1, "nexrad:complete": False, "nexrad:position-source": "site table"}
-    first["nexrad:height-m"] = site.height_m
+    first |= {"nexrad:height-m": site.height_m, "nexrad:latitude": site.latitude, "nexrad:longitude": site.longitude}
     assert found[0].properties == {name: first[name] for name in first.keys() - {"nexrad:cuts", "nexrad:message-type"}}
     assert [header.properties.get("nexrad:cuts") for header in found] == [None, 4, 8, 12]
     assert all(header.findings == () for header in found)

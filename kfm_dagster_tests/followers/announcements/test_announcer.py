@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
@@ -25,6 +25,7 @@ from kfm_dagster.followers.announcements.sending import (
     ReceiverAnswer,
 )
 from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
 from kfm_dagster_tests.catalog.envelopes import goes
 from kfm_dagster_tests.followers.announcements.changes import (
     FAILED,
@@ -410,11 +411,7 @@ MINE = "goes-abi"
 
 
 @pytest.mark.clause("OPR-22")
-@settings(
-    max_examples=60,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # examples share a database
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(ON_A_GROWING_CATALOG, max_examples=60)
 @given(operations=OPERATIONS)
 def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_one_id(
     subscribing: Subscribing, contracts: ContractRegistry, operations: list[tuple[str, Any]]

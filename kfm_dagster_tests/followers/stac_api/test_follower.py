@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
@@ -22,6 +22,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.outbox import LONGEST_PAUSE
+from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.test_following import operations
 from kfm_dagster_tests.catalog.test_undo import unit
@@ -62,12 +63,7 @@ class Recording:
         self.follower.forget(contract)
 
 
-@settings(
-    max_examples=15,
-    # The catalog of an example is the next one's beginning, which shrinking would take minutes with.
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(ON_A_GROWING_CATALOG, max_examples=15)
 @given(operations=OPERATIONS)
 # What came and went before the API had any of the collection.
 @example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
