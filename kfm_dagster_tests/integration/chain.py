@@ -175,10 +175,20 @@ def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
     return report
 
 
+def notify(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -> IntakeReport:
+    """Record one message that announces objects, whether they are stored or not."""
+    return take(pipeline, announce([item.event() for item in items], registry=pipeline.registry, name=name))
+
+
+def notify_each(pipeline: Pipeline, *items: StoredObject) -> IntakeReport:
+    """Record a message of each object, all together."""
+    return take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+
+
 def deliver(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -> IntakeReport:
     """Store objects, and record one message that announces all of them."""
     put(pipeline.settings.object_root, items)
-    return take(pipeline, announce([item.event() for item in items], registry=pipeline.registry, name=name))
+    return notify(pipeline, *items, name=name)
 
 
 def assert_conserved(pipeline: Pipeline) -> None:
@@ -242,6 +252,11 @@ def run_chain(
         seen(batch)
     assert batch is not None
     return batch
+
+
+def run_pending(pipeline: Pipeline, run_id: str, **options: Any) -> StageBatch:
+    """Run the chain over the pending units of DATASET and DAY; the options are those of `run_chain`."""
+    return run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER, **options)
 
 
 def node(

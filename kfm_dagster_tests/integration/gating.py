@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from kfm_dagster.configs import parse
 from kfm_dagster.ingest import nodes
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.stages.card import STATE_MACHINE, Card, StateMachine
+from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE, Card, ReplayPlan, StateMachine
 from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.integration.face import Face
 
@@ -29,11 +29,17 @@ def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCh
 
 def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> None:
     """Let a pipeline obey another card."""
-    text = Card.load().files[STATE_MACHINE].decode()
+    texts = {name: content.decode() for name, content in Card.load().files.items()}
     for before, after in ((old, new), *more):
-        assert before in text
-        text = text.replace(before, after)
-    pipeline.card = pipeline.card.model_copy(update={"machine": parse(text, StateMachine, source="test")})
+        [name] = [name for name in texts if before in texts[name]]
+        texts[name] = texts[name].replace(before, after)
+    pipeline.card = pipeline.card.model_copy(
+        update={
+            "machine": parse(texts[STATE_MACHINE], StateMachine, source=STATE_MACHINE),
+            "replay_plan": parse(texts[REPLAY_PLAN], ReplayPlan, source=REPLAY_PLAN),
+            "files": {name: text.encode() for name, text in texts.items()},
+        }
+    )
     reopened(pipeline, "stages")
 
 
@@ -45,17 +51,23 @@ def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any)
     monkeypatch.setitem(face.pipeline.registry.contracts, "nexrad-l2", changed)
 
 
+def alter_metadata(patch: pytest.MonkeyPatch, of: Callable[[Any], bool], **properties: Any) -> None:
+    """Let the reader give other properties of these units; None leaves a property out."""
+    plain = nodes.metadata_extract
+
+    def otherwise(unit: Any, **parts: Any) -> Any:
+        found = plain(unit, **parts)
+        if not of(unit):
+            return found
+        changed = {**found.stac_properties, **properties}
+        return replace(found, stac_properties={name: value for name, value in changed.items() if value is not None})
+
+    patch.setattr(nodes, "metadata_extract", otherwise)
+
+
 @contextmanager
 def beyond_the_pole(name: str) -> Iterator[None]:
     """Let the site of one volume lie where no latitude is, so that G4 makes its unit leave."""
-    plain = nodes.metadata_extract
-
-    def elsewhere(unit: Any, **parts: Any) -> Any:
-        found = plain(unit, **parts)
-        if not unit.object_uri.endswith(name):
-            return found
-        return replace(found, stac_properties={**found.stac_properties, "nexrad:latitude": 91.0})
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nodes, "metadata_extract", elsewhere)
+        alter_metadata(patch, lambda unit: unit.object_uri.endswith(name), **{"nexrad:latitude": 91.0})
         yield

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DatabaseUnavailableError, QueueUnavailableError
 from kfm_dagster.ingest.node import Heartbeat
-from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse, Source
+from kfm_dagster.ingest.nodes import IntegrityCheck, MessageParse
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.leases import Leases
@@ -35,9 +35,10 @@ from kfm_dagster_tests.integration.chain import (
     assert_conserved,
     good,
     missing,
+    notify_each,
     put,
     raw_message,
-    run_chain,
+    run_pending,
     take,
     volumes,
 )
@@ -60,7 +61,7 @@ def deliver(contracts: ContractRegistry) -> Callable[..., SqsMessage]:
 
 
 def run(pipeline: Pipeline, run_id: str = "run-1") -> None:
-    run_chain(pipeline, "nexrad-l2", PARTITION, run_id, Source.LEDGER)
+    run_pending(pipeline, run_id)
 
 
 def due_retries(pipeline: Pipeline) -> None:
@@ -107,16 +108,13 @@ def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
     assert take(pipeline, deliver(0)).created == 1
     assert take(pipeline, deliver(0, delivery=2)).known == 1
     with pytest.raises(CrashError):
-        run_chain(
-            pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
-            dies_at=Failpoint(operator=MessageParse.operator, point="committed"),
-        )  # fmt: skip
+        run_pending(pipeline, "run-1", dies_at=Failpoint(operator=MessageParse.operator, point="committed"))
     [before] = traces.records(pipeline).values()
     assert (before.status, before.attempts) == (Status.IN_PROGRESS, 1)
 
     report = take(pipeline, deliver(0, delivery=3))
     assert (report.created, report.requeued, report.known, report.work) == (0, 0, 1, frozenset())
-    assert not run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER).envelopes
+    assert not run_pending(pipeline, "run-2").envelopes
     assert list(traces.records(pipeline).values()) == [before]
     assert queue.deleted == []
 
@@ -185,13 +183,13 @@ CLAIMED = Failpoint(operator=MessageParse.operator, point="committed")
 
 
 @pytest.fixture
-def claimed(pipeline: Pipeline, contracts: ContractRegistry) -> Clock:
+def claimed(pipeline: Pipeline) -> Clock:
     """Two units of two messages, claimed by `run-1`; the clock that they were claimed by."""
     items = volumes(2)
     put(pipeline.settings.object_root, items)
-    take(pipeline, *(announce([item.event()], registry=contracts) for item in items))
+    notify_each(pipeline, *items)
     with pytest.raises(CrashError):
-        run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, dies_at=CLAIMED)
+        run_pending(pipeline, "run-1", dies_at=CLAIMED)
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
     return pipeline.clock
 
@@ -251,7 +249,7 @@ def test_every_node_renews_when_it_begins(pipeline: Pipeline, claimed: Clock) ->
         )
         claimed.forward(LEASE - 1)
 
-    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, seen=seen)
+    run_pending(pipeline, "run-1", seen=seen)
     # The first node had succeeded and was skipped; a lease is whole after each of the others.
     assert expires[1:] == [float(LEASE)] * 5
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}

@@ -23,10 +23,7 @@ from kfm_dagster.ingest.discovery import DayListing, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators.message_parse import parse_listed
-from kfm_dagster.recovery.backfill.days import (
-    AdvanceReport,
-    Backfills,
-)
+from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
     BackfillError,
@@ -48,14 +45,13 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DATASET,
     DAY,
-    announce,
     assert_conserved,
     good,
     missing,
     node,
+    notify,
     put,
     step,
-    take,
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
@@ -501,10 +497,10 @@ def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> Non
     """Real objects of two days; one is there already, one fails, one had failed before its object came."""
     items = volumes(5)
     put(objects, items)
-    take(face.pipeline, announce([items[0].event()], registry=face.pipeline.registry))
+    notify(face.pipeline, items[0])
     drain(face, "nodd_ledger")
     (objects / items[1].bucket / items[1].key).unlink()
-    take(face.pipeline, announce([missing(items[1]).event()], registry=face.pipeline.registry))
+    notify(face.pipeline, missing(items[1]))
     drain(face, "nodd_ledger")
     put(objects, items)
     before = traces.records(face.pipeline)

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import random
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -45,11 +45,14 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     StoredObject,
     announce,
+    deliver,
     good,
     missing,
+    notify,
     put,
     replaced,
     run_chain,
+    run_pending,
     take,
     truncated,
     volumes,
@@ -128,13 +131,9 @@ SOUND: dict[str, Callable[[int], list[StoredObject]]] = {"goes-abi": goes, "nexr
 NEIGHBOURS = 2
 
 
-def announce_all(pipeline: Pipeline, items: Iterable[StoredObject]) -> None:
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
-
-
 @pytest.mark.clause("SEC-09")
 def test_an_error_in_the_step_of_one_unit_fails_that_unit_alone(
-    make_pipeline: Callable[..., Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
+    make_pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[Any, str, str]] = [
         (nodes, "integrity_check", IntegrityIssue.STORAGE_UNAVAILABLE),
@@ -143,8 +142,7 @@ def test_an_error_in_the_step_of_one_unit_fails_that_unit_alone(
     ]
     undeclared, *odd, sound = items = volumes(len(steps) + 2)
     pipeline = make_pipeline()
-    put(objects, items)
-    announce_all(pipeline, items)
+    deliver(pipeline, *items)
 
     def of_all_but_one(work: Callable[..., Any], odd_uri: str) -> Callable[..., Any]:
         def step(unit: Envelope, **parts: Any) -> Any:
@@ -164,7 +162,7 @@ def test_an_error_in_the_step_of_one_unit_fails_that_unit_alone(
         return opened(contract, uri, **known)
 
     monkeypatch.setattr(pipeline.objects, "open", declared)
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
+    run_pending(pipeline, "run-1")
     records = traces.records(pipeline)
     assert records[sound.uri].status is Status.SUCCEEDED
     assert [records[item.uri].last_error_code for item in odd] == [code for *_, code in steps]
@@ -182,8 +180,7 @@ def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
     items = SOUND[dataset](NEIGHBOURS + len(kinds))
     sound, spoilt = items[:NEIGHBOURS], [kind.make(item) for kind, item in zip(kinds, items[NEIGHBOURS:], strict=True)]
     pipeline = make_pipeline()
-    put(objects, [*sound, *spoilt])
-    announce_all(pipeline, [*sound, *spoilt])
+    deliver(pipeline, *sound, *spoilt)
 
     outcomes: dict[str, Outcome] = {}
     batch = run_chain(
@@ -199,7 +196,7 @@ def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
     for item, kind in zip(spoilt, kinds, strict=True):
         once = retry.attempts_for(kind.code) == 1
         assert records[item.uri].status is (Status.QUARANTINED if once else Status.FAILED), kind.name
-    assert set(traces.items(Path(pipeline.settings.catalog))) == {item.uri for item in sound}
+    assert set(traces.catalog_items(pipeline)) == {item.uri for item in sound}
     assert outcomes == {
         MessageParse.operator: Outcome.SUCCESS,
         IntegrityCheck.operator: Outcome.PARTIAL,
@@ -238,14 +235,14 @@ def announce_peers(pipeline: Pipeline, hours: range, *, size: int) -> None:
 def ingest(pipeline: Pipeline, objects: Path) -> str:
     data = good(BUCKET, KEY, CONTENT)
     put(objects, [data, good(BUCKET, f"{KEY}.idx", INDEX.encode())])
-    take(pipeline, announce([data.event()], registry=pipeline.registry))
+    notify(pipeline, data)
     run_chain(pipeline, "hrrr", DAY.isoformat(), "first", Source.LEDGER)
-    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    (item,) = traces.catalog_items(pipeline).values()
     return str(item["properties"]["kfm:wal_id"])
 
 
 def issues(pipeline: Pipeline) -> list[Mapping[str, Any]]:
-    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    (item,) = traces.catalog_items(pipeline).values()
     return list(item["properties"].get("kfm:issues", ()))
 
 
@@ -264,7 +261,7 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     usual = f"the middle half of 8 peers has {2 * size} to {2 * size}"
     assert issue["message"] == f"{size} bytes, expected {-(-4 * size // 3)} to {3 * size}: {usual}"
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
-    before = traces.items(Path(pipeline.settings.catalog))
+    before = traces.catalog_items(pipeline)
 
     # By now it would be like its peers; what it was admitted with says otherwise, and that is what counts.
     announce_peers(pipeline, range(8, 24), size=size)
@@ -280,7 +277,7 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     )
     run_chain(pipeline, "hrrr", DAY.isoformat(), "second", Source.LEDGER)
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
-    assert traces.items(Path(pipeline.settings.catalog)) == before
+    assert traces.catalog_items(pipeline) == before
     assert pipeline.ledger.mismatches(limit=10) == []
 
 

@@ -27,14 +27,14 @@ from kfm_dagster_tests.integration.chain import (
     PARTITION,
     CrashError,
     FakeQueue,
-    announce,
     assert_conserved,
     deliver,
     missing,
     node,
+    notify_each,
     put,
     run_chain,
-    take,
+    run_pending,
     truncated,
     volumes,
     work_until_done,
@@ -46,7 +46,8 @@ ITEMS = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
 
 
 def take_items(pipeline: Pipeline) -> None:
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in ITEMS))
+    put(pipeline.settings.object_root, ITEMS)
+    notify_each(pipeline, *ITEMS)
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> N
             assert (batch.skipped, batch.applied_by) == (SkipCause.CONTENT_APPLIED, "run-1")
         else:
             assert not batch.envelopes
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in ITEMS[:2]))
+    notify_each(pipeline, *ITEMS[:2])
     work_until_done(pipeline)
 
     after = (
@@ -91,10 +92,9 @@ def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> N
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipeline: Pipeline, objects: Path) -> None:
-    put(objects, ITEMS)
+def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipeline: Pipeline) -> None:
     take_items(pipeline)
-    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    run_pending(pipeline, "run-1")
     records = pipeline.stages.run_states.of_run("run-1")
     before = everything(pipeline)
     stricter = Retry(max_attempts=1, backoff=pipeline.registry["nexrad-l2"].retry.backoff)
@@ -102,18 +102,16 @@ def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipel
         contract.model_copy(update={"retry": stricter}) for contract in pipeline.registry
     )
     skips: list[SkipCause | None] = []
-    run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER, seen=lambda batch: skips.append(batch.skipped))
+    run_pending(pipeline, "run-1", seen=lambda batch: skips.append(batch.skipped))
     assert skips == [SkipCause.OTHER_INPUTS] * len(operators())
     assert pipeline.stages.run_states.of_run("run-1") == records
     assert everything(pipeline) == before
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_settlement_done_again_counts_nothing_lost_that_is_its_runs_success(
-    pipeline: Pipeline,
-) -> None:
+def test_a_settlement_done_again_counts_nothing_lost_that_is_its_runs_success(pipeline: Pipeline) -> None:
     deliver(pipeline, *volumes(2))
-    batch = run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER)
+    batch = run_pending(pipeline, "run-1")
     again = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-1")
     other = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-2")
     assert (len(batch.envelopes), again.lost, len(other.lost)) == (2, (), 2)
@@ -205,13 +203,12 @@ def test_two_runs_that_commit_at_once_leave_one_open_window_of_each_stage(
 
 
 @pytest.mark.clause("WAL-06")
-def test_two_ledgers_over_the_same_objects_agree(make_pipeline: Callable[..., Pipeline], objects: Path) -> None:
-    put(objects, ITEMS)
+def test_two_ledgers_over_the_same_objects_agree(make_pipeline: Callable[..., Pipeline]) -> None:
     found = []
     for home in ("one", "other"):
         pipeline = make_pipeline(home=home)
         take_items(pipeline)
-        run_chain(pipeline, "nexrad-l2", PARTITION, f"run of {home}", Source.LEDGER)
+        run_pending(pipeline, f"run of {home}")
         work_until_done(pipeline)
         found.append(
             everything(pipeline)

@@ -171,7 +171,7 @@ def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
         assert line in str(refused)
     assert execute(instance).success
     assert {(record.status, record.attempts) for record in traces.records(pipeline).values()} == {(Status.SUCCEEDED, 2)}
-    assert len(traces.items(Path(pipeline.settings.catalog))) == 2
+    assert len(traces.catalog_items(pipeline)) == 2
     assert_conserved(pipeline)
 
 

@@ -29,7 +29,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_url
 from kfm_dagster_tests.factories import landed_path, received_long_ago
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
-from kfm_dagster_tests.integration.chain import DAY, announce, deliver, put, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, announce, deliver, notify_each, put, volumes
 from kfm_dagster_tests.integration.face import Face, asked_datasets
 from kfm_dagster_tests.transactions import own_tx
 
@@ -38,9 +38,8 @@ pytestmark = pytest.mark.one_database
 SENSOR, PARTITION, JOB = "nodd_due", DAY.isoformat(), "ingest_nexrad_l2"
 
 
-def arrive(face: Face, objects: Path, *, first: int, last: int) -> None:
-    items = volumes(last)[first:]
-    deliver(face.pipeline, *items)
+def arrive(face: Face, *, first: int, last: int) -> None:
+    deliver(face.pipeline, *volumes(last)[first:])
 
 
 def asked(face: Face) -> list[dict[str, Any]]:
@@ -56,16 +55,14 @@ def ingest(face: Face) -> None:
 
 
 @pytest.mark.clause("PCS-22")
-def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a_pause_for_more(
-    face: Face, objects: Path
-) -> None:
+def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a_pause_for_more(face: Face) -> None:
     sensor = face.repository.get_sensor_def(SENSOR)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     assert PATH_JOB in {job.name for job in sensor.jobs}
     assert asked(face) == []
-    arrive(face, objects, first=0, last=2)
+    arrive(face, first=0, last=2)
     ingest(face)
-    arrive(face, objects, first=2, last=3)
+    arrive(face, first=2, last=3)
     assert asked(face) == [], "a unit waits"
     ingest(face)
     [once] = asked(face)
@@ -77,7 +74,7 @@ def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a
     report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
     assert {name: report["gates"][name]["looked_at"] for name in ("G3", "G7")} == {"G3": 1, "G7": 1}
 
-    arrive(face, objects, first=3, last=4)
+    arrive(face, first=3, last=4)
     ingest(face)
     assert asked(face) == [], "the table is of late"
     face.pipeline.clock = lambda: utc_now() + PAUSE
@@ -255,7 +252,7 @@ def test_a_case_without_evidence_is_asked_for_once_in_a_while(make_pipeline: Cal
     clock = pipeline.clock
     cases = QuarantineCases(pipeline.database, clock=clock)
     assert evidence_runs(cases, at=clock()) == []
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in volumes(2)))
+    notify_each(pipeline, *volumes(2))
     first, second = (record.wal_id for record in own_tx(pipeline.ledger).find())
     own_tx(pipeline.ledger).quarantine([first], reason_code="looked_odd", decision=JANE)
     [asked] = evidence_runs(cases, at=clock())

@@ -52,7 +52,7 @@ def ingested(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 def items(ingested: Pipeline) -> dict[str, list[dict[str, Any]]]:
     """Items by dataset, which is that of their data's address."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for uri, item in traces.items(Path(ingested.settings.catalog)).items():
+    for uri, item in traces.catalog_items(ingested).items():
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         route = ingested.registry.route(bucket=bucket, key=key)
         found.setdefault(route.contract.id, []).append(item)

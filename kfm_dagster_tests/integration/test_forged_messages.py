@@ -14,7 +14,6 @@ import pytest
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.sns_signing import AUTHORITY_PATH, CERTIFICATE_PATH, SnsSigner
 from kfm_dagster.ingest.intake import take_in
-from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
 from kfm_dagster.ledger.deliveries import DeliveryState
@@ -24,13 +23,12 @@ from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import SnsVerify
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DAY,
     FakeQueue,
     announce,
     assert_conserved,
     good,
     put,
-    run_chain,
+    run_pending,
     take,
     volumes,
     work_until_done,
@@ -120,7 +118,7 @@ def test_a_forged_record_with_a_higher_sequencer_does_not_displace_the_real_late
     etags = [hashlib.md5(content).hexdigest() for content in (item.stored, later)]
     by_version = {record.object_version: record.status for record in own_tx(verifying.ledger).find(limit=10)}
     assert by_version == dict.fromkeys(etags, Status.SUCCEEDED)
-    [published] = traces.items(Path(verifying.settings.catalog)).values()
+    [published] = traces.catalog_items(verifying).values()
     assert etags[1] in json.dumps(published), "the later version has the Item"
     assert {entry.reason_code for entry in verifying.deliveries.rejected()} == {"signature_invalid"}
 
@@ -167,7 +165,7 @@ def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_agai
     sns.down = True
     fetches = sns.fetches
     verifying.signatures = Signatures(verifying.settings, certificates=Certificates(tmp_path / "none", fetch=sns.fetch))
-    run_chain(verifying, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER)
+    run_pending(verifying, "run-1")
     assert traces.statuses(verifying) == {Status.SUCCEEDED: 1}
     assert take(verifying, dataclasses.replace(genuine, receipt_handle="again")).unverified == 0
     assert sns.fetches == fetches

@@ -24,7 +24,6 @@ from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 from kfm_dagster.defs.checks import FEED_CHECK
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.feed_watch import FeedWatch
-from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
 from kfm_dagster_tests.clocks import reopened
@@ -37,7 +36,7 @@ from kfm_dagster_tests.integration.chain import (
     StoredObject,
     announce,
     put,
-    run_chain,
+    run_pending,
     take,
     volumes,
 )
@@ -73,7 +72,7 @@ def ingested(pipeline: Pipeline, items: list[StoredObject], run_id: str) -> None
     """Announce objects and let a run work them."""
     events = [item.event(event_time=pipeline.clock()) for item in items]
     take(pipeline, announce(events, registry=pipeline.registry, name=run_id))
-    run_chain(pipeline, DATASET, DAY.isoformat(), run_id, Source.LEDGER)
+    run_pending(pipeline, run_id)
 
 
 def holed(pipeline: Pipeline, objects: Path) -> None:
@@ -143,7 +142,7 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
     # What was entered waits in the bulk lane for a run like any other.
     [waiting] = pipeline.ledger.pending_by_partition()
     assert (waiting.lane, waiting.units) == ("bulk", 1)
-    run_chain(pipeline, DATASET, DAY.isoformat(), "repair", Source.LEDGER)
+    run_pending(pipeline, "repair")
 
     code, out = call("gaps", "--closed", "--json", "--svg", str(picture))
     [gap] = map(orjson.loads, out.splitlines())

@@ -28,7 +28,7 @@ from kfm_dagster.stages.card import StageState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import PARTITION, assert_conserved, deliver, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations
-from kfm_dagster_tests.integration.gating import beyond_the_pole, change_contract, gates, under
+from kfm_dagster_tests.integration.gating import alter_metadata, beyond_the_pole, change_contract, gates, under
 from kfm_dagster_tests.path.beams import changed
 from kfm_dagster_tests.transactions import own_tx
 
@@ -71,13 +71,8 @@ def test_a_feed_that_is_a_sample_is_expected_to_cover_no_day_until_it_is_whole(f
 
 def incomplete(face: Face, monkeypatch: Patch) -> None:
     """A reader that loses a property which the contract requires, and does not say so."""
-    name, plain = face.pipeline.registry["nexrad-l2"].metadata_extract.required[0], nodes.metadata_extract
-
-    def losing(unit: Any, **parts: Any) -> Any:
-        found = plain(unit, **parts)
-        return replace(found, stac_properties={k: v for k, v in found.stac_properties.items() if k != name})
-
-    monkeypatch.setattr(nodes, "metadata_extract", losing)
+    required = face.pipeline.registry["nexrad-l2"].metadata_extract.required
+    alter_metadata(monkeypatch, lambda _: True, **{required[0]: None})
 
 
 def uncited(face: Face, monkeypatch: Patch) -> None:

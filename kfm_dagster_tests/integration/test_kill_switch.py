@@ -107,7 +107,7 @@ def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
 
 @pytest.mark.clause("WAL-10")
 def test_a_message_that_comes_again_is_put_aside_again_until_the_switch_expires(
-    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage], contracts: ContractRegistry
+    face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     face.pipeline.ledger.switches.engage("goes-abi", WHY, expires_at=clock.now + timedelta(seconds=100))
     for seconds in (100, 60):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.demo.feed import ObjectEvent
 from kfm_dagster.demo.samples.hrrr import make_hrrr
-from kfm_dagster.ingest.intake import IntakeReport
 from kfm_dagster.ingest.nodes import MetadataExtract, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import ObjectVersion
@@ -23,9 +21,10 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     CrashError,
     Failpoint,
-    StoredObject,
     announce,
+    deliver,
     good,
+    notify,
     put,
     raw_message,
     run_chain,
@@ -42,13 +41,8 @@ DATA = good(BUCKET, KEY, CONTENT)
 SIDECAR = good(BUCKET, f"{KEY}.idx", INDEX.encode())
 
 
-def notify(pipeline: Pipeline, *objects: StoredObject, name: str | None = None) -> IntakeReport:
-    events: Sequence[ObjectEvent] = [item.event() for item in objects]
-    return take(pipeline, announce(events, registry=pipeline.registry, name=name))
-
-
 def item_of(pipeline: Pipeline) -> dict[str, Any]:
-    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    (item,) = traces.catalog_items(pipeline).values()
     return item
 
 
@@ -67,9 +61,8 @@ def assert_complete(item: dict[str, Any]) -> None:
     assert "kfm:issues" not in item["properties"]
 
 
-def ingest_without_sidecar(pipeline: Pipeline, objects: Path) -> dict[str, Any]:
-    put(objects, [DATA])
-    notify(pipeline, DATA)
+def ingest_without_sidecar(pipeline: Pipeline) -> dict[str, Any]:
+    deliver(pipeline, DATA)
     run(pipeline, "first")
     item = item_of(pipeline)
     assert [issue["code"] for issue in item["properties"]["kfm:issues"]] == ["sidecar_missing"]
@@ -77,13 +70,12 @@ def ingest_without_sidecar(pipeline: Pipeline, objects: Path) -> dict[str, Any]:
     return item
 
 
-def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline: Pipeline, objects: Path) -> None:
-    before = ingest_without_sidecar(pipeline, objects)
+def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline: Pipeline) -> None:
+    before = ingest_without_sidecar(pipeline)
     unit = before["properties"]["kfm:wal_id"]
     history = own_tx(pipeline.ledger).history(unit)
 
-    put(objects, [SIDECAR])
-    report = notify(pipeline, SIDECAR)
+    report = deliver(pipeline, SIDECAR)
     assert (report.completions, report.created) == (1, 0)
     (waiting,) = pipeline.ledger.pending_by_partition()
     assert (waiting.dataset, waiting.units, waiting.lane) == ("hrrr", 1, Lane.BULK)
@@ -130,8 +122,7 @@ def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_written_again(
     record = own_tx(pipeline.ledger).get(before["properties"]["kfm:wal_id"])
     assert (record.status, record.metadata_status) == (Status.SUCCEEDED, "suspect")
 
-    put(objects, [SIDECAR])
-    assert notify(pipeline, SIDECAR, name="written again").completions == 1
+    assert deliver(pipeline, SIDECAR, name="written again").completions == 1
     run(pipeline, "second")
     assert_complete(item_of(pipeline))
 
@@ -148,7 +139,7 @@ def test_the_order_of_announcements_changes_nothing(pipeline: Pipeline, objects:
 
 
 def test_a_sidecar_that_is_removed_or_announced_again_is_read_once(pipeline: Pipeline, objects: Path) -> None:
-    ingest_without_sidecar(pipeline, objects)
+    ingest_without_sidecar(pipeline)
     message = announce([SIDECAR.event()], registry=pipeline.registry)
     removed = message.body.replace("ObjectCreated:Put", "ObjectRemoved:Delete")
     assert removed != message.body
@@ -168,39 +159,34 @@ def test_a_sidecar_that_is_removed_or_announced_again_is_read_once(pipeline: Pip
     assert len(versions(pipeline)) == 2
 
 
-def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipeline, objects: Path) -> None:
-    put(objects, [DATA])
-    notify(pipeline, DATA)
+def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipeline) -> None:
+    deliver(pipeline, DATA)
     with pytest.raises(CrashError):
         run(pipeline, "first", dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"))
-    put(objects, [SIDECAR])
-    assert notify(pipeline, SIDECAR).completions == 1
+    assert deliver(pipeline, SIDECAR).completions == 1
     run(pipeline, "first")
     assert "index" not in item_of(pipeline)["assets"]
     run(pipeline, "second")
     assert_complete(item_of(pipeline))
 
 
-def test_a_sidecar_of_another_object_leaves_the_item_as_it_is(pipeline: Pipeline, objects: Path) -> None:
-    before = ingest_without_sidecar(pipeline, objects)
+def test_a_sidecar_of_another_object_leaves_the_item_as_it_is(pipeline: Pipeline) -> None:
+    before = ingest_without_sidecar(pipeline)
     other = make_hrrr(run=datetime.combine(DAY, time(7), UTC), lead=7)[2]
     wrong = good(BUCKET, SIDECAR.key, other.encode())
-    put(objects, [wrong])
-    assert notify(pipeline, wrong).completions == 1
+    assert deliver(pipeline, wrong).completions == 1
     work_until_done(pipeline)
     assert item_of(pipeline) == before
     assert sorted(one.status for one in versions(pipeline)) == [Status.QUARANTINED, Status.SUCCEEDED]
     # The right one, when it comes.
-    put(objects, [SIDECAR])
-    assert notify(pipeline, SIDECAR).completions == 1
+    assert deliver(pipeline, SIDECAR).completions == 1
     work_until_done(pipeline)
     assert_complete(item_of(pipeline))
 
 
-def test_a_newer_version_of_the_object_supersedes_what_waits_to_be_completed(pipeline: Pipeline, objects: Path) -> None:
-    ingest_without_sidecar(pipeline, objects)
-    put(objects, [SIDECAR])
-    notify(pipeline, SIDECAR)
+def test_a_newer_version_of_the_object_supersedes_what_waits_to_be_completed(pipeline: Pipeline) -> None:
+    ingest_without_sidecar(pipeline)
+    deliver(pipeline, SIDECAR)
     later = datetime(2025, 4, 4, tzinfo=UTC)
     event = ObjectEvent(bucket=BUCKET, key=KEY, size=len(CONTENT), etag="f" * 32, event_time=later)
     take(pipeline, announce([event], registry=pipeline.registry))

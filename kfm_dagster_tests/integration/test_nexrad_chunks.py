@@ -59,7 +59,7 @@ WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=RADAR, start=START))
 
 def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
     """The one Item, without the run that wrote it."""
-    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    (item,) = traces.catalog_items(pipeline).values()
     assert item["id"] == item_id
     item["properties"].pop("kfm:run_state")
     return item
@@ -139,7 +139,7 @@ def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_
         arrive(pipeline, objects, *chunks[number : number + 7])
         run_chain(pipeline, CHUNKS, "2026-03-28", f"run-{number}", Source.LEDGER)
     work_until_done(pipeline)
-    (item,) = traces.items(Path(pipeline.settings.catalog)).values()
+    (item,) = traces.catalog_items(pipeline).values()
     answers, properties = reference[f"{folder}/"]["reference"], item["properties"]
     whole = answers["xradar"]
     assert item["id"] == "KLOT20260328_201457_V06"
@@ -230,7 +230,7 @@ def closings(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
 
 def items_of(pipeline: Pipeline, site: str = SITE) -> list[dict[str, Any]]:
     """The Items of a radar, in the order of its volumes."""
-    found = traces.items(Path(pipeline.settings.catalog)).values()
+    found = traces.catalog_items(pipeline).values()
     return sorted((one for one in found if one["properties"]["nexrad:site"] == site), key=lambda one: str(one["id"]))
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.evidence import EvidenceCollector
-from kfm_dagster.ingest.nodes import ProvenanceEmit, Source, StacRegister
+from kfm_dagster.ingest.nodes import ProvenanceEmit, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
@@ -25,7 +24,6 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DATASET,
-    PARTITION,
     CrashError,
     Failpoint,
     StoredObject,
@@ -34,7 +32,7 @@ from kfm_dagster_tests.integration.chain import (
     deliver,
     put,
     renumbered,
-    run_chain,
+    run_pending,
     take,
     volumes,
     work_until_done,
@@ -54,13 +52,8 @@ def files(pipeline: Pipeline) -> dict[str, bytes]:
 def run_that_dies(pipeline: Pipeline, at: Failpoint) -> None:
     """Die, and be given back by a sensor."""
     with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, PARTITION, "dead", Source.LEDGER, dies_at=at)
+        run_pending(pipeline, "dead", dies_at=at)
     own_tx(pipeline.ledger).release_lost(run_ids=["dead"])
-
-
-def vanish(objects: Path, items: list[StoredObject]) -> None:
-    for item in items:
-        (objects / item.bucket / item.key).unlink()
 
 
 def of(pipeline: Pipeline, items: list[StoredObject]) -> list[NoddWalRecord]:
@@ -73,28 +66,21 @@ def statuses(pipeline: Pipeline) -> Counter[str]:
     return Counter(record.status.value for record in own_tx(pipeline.ledger).find(limit=50))
 
 
-def compensations(pipeline: Pipeline) -> list[tuple[str, str, str, Any]]:
-    return [
-        (line["run_id"], line["stage"], line["event"], line["details"])
-        for line in pipeline.stages.lifecycle.store.audit.lines()
-        if line["kind"] == "compensation"
-    ]
-
-
 @pytest.mark.clause("PCS-03")
 def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_up(
     pipeline: Pipeline, objects: Path
 ) -> None:
     known, new, kept = (volumes(6)[start : start + 2] for start in (0, 2, 4))
     deliver(pipeline, *known)
-    run_chain(pipeline, DATASET, PARTITION, "earlier", Source.LEDGER)
+    run_pending(pipeline, "earlier")
     before = files(pipeline)
     rewritten = [renumbered(item) for item in known]
     deliver(pipeline, *rewritten, *new, *kept)
     run_that_dies(pipeline, BEFORE_LINEAGE)
     stood = files(pipeline)
 
-    vanish(objects, [*rewritten, *new])
+    for item in (*rewritten, *new):
+        (objects / item.bucket / item.key).unlink()
     work_until_done(pipeline)
 
     # The run that gives the last unit up takes back what is left of it, with no sensor's help.
@@ -105,13 +91,12 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
         if path.endswith(tuple(f"{record.stac_item_id}.json" for record in of(pipeline, known))):
             assert (found[path] == content, stood[path] == content) == (True, False)
     trees.assert_consistent(Path(pipeline.settings.catalog))
-    assert {item["id"] for item in traces.items(Path(pipeline.settings.catalog)).values()} == {
+    assert {item["id"] for item in traces.catalog_items(pipeline).values()} == {
         record.stac_item_id for record in own_tx(pipeline.ledger).find(limit=50) if record.status is Status.SUCCEEDED
     }
-    because = {"because": "units quarantined without lineage"}
-    assert compensations(pipeline) == [
-        ("dead", f"{DATASET}.{StacRegister.operator}", "done", {"restored": 2, "removed": 2} | because)
-    ]
+    [line] = traces.audited(pipeline, "compensation")
+    assert [line["run_id"], line["stage"], line["event"]] == ["dead", f"{DATASET}.{StacRegister.operator}", "done"]
+    assert line["details"] == {"restored": 2, "removed": 2, "because": "units quarantined without lineage"}
     assert_conserved(pipeline)
 
     # The objects come back, and a person lets the units in: they are done as if nothing had been.
@@ -119,7 +104,7 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
     let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.QUARANTINED)
     work_until_done(pipeline)
     assert statuses(pipeline) == {Status.SUCCEEDED: 8}
-    assert len(traces.items(Path(pipeline.settings.catalog))) == 6
+    assert len(traces.catalog_items(pipeline)) == 6
     assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in own_tx(pipeline.ledger).find(limit=50))
 
 
@@ -134,7 +119,7 @@ def by_a_person(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
 
 
 def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
-    run_chain(pipeline, DATASET, PARTITION, "good", Source.LEDGER)
+    run_pending(pipeline, "good")
     let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.SUCCEEDED)
     by_a_person(pipeline, records)
 
@@ -191,12 +176,12 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
     # What was seen before the release is no reason any more once the transaction holds the units.
     monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: found)
     assert EvidenceCollector(pipeline).collect() == 2
-    left = traces.items(Path(pipeline.settings.catalog))
+    left = traces.catalog_items(pipeline)
     assert list(left) == [released.object_uri]
     monkeypatch.undo()
-    run_chain(pipeline, DATASET, PARTITION, "next", Source.LEDGER)
+    run_pending(pipeline, "next")
     assert statuses(pipeline) == {Status.SUCCEEDED: 1, Status.QUARANTINED: 1}
-    assert list(traces.items(Path(pipeline.settings.catalog))) == [released.object_uri]
+    assert list(traces.catalog_items(pipeline)) == [released.object_uri]
 
 
 @pytest.mark.clause("OPR-09", "BEY-01")
@@ -224,6 +209,6 @@ def test_an_older_version_yields_to_an_item(
     deliver(pipeline, older)
     (stale,) = [record for record in own_tx(pipeline.ledger).find(limit=5) if record.event_time < LATER]
     let_in(pipeline, [stale], Status.QUARANTINED)
-    run_chain(pipeline, DATASET, PARTITION, "late", Source.LEDGER)
+    run_pending(pipeline, "late")
     found = own_tx(pipeline.ledger).get(stale.wal_id)
     assert (found.status, found.last_error_code) == (status, code)

@@ -31,12 +31,12 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     START,
     StoredObject,
-    announce,
     good,
+    notify,
     put,
     renumbered,
     run_chain,
-    take,
+    run_pending,
     volumes,
 )
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
@@ -55,8 +55,8 @@ def ingested(pipeline: Pipeline, objects: Path) -> Pipeline:
     """Three volumes, stored long ago, announced and ingested."""
     items = volumes(3)
     stored(objects, *items)
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
+    notify(pipeline, *items)
+    run_pending(pipeline, "run")
     return pipeline
 
 
@@ -157,7 +157,7 @@ def test_a_repair_enters_no_more_than_its_limit_and_says_what_is_left(ingested: 
     compared = compare_day(ingested, DATASET, DAY)
     done = repair_day(ingested, compared, WHY, limit=2, progress=steps.append)
     assert (done["entered"], done["left"], steps) == (2, 1, [2])
-    run_chain(ingested, DATASET, DAY.isoformat(), "repair", Source.LEDGER)
+    run_pending(ingested, "repair")
     rest = compare_day(ingested, DATASET, DAY)
     assert [listed.uri for listed in rest.missing_units] == [items[2].uri]
     # The same again changes nothing that is there.
@@ -188,7 +188,7 @@ def repeat(pipeline: Pipeline, compared: ComparedDay) -> None:
     assert (done["repeated"], done["left"]) == (1, 0)
     pipeline.clock.forward(1)  # records are admitted at a rate
     ReplayEngine(pipeline=pipeline).advance(str(done["replay_run_id"]))
-    run_chain(pipeline, DATASET, DAY.isoformat(), f"run of {done['replay_run_id']}", Source.LEDGER)
+    run_pending(pipeline, f"run of {done['replay_run_id']}")
 
 
 def test_lineage_whose_file_is_gone_is_named_and_left_to_a_person(ingested: Pipeline) -> None:
@@ -228,8 +228,8 @@ def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject
     names = ("succeeded", "pending", "in_progress", "failed", "quarantined", "never_worked", "never_there")
     items = dict(zip(names, volumes(7), strict=True))
     stored(objects, *list(items.values())[:5])
-    take(pipeline, announce([item.event() for item in list(items.values())[:5]], registry=pipeline.registry))
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
+    notify(pipeline, *list(items.values())[:5])
+    run_pending(pipeline, "run")
     ids = {uri: record.wal_id for uri, record in traces.records(pipeline).items()}
     again = {ids[items[name].uri]: 3 for name in names[1:5]}
     own_tx(pipeline.ledger).override(
@@ -247,7 +247,7 @@ def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject
         [failed(claimed[items[name].uri], code) for name, code in codes.items()], run_id="again"
     )
     stored(objects, items["never_worked"])
-    take(pipeline, announce([item.event() for item in list(items.values())[5:]], registry=pipeline.registry))
+    notify(pipeline, *list(items.values())[5:])
     return items
 
 
@@ -272,7 +272,7 @@ def test_what_a_unit_is_asked_for_follows_from_its_status(pipeline: Pipeline, ob
 def test_files_of_items_that_will_be_made_again_are_not_stray(ingested: Pipeline, objects: Path) -> None:
     known, young, foreign = volumes(6)[3:]
     stored(objects, known)
-    take(ingested, announce([known.event()], registry=ingested.registry))
+    notify(ingested, known)
     stored(objects, young, ago=timedelta(0))
     folder = item_files(ingested)[0].parent
     for item in (known, young, foreign):
@@ -282,9 +282,7 @@ def test_files_of_items_that_will_be_made_again_are_not_stray(ingested: Pipeline
     }
 
 
-def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
-    ingested: Pipeline,
-) -> None:
+def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(ingested: Pipeline) -> None:
     own_tx(ingested.catalog).undo(DATASET, "run")
     compared = compare_day(ingested, DATASET, DAY)
     assert differing(compared) == {"success_without_item": [Path(item.key).name for item in volumes(3)]}
@@ -298,8 +296,8 @@ def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(
     monkeypatch.setattr(reconcile, "ITEMS_AT_ONCE", 1)
     item = renumbered(volumes(1)[0])
     stored(objects, item, ago=timedelta(hours=1))
-    take(ingested, announce([item.event()], registry=ingested.registry, name="newer"))
-    run_chain(ingested, DATASET, DAY.isoformat(), "newer", Source.LEDGER)
+    notify(ingested, item, name="newer")
+    run_pending(ingested, "newer")
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
     newest = next(r.wal_id for r in own_tx(ingested.ledger).find(limit=9) if r.object_version == item.event().etag)
     [path] = [path for path in item_files(ingested) if path.stem == Path(item.key).name]
@@ -319,8 +317,8 @@ def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbo
     with monkeypatch.context() as patched:
         patched.setattr(LineageBatches, "publish", lambda _: 0)
         patched.setattr(LineageBatches, "publish_unless_failing", lambda _: None)
-        take(ingested, announce([waiting.event()], registry=ingested.registry))
-        run_chain(ingested, DATASET, DAY.isoformat(), "later", Source.LEDGER)
+        notify(ingested, waiting)
+        run_pending(ingested, "later")
         assert differing(compare_day(ingested, DATASET, DAY)) == {}
     own_tx(ingested.lineage).invalidate(run_id="run", contract=ingested.registry[DATASET], reason="test")
     assert differing(compare_day(ingested, DATASET, DAY)) == {
@@ -364,7 +362,7 @@ def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeli
     items = [good("noaa-hrrr-bdp-pds", key, content), good("noaa-hrrr-bdp-pds", f"{key}.idx", index.encode())]
     for number, item in enumerate(items):
         stored(objects, item)
-        take(pipeline, announce([item.event()], registry=pipeline.registry))
+        notify(pipeline, item)
         run_chain(pipeline, "hrrr", DAY.isoformat(), f"run-{number}", Source.LEDGER)
     compared = compare_day(pipeline, "hrrr", DAY)
     assert (compared.objects, compared.units, differing(compared)) == (1, 2, {})

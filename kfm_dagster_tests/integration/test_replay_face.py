@@ -14,7 +14,7 @@ from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import PARTITION, announce, deliver, missing, put, take, volumes
+from kfm_dagster_tests.integration.chain import PARTITION, deliver, missing, notify, put, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.recovery.replays import PERSON
 from kfm_dagster_tests.recovery.test_replay_chain import wanted
@@ -54,7 +54,7 @@ def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_
 ) -> None:
     """One unit failed because its object was not there; it is there by the time of the replay."""
     [item] = volumes(1)
-    take(face.pipeline, announce([item.event()], registry=face.pipeline.registry))
+    notify(face.pipeline, item)
     put(objects, [missing(item)])
     face.execute("ingest_nexrad_l2", partition=PARTITION)
     put(objects, [item])
@@ -91,9 +91,7 @@ def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_
 
 
 @pytest.mark.clause("SEC-10")
-def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_a_person_s_approval(
-    face: Face,
-) -> None:
+def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_a_person_s_approval(face: Face) -> None:
     [item] = volumes(1)
     deliver(face.pipeline, item)
     face.execute("ingest_nexrad_l2", partition=PARTITION)

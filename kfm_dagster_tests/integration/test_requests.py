@@ -32,12 +32,13 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     StoredObject,
-    announce,
     good,
+    notify,
+    notify_each,
     open_pipeline,
     put,
     run_chain,
-    take,
+    run_pending,
     volumes,
 )
 
@@ -106,7 +107,7 @@ def test_the_first_bytes_of_an_object_are_requested_once_and_say_the_same(
 def _metadata(home: Path, objects: Path | None, dataset: str, stored: list[StoredObject]) -> dict[str, Any]:
     pipeline = open_pipeline(home, objects)
     data = [item for item in stored if not item.key.endswith(".idx")]
-    take(pipeline, announce([item.event() for item in data], registry=pipeline.registry))
+    notify(pipeline, *data)
     batch = run_chain(pipeline, dataset, DAY.isoformat(), "run", Source.LEDGER)
     pipeline.close()
     return {unit.key: unit.metadata for unit in batch.envelopes}
@@ -123,7 +124,7 @@ def test_an_object_written_again_after_its_check_gives_no_item_of_two_versions(
     s3.create_bucket(Bucket=left.bucket)
     for item in (rewritten, left):
         s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.stored)
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in (rewritten, left)))
+    notify_each(pipeline, rewritten, left)
     read = []
 
     def write_again(batch: StageBatch) -> None:
@@ -133,7 +134,7 @@ def test_an_object_written_again_after_its_check_gives_no_item_of_two_versions(
         if operator == MetadataExtract.operator:
             read.extend(batch.envelopes)
 
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER, seen=write_again)
+    run_pending(pipeline, "run", seen=write_again)
     issues = {unit.key: [issue.code for issue in unit.issues] for unit in read}
     assert issues == {rewritten.key: [IntegrityIssue.STORAGE_UNAVAILABLE], left.key: []}
     records = {

@@ -13,28 +13,19 @@ import dagster as dg
 import pytest
 
 from kfm_dagster.cli.main import main
-from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.ingest import nodes
-from kfm_dagster.ingest.nodes import Source, chain, operators
+from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import ReplayedParse, RunReplayRefusedError, compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster.settings import Environment
-from kfm_dagster.stages.card import (
-    REPLAY_PLAN,
-    STATE_MACHINE,
-    ErrorClass,
-    ReplayPlan,
-    StageState,
-    StateMachine,
-    Verify,
-)
+from kfm_dagster.stages.card import ErrorClass, StageState, Verify
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
@@ -43,24 +34,25 @@ from kfm_dagster_tests.integration.chain import (
     deliver,
     node,
     put,
-    run_chain,
+    run_pending,
     step,
     steps,
     truncated,
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
+from kfm_dagster_tests.integration.gating import alter_metadata, under
 from kfm_dagster_tests.transactions import own_tx
 
 STAGES = ["nexrad-l2.stac_register", "nexrad-l2.metadata_extract", "nexrad-l2.integrity_check"]
 PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
 
 
-def ingested(pipeline: Pipeline, objects: Path) -> None:
+def ingested(pipeline: Pipeline) -> None:
     """Four units: three succeed, one is cut short and waits for its next attempt."""
     items = [*volumes(3), truncated(volumes(4)[3])]
     deliver(pipeline, *items)
-    run_chain(pipeline, "nexrad-l2", PARTITION, "original", Source.LEDGER)
+    run_pending(pipeline, "original")
 
 
 def replayed(pipeline: Pipeline, run_id: str = "replay", original: str = "original") -> None:
@@ -68,48 +60,17 @@ def replayed(pipeline: Pipeline, run_id: str = "replay", original: str = "origin
     steps(pipeline, run_id, chain()[1:], first)
 
 
-def under(pipeline: Pipeline, *changes: tuple[str, str]) -> None:
-    """Let the pipeline obey another card."""
-    texts = {name: content.decode() for name, content in pipeline.card.files.items()}
-    for old, new in changes:
-        [name] = [name for name in texts if old in texts[name]]
-        texts[name] = texts[name].replace(old, new)
-    pipeline.card = pipeline.card.model_copy(
-        update={
-            "machine": parse(texts[STATE_MACHINE], StateMachine, source=STATE_MACHINE),
-            "replay_plan": parse(texts[REPLAY_PLAN], ReplayPlan, source=REPLAY_PLAN),
-            "files": {name: text.encode() for name, text in texts.items()},
-        }
-    )
-
-
-def differing(monkeypatch: pytest.MonkeyPatch, wal_id: str) -> None:
-    """Let the reader say something else of one unit."""
-    plain = nodes.metadata_extract
-
-    def otherwise(unit: Any, **parts: Any) -> Any:
-        found = plain(unit, **parts)
-        if unit.wal_id != wal_id:
-            return found
-        return replace(found, stac_properties={**found.stac_properties, "nexrad:vcp": 11})
-
-    monkeypatch.setattr(nodes, "metadata_extract", otherwise)
-
-
 def standing(pipeline: Pipeline) -> Any:
     return trees.files(Path(pipeline.settings.catalog)), traces.records(pipeline), traces.statuses(pipeline)
 
 
 def lines(pipeline: Pipeline, kind: str) -> list[tuple[str, str, dict[str, Any]]]:
-    found = pipeline.stages.lifecycle.store.audit.lines()
-    return [(line["run_id"], line["event"], line["details"]) for line in found if line["kind"] == kind]
+    return [(line["run_id"], line["event"], line["details"]) for line in traces.audited(pipeline, kind)]
 
 
 @pytest.mark.clause("PCS-08", "PCS-15", "PCS-16", "PCS-17")
-def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outputs(
-    pipeline: Pipeline, objects: Path
-) -> None:
-    ingested(pipeline, objects)
+def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outputs(pipeline: Pipeline) -> None:
+    ingested(pipeline)
     before = trees.walk(Path(pipeline.settings.catalog))
     links = {wal_id: pipeline.lineage.links_of(wal_id) for wal_id in traces.records(pipeline)}
     replayed(pipeline)
@@ -157,8 +118,8 @@ def without_run(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.clause("WSM-21")
-def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipeline, objects: Path) -> None:
-    ingested(pipeline, objects)
+def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipeline) -> None:
+    ingested(pipeline)
     pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
     before = standing(pipeline)
     for run_id in ("first", "again"):  # a second start finds its proposal
@@ -176,11 +137,11 @@ def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipelin
 
 @pytest.mark.clause("PCS-08", "PCS-15")
 def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingested(pipeline, objects)
+    ingested(pipeline)
     chosen = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
-    differing(monkeypatch, chosen)
+    alter_metadata(monkeypatch, lambda unit: unit.wal_id == chosen, **{"nexrad:vcp": 11})
     before = standing(pipeline)
     with pytest.raises(StageFailedError, match=f"metadata_extract of run original.* 1 with another result, {chosen}"):
         replayed(pipeline)
@@ -197,7 +158,7 @@ def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
 def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_its_key(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingested(pipeline, objects)
+    ingested(pipeline)
     put(objects, [truncated(volumes(1)[0])])
     first = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
     register = nodes.may_register
@@ -213,10 +174,8 @@ def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_it
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_store_that_does_not_answer_is_no_divergence(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ingested(pipeline, objects)
+def test_a_store_that_does_not_answer_is_no_divergence(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested(pipeline)
     silent = Issue(code=IntegrityIssue.STORAGE_UNAVAILABLE.value, severity=Severity.FAILED, message="403")
     plain = nodes.integrity_check
 
@@ -231,41 +190,40 @@ def test_a_store_that_does_not_answer_is_no_divergence(
 
 
 @pytest.mark.clause("PCS-08", "PCS-14")
-def test_what_the_plan_says_is_obeyed(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ingested(pipeline, objects)
+def test_what_the_plan_says_is_obeyed(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingested(pipeline)
     shipped = pipeline.card
 
-    under(pipeline, ("enabled: true", "enabled: false"))
+    under(pipeline, "enabled: true", "enabled: false")
     with pytest.raises(StageFailedError, match=r"replay\.enabled false"):
         replayed(pipeline, "disabled")
 
-    pipeline.card = shipped
-    under(pipeline, ("compensate_before_replay: true", "compensate_before_replay: false"))
+    under(pipeline, "compensate_before_replay: true", "compensate_before_replay: false")
     replayed(pipeline, "gently")
     features = [doc for doc in trees.walk(Path(pipeline.settings.catalog)).values() if doc["type"] == "Feature"]
     assert {doc["properties"]["kfm:run_state"]["run_id"] for doc in features} == {"original"}, "nothing was taken back"
     assert [run for run, _, _ in lines(pipeline, "compensation")] == ["disabled"]
 
     chosen = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
-    differing(monkeypatch, chosen)
+    alter_metadata(monkeypatch, lambda unit: unit.wal_id == chosen, **{"nexrad:vcp": 11})
     pipeline.card = shipped
     with pytest.raises(StageFailedError, match="gives another result now"):
         replayed(pipeline, "strict", original="gently")
-    under(pipeline, ("verify: {hash: true, primary_keys: true}", "verify: {hash: false, primary_keys: true}"))
+    under(pipeline, "verify: {hash: true, primary_keys: true}", "verify: {hash: false, primary_keys: true}")
     replayed(pipeline, "lenient", original="gently")
     assert len(pipeline.ledger.mismatches()) == 1, "what nobody compared beforehand is still seen when it is settled"
 
 
 @pytest.mark.clause("PCS-08", "PCS-14")
 def test_a_run_without_checkpoints_is_not_replayed_unless_the_plan_lets_it(
-    make_pipeline: Callable[..., Pipeline], objects: Path
+    make_pipeline: Callable[..., Pipeline],
 ) -> None:
     pipeline = make_pipeline()
-    under(pipeline, ("checkpoints: [message_parse, integrity_check,", "checkpoints: [message_parse,"))
-    ingested(pipeline, objects)
+    under(pipeline, "checkpoints: [message_parse, integrity_check,", "checkpoints: [message_parse,")
+    ingested(pipeline)
     with pytest.raises(RunReplayRefusedError, match=r"integrity_check has no checkpoint in run original"):
         list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))
-    under(pipeline, ("require_checkpoint: true", "require_checkpoint: false"))
+    under(pipeline, "require_checkpoint: true", "require_checkpoint: false")
     assert len(list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))) == len(STAGES)
 
 
@@ -300,7 +258,8 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     assert second.success
     assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {second.dagster_run.run_id}
 
-    differing(monkeypatch, next(iter(own_tx(face.pipeline.ledger).find(limit=1))).wal_id)
+    [chosen] = own_tx(face.pipeline.ledger).find(limit=1)
+    alter_metadata(monkeypatch, lambda unit: unit.wal_id == chosen.wal_id, **{"nexrad:vcp": 11})
     wanted["run_id"] = second.dagster_run.run_id
     third = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
     [failed] = [event for event in third.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]

@@ -28,7 +28,6 @@ from kfm_dagster.ingest.nodes import (
     MetadataExtract,
     ProvenanceEmit,
     Settle,
-    Source,
     StacRegister,
     chain,
     operators,
@@ -55,7 +54,7 @@ from kfm_dagster_tests.integration.chain import (
     deliver,
     node,
     renumbered,
-    run_chain,
+    run_pending,
     step,
     steps,
     volumes,
@@ -86,7 +85,7 @@ def assert_whole(pipeline: Pipeline) -> None:
     """Every unit has succeeded, and has its Item and its lineage, and the catalog has nothing else."""
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS}
     records = traces.records(pipeline).values()
-    items = traces.items(Path(pipeline.settings.catalog)).values()
+    items = traces.catalog_items(pipeline).values()
     assert sorted(item["id"] for item in items) == sorted(str(record.stac_item_id) for record in records)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in records)
@@ -94,7 +93,7 @@ def assert_whole(pipeline: Pipeline) -> None:
 
 
 def compensations(pipeline: Pipeline) -> list[str]:
-    return [line["event"] for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == "compensation"]
+    return [line["event"] for line in traces.audited(pipeline, "compensation")]
 
 
 class InjectedError(KfmError):
@@ -135,7 +134,7 @@ def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> Chai
 def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pipeline, last: str, point: str) -> None:
     items = volumes(24)
     deliver(pipeline, *items[:EARLIER])
-    run_chain(pipeline, DATASET, PARTITION, "earlier", Source.LEDGER)
+    run_pending(pipeline, "earlier")
     later = [*(renumbered(item) for item in items[:REWRITTEN]), *items[EARLIER:]]
     deliver(pipeline, *later)
     before = state_of(pipeline)
@@ -161,7 +160,7 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pip
         assert (parsed.artifact_uri, parsed.rolled_back_by) == (None, failed.kind)
     verify_chain(store.audit.lines())
 
-    run_chain(pipeline, DATASET, PARTITION, "next", Source.LEDGER)
+    run_pending(pipeline, "next")
     assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert all(len(pipeline.lineage.links_of(record.wal_id)) for record in own_tx(pipeline.ledger).find(limit=100))
@@ -187,7 +186,7 @@ def test_a_run_whose_re_execution_fails_sooner_is_taken_back_whole(
     assert state_of(pipeline) == before
     taken_back = states.get("nexrad-l2.stac_register", "twice")
     assert (taken_back.artifact_uri, taken_back.rolled_back_by) == (None, failed.kind)
-    run_chain(pipeline, DATASET, PARTITION, "next", Source.LEDGER)
+    run_pending(pipeline, "next")
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
 
 
@@ -196,7 +195,7 @@ def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline) 
     deliver(pipeline, *volumes(UNITS))
     failed = run_until(pipeline, Settle.operator, point="computed", run_id="slow")
     taken = own_tx(pipeline.ledger).release_lost(run_ids=["slow"])
-    run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
+    run_pending(pipeline, "quick")
     after = state_of(pipeline)
     with pytest.raises(ClaimsLostError, match="3 of 3 claims"):
         roll_back(failed, WHY)
@@ -299,7 +298,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
     def sleeps(_batch: Sequence[Envelope]) -> None:
         pipeline.clock.forward(2_000)
         assert len(own_tx(pipeline.ledger).release_lost().requeued) == UNITS
-        run_chain(pipeline, DATASET, PARTITION, "quick", Source.LEDGER)
+        run_pending(pipeline, "quick")
         raise ConnectionError("the connection that it waited on is gone")
 
     monkeypatch.setattr(stalled, "verify", sleeps, raising=False)
@@ -313,7 +312,7 @@ def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_fo
 
 def ingest(pipeline: Pipeline) -> None:
     deliver(pipeline, *volumes(UNITS))
-    run_chain(pipeline, DATASET, PARTITION, "original", Source.LEDGER)
+    run_pending(pipeline, "original")
 
 
 @pytest.mark.clause("PCS-08")
@@ -343,7 +342,7 @@ def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pip
     versions = {unit.wal_id: unit.version}
     repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
     assert own_tx(pipeline.ledger).override(versions, **repeat) == {unit.wal_id}
-    run_chain(pipeline, DATASET, PARTITION, "repeat", Source.LEDGER)
+    run_pending(pipeline, "repeat")
     replayed(pipeline)
     assert_whole(pipeline)
     assert compensations(pipeline) == ["left"]
@@ -365,7 +364,7 @@ def test_a_replay_whose_dataset_is_switched_off_before_its_compensation_leaves_t
     replay = node(pipeline, ReplayedParse, "replay", original="original", decision=PERSON)
     step(pipeline, replay)
     assert trees.files(Path(pipeline.settings.catalog)) == before
-    [line] = [line for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == "compensation"]
+    [line] = traces.audited(pipeline, "compensation")
     assert (line["event"], line["details"]["reason"]) == ("left", FenceIssue.KILL_SWITCH)
 
 
@@ -414,7 +413,7 @@ def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
     deliver(pipeline, *volumes(UNITS))
-    run_chain(pipeline, DATASET, PARTITION, "original", Source.LEDGER)
+    run_pending(pipeline, "original")
     before = trees.files(Path(pipeline.settings.catalog))
     replay = ReplayedParse(
         pipeline=pipeline, dataset=DATASET, partition=PARTITION, run_id="replay", original="original", decision=PERSON

@@ -89,10 +89,7 @@ def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeli
 @pytest.mark.clause("DAG-05")
 def test_in_january_the_old_year_is_listed_too(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, datetime(2026, 1, 31, tzinfo=UTC))
-    assert of_days(pipeline, begin_due(pipeline)) == [
-        "2025-01-01",
-        "2026-01-01",
-    ]
+    assert of_days(pipeline, begin_due(pipeline)) == ["2025-01-01", "2026-01-01"]
     clock.forward(31 * DAY_SECONDS)
     assert begin_due(pipeline) == ()  # those of January are still running
     clock.now = datetime(2027, 2, 1, tzinfo=UTC)
@@ -173,7 +170,7 @@ def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_
     clock = scheduled(pipeline, JUNE)
     rewrite(objects, JUNE.date() - timedelta(days=1))
     assert work(face) == [("2025-01-01", DATASET)]
-    first, items = traces.records(pipeline), traces.items(Path(pipeline.settings.catalog))
+    first, items = traces.records(pipeline), traces.catalog_items(pipeline)
     assert {record.status for record in first.values()} == {Status.SUCCEEDED}
     assert {record.lane for record in first.values()} == {Lane.BULK}
     assert sorted(item["id"] for item in items.values()) == [f"A0000{number}-0000{number}-2025" for number in range(3)]
@@ -184,7 +181,7 @@ def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_
     clock.forward(DAY_SECONDS)
     assert work(face) == [("2025-01-01", DATASET)]
     assert traces.records(pipeline) == first
-    assert traces.items(Path(pipeline.settings.catalog)) == items
+    assert traces.catalog_items(pipeline) == items
 
     # One station's object is written again.
     rewrite(objects, JUNE.date(), stations=1)
@@ -192,7 +189,7 @@ def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_
     assert work(face) == [("2025-01-01", DATASET)]
     assert len(own_tx(pipeline.ledger).find(limit=100)) == 4
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
-    after = traces.items(Path(pipeline.settings.catalog))
+    after = traces.catalog_items(pipeline)
     assert [uri for uri in items if after[uri] != items[uri]] == ["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"]
     changed, before = (found["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"] for found in (after, items))
     assert changed["properties"]["isd:records"] == before["properties"]["isd:records"] + 4

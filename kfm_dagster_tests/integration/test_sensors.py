@@ -32,10 +32,10 @@ from kfm_dagster_tests.integration.chain import (
     Failpoint,
     FakeQueue,
     announce,
+    deliver,
     good,
     put,
-    run_chain,
-    take,
+    run_pending,
     volumes,
 )
 from kfm_dagster_tests.integration.face import Face
@@ -122,7 +122,7 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
 
 @pytest.mark.clause("DAG-03", "DAG-11")
 def test_no_sensor_asks_for_what_another_one_s_tick_asked_for_and_dagster_has_not_launched_yet(
-    face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
+    face: Face, queue: FakeQueue, batch: list[SqsMessage]
 ) -> None:
     """Dagster launches the runs of a tick one by one, while the other sensors go on ticking."""
     queue.waiting = list(batch)
@@ -187,11 +187,8 @@ def _dying(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.clause("DAG-03")
-def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(
-    face: Face, objects: Path, contracts: ContractRegistry
-) -> None:
-    put(objects, volumes(2))
-    take(face.pipeline, announce([volumes(1)[0].event()], registry=contracts))
+def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(face: Face) -> None:
+    deliver(face.pipeline, *volumes(1))
     # What appeared since the last tick is left to the sensor that brought it.
     waiting = face.tick("nodd_ledger")
     assert (waiting.run_requests, "1 units are pending" in waiting.skip_message) == ([], True)
@@ -204,7 +201,7 @@ def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(
     assert face.launch(request) is None
     assert "nothing is pending" in face.tick("nodd_ledger").skip_message
 
-    take(face.pipeline, announce([volumes(2)[1].event()], registry=contracts))
+    deliver(face.pipeline, volumes(2)[1])
     face.tick("nodd_ledger")
     [later] = face.tick("nodd_ledger").run_requests
     assert later.run_key != request.run_key
@@ -278,19 +275,13 @@ def test_a_tick_ends_by_itself_with_any_backlog(
 
 
 @pytest.mark.clause("WSM-11")
-def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(
-    face: Face, objects: Path, contracts: ContractRegistry
-) -> None:
-    put(objects, volumes(2))
+def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(face: Face) -> None:
     runs = {}
     for number, status in enumerate([dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE]):
-        take(face.pipeline, announce([volumes(2)[number].event()], registry=contracts))
+        deliver(face.pipeline, volumes(2)[number])
         run = face.instance.create_run_for_job(face.repository.get_job("ingest"), status=status)
         with pytest.raises(CrashError):
-            run_chain(
-                face.pipeline, "nexrad-l2", PARTITION, run.run_id, Source.LEDGER,
-                dies_at=Failpoint(operator=StacRegister.operator, point="computed"),
-            )  # fmt: skip
+            run_pending(face.pipeline, run.run_id, dies_at=Failpoint(operator=StacRegister.operator, point="computed"))
         runs[status] = volumes(2)[number].uri
     face.tick("nodd_ledger")
     records = traces.records(face.pipeline)

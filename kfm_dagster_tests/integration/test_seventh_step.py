@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.definitions import build_definitions
 from kfm_dagster.ingest.chain import read_configuration, roll_back, run_chain
 from kfm_dagster.ingest.node import EffectNode, Results
@@ -141,9 +140,7 @@ def foreign_definitions() -> dg.Definitions:
 
 @pytest.mark.one_database
 @pytest.mark.clause("DAG-17")
-def test_foreign_assets_run_after_items_are_registered_for_past_days_too(
-    face: Face, objects: Path, contracts: ContractRegistry
-) -> None:
+def test_foreign_assets_run_after_items_are_registered_for_past_days_too(face: Face, objects: Path) -> None:
     foreign = foreign_definitions()
     all_assets = dg.Definitions.merge(build_definitions(Settings.load()), foreign)
     selection = dg.AssetSelection.assets(*FOREIGN)

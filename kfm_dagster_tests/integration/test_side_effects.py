@@ -13,7 +13,7 @@ import pytest
 
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, open_publisher
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
+from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, ProvenanceEmit, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import FolderFiles
@@ -27,6 +27,7 @@ from kfm_dagster_tests.integration.chain import (
     missing,
     put,
     run_chain,
+    run_pending,
     truncated,
     volumes,
 )
@@ -109,7 +110,7 @@ def test_writes_come_between_claim_and_final_status_and_a_node_changes_its_own_s
         rows.append({uri: record.model_dump() for uri, record in traces.records(pipeline).items()})
         outputs[batch.state.dataset_id.split(".")[1]] = list(batch.envelopes)
 
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run-1", Source.LEDGER, seen=look)
+    run_pending(pipeline, "run-1", seen=look)
 
     effects = [effect for effect, _ in recorder.seen]
     claimed, settled = effects.index("done nexrad-l2.message_parse"), effects.index("done nexrad-l2.settle")

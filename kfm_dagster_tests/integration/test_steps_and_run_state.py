@@ -20,7 +20,7 @@ from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.stages.failure import StageFailedError
-from kfm_dagster_tests.integration.chain import DAY, announce, missing, put, run_chain, take, volumes
+from kfm_dagster_tests.integration.chain import DAY, deliver, missing, notify, put, run_chain, run_pending, volumes
 from kfm_dagster_tests.run_state.test_public_run_state import FACET
 from kfm_dagster_tests.transactions import own_tx
 
@@ -52,14 +52,12 @@ def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> 
     put(objects, items[:1])
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[0])
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[1])
-    put(objects, items[1:2])
-    events = [items[1].event(), missing(items[2]).event()]
-    take(pipeline, announce(events, registry=pipeline.registry))
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[2], Source.LEDGER)
-    take(pipeline, announce([items[3].event()], registry=pipeline.registry))
+    deliver(pipeline, items[1], missing(items[2]))
+    run_pending(pipeline, RUNS[2])
+    notify(pipeline, items[3])
     monkeypatch.setattr(nodes.IntegrityCheck, "transform", lambda _: 1 / 0)
     with pytest.raises(StageFailedError):
-        run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[3], Source.LEDGER)
+        run_pending(pipeline, RUNS[3])
 
 
 @pytest.mark.clause("RSP-05", "RSP-09", "RSP-16", "IEN-05", "IEN-11")
@@ -132,12 +130,10 @@ def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("source", [Source.LEDGER, Source.LISTING])
 def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it_claimed(
-    pipeline: Pipeline, objects: Path, source: Source
+    pipeline: Pipeline, source: Source
 ) -> None:
     items = volumes(3)
-    put(objects, items[:2])
-    events = [items[0].event(), items[1].event(), missing(items[2]).event()]
-    take(pipeline, announce(events, registry=pipeline.registry))
+    deliver(pipeline, *items[:2], missing(items[2]))
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", source)
 
     first, *others = lineages(pipeline, "run")
@@ -158,14 +154,13 @@ def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it
 @pytest.mark.clause("IEN-16")
 def test_what_failed_and_was_tried_again_was_made_from_its_later_attempt(pipeline: Pipeline, objects: Path) -> None:
     items = volumes(2)
-    put(objects, items[:1])
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER)
+    deliver(pipeline, items[0], missing(items[1]))
+    run_pending(pipeline, "run")
     put(objects, items)
     own_tx(pipeline.ledger).requeue(
         [own_tx(pipeline.ledger).find(status=Status.FAILED, limit=1)[0].wal_id], reason=ReplayReason.RETRY
     )
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "again", Source.LEDGER)
+    run_pending(pipeline, "again")
     before, after = (lineages(pipeline, run)[0][0]["wasDerivedFrom"] for run in ("run", "again"))
     assert set(before).isdisjoint(after)
 
@@ -209,12 +204,10 @@ def rows(pipeline: Pipeline) -> Counter[str]:
 
 
 def test_a_unit_that_was_announced_and_ingested_leaves_no_more_rows_than_these(
-    make_pipeline: Callable[..., Pipeline], objects: Path
+    make_pipeline: Callable[..., Pipeline],
 ) -> None:
     pipeline = make_pipeline()
-    items = volumes(1)
-    put(objects, items)
     before = rows(pipeline)
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
-    run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", Source.LEDGER)
+    deliver(pipeline, *volumes(1))
+    run_pending(pipeline, "run")
     assert rows(pipeline) - before == Counter(dict.fromkeys(BY_STAGE, STAGES) | OTHERS)

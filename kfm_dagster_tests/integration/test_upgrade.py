@@ -6,30 +6,28 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.errors import SchemaVersionError
-from kfm_dagster.ingest.nodes import Source, StacRegister
+from kfm_dagster.ingest.nodes import StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.storage import database as module
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
-    DATASET,
-    PARTITION,
     CrashError,
     Failpoint,
-    announce,
     assert_conserved,
+    deliver,
     missing,
+    notify,
+    notify_each,
     put,
-    run_chain,
-    take,
+    run_pending,
     truncated,
     volumes,
     work_until_done,
@@ -84,19 +82,18 @@ def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
         }
 
 
-def in_every_status(pipeline: Pipeline, objects: Path) -> None:
+def in_every_status(pipeline: Pipeline) -> None:
     """Units that succeeded, failed and are in quarantine, three that a run died of, and three that wait."""
     found = volumes(10)
-    put(objects, [*found[:2], truncated(found[2]), *found[4:]])
-    first = [*found[:2], truncated(found[2])]
-    take(pipeline, announce([item.event() for item in first], registry=pipeline.registry))
+    deliver(pipeline, *found[:2], truncated(found[2]))
     work_until_done(pipeline)
-    take(pipeline, announce([missing(found[3]).event()], registry=pipeline.registry))
-    run_chain(pipeline, DATASET, PARTITION, "fails", Source.LEDGER)
-    take(pipeline, announce([item.event() for item in found[4:7]], registry=pipeline.registry))
+    notify(pipeline, missing(found[3]))
+    run_pending(pipeline, "fails")
+    deliver(pipeline, *found[4:7])
     with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, PARTITION, "dies", Source.LEDGER, dies_at=REGISTERED)
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in found[7:]))
+        run_pending(pipeline, "dies", dies_at=REGISTERED)
+    put(pipeline.settings.object_root, found[7:])
+    notify_each(pipeline, *found[7:])
     assert traces.statuses(pipeline) == {
         "succeeded": 2, "quarantined": 1, "failed": 1, "in_progress": 3, "pending": 3,
     }  # fmt: skip
@@ -105,21 +102,18 @@ def in_every_status(pipeline: Pipeline, objects: Path) -> None:
 @pytest.mark.clause("WAL-15", "BEY-03")
 def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_made_good_by_the_newer(
     pipeline: Pipeline,
-    objects: Path,
     database_url: str,
     make_pipeline: Callable[..., Pipeline],
     upgrade: Upgrade,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    in_every_status(pipeline, objects)
+    in_every_status(pipeline)
     before = recorded(pipeline)
     claimed = threading.Event()
 
     def work() -> None:
         for number in range(3):
-            run_chain(
-                pipeline, DATASET, PARTITION, f"old-{number}", Source.LEDGER, limit=1, seen=lambda _: claimed.set()
-            )
+            run_pending(pipeline, f"old-{number}", limit=1, seen=lambda _: claimed.set())
 
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work)
@@ -138,16 +132,16 @@ def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_mad
         own_tx(upgraded.ledger).release_lost(run_ids=["dies"])
         work_until_done(upgraded)
     assert traces.statuses(upgraded) == {"succeeded": 8, "quarantined": 2}
-    assert len(traces.items(Path(upgraded.settings.catalog))) == 8
+    assert len(traces.catalog_items(upgraded)) == 8
     assert_conserved(upgraded)
 
 
 @pytest.mark.clause("WAL-15")
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_release_before_its_kfm_init_is_refused_and_the_older_one_works_on(
-    pipeline: Pipeline, objects: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, read_only: bool
+    pipeline: Pipeline, database_url: str, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
-    in_every_status(pipeline, objects)
+    in_every_status(pipeline)
     # On SQLite there is no owner beside the deployment: what writes brings the file up to date itself.
     if read_only or not database_url.startswith("sqlite"):
         with (
@@ -156,5 +150,5 @@ def test_a_release_before_its_kfm_init_is_refused_and_the_older_one_works_on(
         ):
             Database.open(database_url, read_only=read_only)
         assert "\n" not in str(refused.value)
-    run_chain(pipeline, DATASET, PARTITION, "old", Source.LEDGER)
+    run_pending(pipeline, "old")
     assert traces.statuses(pipeline)["succeeded"] == 5

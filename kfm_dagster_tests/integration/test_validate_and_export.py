@@ -37,20 +37,18 @@ pytestmark = pytest.mark.one_database
 JOB = "ingest_nexrad_l2"
 
 
-def executed(face: Face, objects: Path, count: int, **more: object) -> None:
+def executed(face: Face, count: int, **more: object) -> None:
     deliver(face.pipeline, *volumes(count))
     face.execute(JOB, partition=PARTITION, **more)
 
 
 @pytest.mark.clause("PCS-12", "PCS-16", "PCS-17")
-def test_the_report_counts_what_was_recorded_and_nothing_else(
-    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_counts_what_was_recorded_and_nothing_else(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
     nothing = validate_report(face.pipeline, since=since)
     assert (nothing["stages"], nothing["stops_triggered"], nothing["kpis"]["latency_p50_seconds"]) == ({}, {}, None)
     assert nothing["dimensional_closure"] == {"p_dim": None, "ok": True}
-    executed(face, objects, 3)
+    executed(face, 3)
     fine = validate_report(face.pipeline, since=since)
     assert fine["stages"] == {f"nexrad-l2.{operator}": {"succeeded": 1} for operator in sorted(operators())}
     assert {gate: one["pass_rate"] for gate, one in fine["gates"].items()} == {
@@ -66,7 +64,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(
     assert fine["dimensional_closure"] == {"p_dim": 1.0, "ok": True}
     # One stop, of a batch whose fields cite nothing; and the page shows it.
     change_contract(face, monkeypatch, citations=[])
-    executed(face, objects, 5, raise_on_error=False)
+    executed(face, 5, raise_on_error=False)
     [*back] = own_tx(face.pipeline.ledger).find(status=Status.PENDING)
     assert len(back) == 2
     for unit in back:
@@ -118,11 +116,11 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
 
 @pytest.mark.clause("PCS-12", "PCS-16", "PCS-17", "PCS-19")
 def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_as_of_one_line_and_verifies(
-    face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RefusedError, match="observed no quantity was checked"):
         gather_release(face.pipeline)
-    executed(face, objects, 2)
+    executed(face, 2)
     for _ in range(2):  # runs that find nothing, and hide no quantity of the run before them
         face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
     signer = open_signer(face.pipeline.settings)
@@ -223,11 +221,9 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
 
 
 @pytest.mark.clause("PCS-17", "PCS-23")
-def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_process_asks(
-    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_process_asks(face: Face) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
-    executed(face, objects, 3)
+    executed(face, 3)
     first = validate_report(face.pipeline, since=since)
     [day] = first["kpis_by_day"]
     assert day == {"day": first["at"][:10], **first["kpis"]}
@@ -236,7 +232,7 @@ def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_proces
     face.pipeline.clock = lambda: utc_now() + timedelta(days=1)
     reopened(face.pipeline, "stages", "nodes")
     with beyond_the_pole(volumes(4)[3].key):
-        executed(face, objects, 4, raise_on_error=False)
+        executed(face, 4, raise_on_error=False)
     another = Pipeline.open(face.pipeline.settings, read_only=True)
     before, later = validate_report(another, since=since)["kpis_by_day"]
     another.close()

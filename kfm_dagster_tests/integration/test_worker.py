@@ -17,7 +17,6 @@ import pytest
 
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Lane
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.chain import asset_keys
 from kfm_dagster.defs.resources import PipelineResource, SqsQueueResource, WalResource
 from kfm_dagster.defs.runless import RunlessReports
@@ -27,7 +26,7 @@ from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest import chain
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.intake import IntakeReport, take_in
-from kfm_dagster.ingest.nodes import MessageParse, Source, StacRegister
+from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.worker import resident
@@ -45,7 +44,7 @@ from kfm_dagster_tests.integration.chain import (
     assert_conserved,
     deliver,
     put,
-    run_chain,
+    run_pending,
     take,
     volumes,
 )
@@ -144,7 +143,7 @@ def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
     desk.work()
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 3}
     assert len(queue.deleted) == 3
-    assert len(traces.items(Path(desk.pipeline.settings.catalog))) == 3
+    assert len(traces.catalog_items(desk.pipeline)) == 3
     [batch] = desk.batches
     told = batch.as_json()
     assert told.pop("seconds") >= 0
@@ -267,7 +266,7 @@ def in_work(pipeline: Pipeline, run_id: str) -> None:
     """Let a run claim what is pending, and go no further."""
     dies_at = Failpoint(operator=StacRegister.operator, point="computed")
     with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, PARTITION, run_id, Source.LEDGER, dies_at=dies_at)
+        run_pending(pipeline, run_id, dies_at=dies_at)
 
 
 @pytest.mark.clause("BEY-16", "BEY-14", "WAL-10")
@@ -370,9 +369,7 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
 
 
 @pytest.mark.clause("BEY-16", "WSM-11")
-def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
-    face: Face, contracts: ContractRegistry
-) -> None:
+def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(face: Face) -> None:
     clock = face.pipeline.clock = Clock()
     deliver(face.pipeline, *volumes(1))
     in_work(face.pipeline, LIVING)
@@ -393,14 +390,12 @@ def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(
 
 
 @pytest.mark.clause("BEY-16")
-def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do_so(
-    face: Face, contracts: ContractRegistry
-) -> None:
+def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do_so(face: Face) -> None:
     clock = face.pipeline.clock = Clock()
     deliver(face.pipeline, *volumes(1))
     dies_at = Failpoint(operator=MessageParse.operator, point="computed")
     with pytest.raises(CrashError):
-        run_chain(face.pipeline, DATASET, PARTITION, LIVING, Source.LEDGER, dies_at=dies_at)
+        run_pending(face.pipeline, LIVING, dies_at=dies_at)
     for left, seconds in (([LIVING], 30), ([LIVING], 30), ([], 0)):
         face.tick("nodd_ledger")
         assert face.pipeline.stages.lifecycle.store.unfinished_runs() == left
@@ -446,7 +441,7 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_co
     assert [line.rpartition("; ")[2] for line in lines] == ["the day again in 5 s", "the day again in 10 s"]
     for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
         assert "run_rolled_back" in [entry.reason for entry in own_tx(desk.pipeline.ledger).history(wal_id)]
-    assert len(traces.items(Path(desk.pipeline.settings.catalog))) == 2
+    assert len(traces.catalog_items(desk.pipeline)) == 2
 
 
 @pytest.mark.clause("BEY-16")
@@ -549,7 +544,7 @@ def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_w
 
 @pytest.mark.clause("BEY-16")
 def test_a_dagster_that_does_not_answer_costs_no_unit_and_one_line(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue, tmp_path: Path
+    desk: Desk, announced: Callable[[int], None], tmp_path: Path
 ) -> None:
     reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=desk.said.append)
     for count in (1, 2):

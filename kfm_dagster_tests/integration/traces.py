@@ -48,6 +48,11 @@ def items(catalog: Path) -> dict[str, dict[str, Any]]:
     return by_object
 
 
+def catalog_items(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
+    """The Items of a pipeline's catalog, by href of their data."""
+    return items(Path(pipeline.settings.catalog))
+
+
 def catalog_tree(catalog: Path) -> dict[str, Any]:
     """Every published file as JSON, without the runs that Items and Collections name; the tree must be consistent."""
     if not (catalog / "catalog.json").exists():
@@ -91,6 +96,11 @@ def prov_edges(lineage: Path) -> Counter[tuple[str, str, str]]:
                     if name not in {"id", "type"} and str(target).startswith("urn:uuid:"):
                         found[node["id"], name, target] += 1
     return found
+
+
+def audited(pipeline: Pipeline, kind: str) -> list[dict[str, Any]]:
+    """The lines of a kind in the audit."""
+    return [line for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == kind]
 
 
 def assert_once(counted: Counter[Any]) -> None:

@@ -10,55 +10,38 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
-from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     DAY,
     StoredObject,
-    announce,
     missing,
+    notify_each,
     open_pipeline,
     put,
-    run_chain,
-    take,
+    run_pending,
     volumes,
 )
-from kfm_dagster_tests.recovery.replays import PERSON
+from kfm_dagster_tests.recovery.replays import PERSON, selection
 from kfm_dagster_tests.transactions import own_tx
 
 PARTITION = DAY.isoformat()
 COUNT = 3
-RUN = "run-1"
 
 
-def ingest(pipeline: Pipeline, items: list[StoredObject], *, run_id: str = RUN) -> StageBatch:
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
-    return run_chain(pipeline, "nexrad-l2", PARTITION, run_id, Source.LEDGER)
+def ingest(pipeline: Pipeline, items: list[StoredObject]) -> None:
+    notify_each(pipeline, *items)
+    run_pending(pipeline, "run-1")
 
 
 def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection:
-    return selection_of(
-        {
-            "apiVersion": "kfm.nodd.replay/v1",
-            "kind": "ReplaySelection",
-            "metadata": {"name": "chain", "env": "dev"},
-            "spec": {
-                "mode": mode,
-                "filters": {
-                    "datasets": ["nexrad-l2"],
-                    "status": list(status),
-                    "event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"},
-                },
-                "options": {"allow_repair_and_replace": mode != "failed-only", **options},
-            },
-        },
-        source="the test",
-    )
+    """A selection of the volumes' units by their time."""
+    month = {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}
+    options = {"allow_repair_and_replace": mode != "failed-only", **options}
+    return selection(mode=mode, filters={"status": list(status), "event_time": month}, options=options)
 
 
 def left_by(pipeline: Pipeline) -> dict[str, Any]:
@@ -83,7 +66,7 @@ def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline,
     engine = ReplayEngine(pipeline=pipeline)
     run = engine.start(wanted("failed"), PERSON)
     assert engine.advance(run.replay_run_id).admitted is not None
-    run_chain(pipeline, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
+    run_pending(pipeline, "run-2")
     assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
 
     assert traces.statuses(pipeline) == {"succeeded": COUNT}
@@ -119,7 +102,7 @@ def test_items_of_a_range_of_days_are_made_again_as_the_release_makes_them(pipel
     wide["spec"]["filters"] |= {"event_time": {}, "days": days}
     run = engine.start(selection_of(wide, source="the test"), PERSON)
     assert engine.advance(run.replay_run_id).admitted is not None
-    run_chain(newer, "nexrad-l2", PARTITION, "run-2", Source.LEDGER)
+    run_pending(newer, "run-2")
     assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
     found = [json.loads(path.read_bytes()) for path in Path(pipeline.settings.catalog).rglob("*.json")]
     titles = [one["assets"]["data"]["title"] for one in found if one["type"] == "Feature"]
