@@ -183,11 +183,7 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: objec
         retry_backoff_seconds=60,
         **settings,
     )
-    return DlqFixture(
-        pipeline=open_pipeline(cloud, chosen, ContractRegistry.load()),
-        cloud=cloud,
-        queues=queues,
-    )
+    return DlqFixture(pipeline=open_pipeline(cloud, chosen, ContractRegistry.load()), cloud=cloud, queues=queues)
 
 
 def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRegistry) -> Pipeline:

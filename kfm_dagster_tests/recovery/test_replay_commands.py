@@ -161,6 +161,11 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     assert "5 succeeded" in shown
     rows = call("inspect", answer.document["replay_run_id"], "--fields", "position,outcome", "--json").document
     assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
+    # A failure that no policy lets in again ends in quarantine at once.
+    stand.bring("failed", 1, first=10)
+    with working(stand, ending=partial(failed, code="governance_hard_fail")):
+        answer = call("run", *SCOPE, *START, "--json")
+    assert (answer.code, answer.document["outcomes"]["quarantined"]) == (4, 1)
 
 
 @pytest.mark.clause("RPL-01")
@@ -179,18 +184,6 @@ def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand
         assert [(row["replay_run_id"], row["wal_id"]) for row in rows] == [(replay_run_id, wal_id)]
     [newest] = call("inspect", "--mismatches", "--rows", "1", "--json").document
     assert newest["wal_id"] == started[-1][1]
-
-
-@pytest.mark.clause("RPL-01")
-def test_a_replay_that_finishes_with_failures_has_its_own_exit_code(
-    stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands, "POLL_SECONDS", 0.02)
-    stand.bring("failed", 1)
-    # A failure that no policy lets in again ends in quarantine at once.
-    with working(stand, ending=partial(failed, code="governance_hard_fail")):
-        answer = call("run", *SCOPE, *START, "--json")
-    assert (answer.code, answer.document["outcomes"]["quarantined"]) == (4, 1)
 
 
 @pytest.mark.clause("RPL-01", "RPL-05")
@@ -225,9 +218,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
     "a word that is no time": (["select", *SCOPE, "--created-after", "yesterday"], {}, 2, ["yesterday"]),
     "a time without a zone": (["select", *SCOPE, "--created-after", "2025-12-03T00:00:00"], {}, 2, ["with its zone"]),
     "a reason in no vocabulary": (["select", *SCOPE, "--replay-reason", "why-not"], {}, 2, ["why-not", "incident"]),
-    "a repair without approval": (
-        ["run", *SCOPE, "--mode", "repair-and-replace", *START], {}, 3, ["guard approval"],
-    ),
+    "a repair without approval": (["run", *SCOPE, "--mode", "repair-and-replace", *START], {}, 3, ["guard approval"]),
     "prod without a reference": (["run", *SCOPE, *START], {"KFM_ENV": "prod"}, 3, ["change or incident reference"]),
     "prod by the option": (["run", *SCOPE, *START, "--env", "prod"], {"KFM_ENV": "dev"}, 3, ["reference"]),
     "another environment": (["dry-run", "--selection-file", "s.yaml"], {"KFM_ENV": "stage"}, 3, ["guard environment"]),

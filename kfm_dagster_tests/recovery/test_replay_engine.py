@@ -219,9 +219,7 @@ def killed(stand: Stand, replay_run_id: str) -> list[str]:
 
 
 @pytest.mark.clause("RPL-05")
-def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_and_doubles_nothing(
-    stand: Stand,
-) -> None:
+def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_and_doubles_nothing(stand: Stand) -> None:
     units = stand.bring("failed", 2) + stand.bring("succeeded", 2, first=2) + stand.bring("quarantined", 2, first=4)
     run = stand.engine.start(repair("failed", "succeeded", "quarantined", limits={"batch_size": 4}), PERSON)
     points = set(killed(stand, run.replay_run_id))
