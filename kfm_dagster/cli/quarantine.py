@@ -71,7 +71,7 @@ version_option = click.option(
 
 @click.group()
 def quarantine() -> None:
-    """List units that automatic flows leave out, or quarantine units.
+    """List cases, show their evidence, or quarantine units.
 
     Example: kfm units cases
     """
@@ -129,7 +129,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
             records = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)
         cases = [(json_row(case), _evidence(pipeline.store, case)) for case in records]
     if not cases:
-        raise KfmError("no such unit was ever quarantined", observed=wal_id, next_step=f"kfm units show {wal_id}")
+        raise KfmError("the unit was never quarantined", observed=wal_id, next_step=f"kfm units show {wal_id}")
     if as_json:
         click.echo(json.dumps({"wal_id": wal_id, "cases": [row | {"evidence": bundle} for row, bundle in cases]}))
         return
@@ -188,10 +188,9 @@ def retry(
 ) -> ExitCode:
     """Give failed and quarantined units one more attempt.
 
-    Named units, or the units of a filter, without discarded units. All are retried or none: a running deployment
-    replays the failed units, and the quarantined units are released, which needs a change reference. In prod a release
-    waits for a second person (kfm governance approve), and the exit code is 6. A released unit that fails again
-    returns to quarantine.
+    Takes named units, or a filter's units except discarded ones. All are retried or none. A running deployment replays
+    failed units; quarantined units are released, which needs a change reference. In prod a release waits for a second
+    person (kfm governance approve), and the exit code is 6. A released unit that fails again returns to quarantine.
 
     Example: kfm retry 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason "source fixed" --change-ref CHG-42
     """
@@ -295,7 +294,7 @@ def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
 def _show_outcome(
     records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
 ) -> None:
-    """Print a line for each record, or a JSON object; the transitions of a replay come later."""
+    """Print a line for each record, or a JSON object; a replay changes its units later."""
     for record in records:
         row = {"wal_id": record.wal_id, "from": record.status, "to": outcome, "seen_version": record.version}
         # A transition adds a version; closing a case does not change the record.
@@ -310,7 +309,7 @@ def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None
     """Print a case with its evidence; `bundle` is None before it is collected."""
     show_fields({name: value for name, value in row.items() if value is not None})
     if bundle is None:
-        click.echo("evidence: not collected yet, the next tick of the sensor nodd_ledger does it")
+        click.echo("evidence: not collected yet; the next tick of the sensor nodd_ledger requests it")
         return
     if "lost" in bundle:
         click.echo(f"evidence: lost ({bundle['lost']})")

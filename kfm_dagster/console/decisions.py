@@ -1,4 +1,4 @@
-"""Decisions by forms of a signed-in person, carried out and logged as on the command line.
+"""A signed-in person's decisions, made in forms; carried out and logged as on the command line.
 
 Belongs here: the form of a decision, routes that change a unit, a dataset or an alert, the proposals that wait for
 approval, and replays and discards of all units of a filter. A dry run counts the eligible units before a start. The
@@ -89,10 +89,10 @@ Decide: TypeAlias = Callable[[PostedDecision], str]
 def decision_form(
     pages: Pages, path: str, decide: Decide, *, fields: tuple[str, ...] | None = (), is_override: bool = True
 ) -> Route:
-    """Return the route of a decision's form with further `fields`; None for those of a filter.
+    """Return the route of a decision's form; `fields` are its further fields, None for a filter's.
 
-    An override needs a change reference in prod. Answers raise HTTPException without a sign-in,
-    BadRequestError, KfmError.
+    An override needs a change reference in prod. Answers raise BadRequestError, KfmError and,
+    without a sign-in, HTTPException.
     """
 
     def answer(request: Request, posted: Fields) -> Response:

@@ -1,4 +1,4 @@
-"""Sensors: messages to partitioned runs, the ledger's leftovers to further runs, due work."""
+"""Sensors: request runs for messages, for the ledger's waiting units, and for work due by the clock."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -65,7 +65,7 @@ def ingest_sensors(
         minimum_interval_seconds=ticking_every(interval_seconds),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Receives from the SQS queue in parallel, lands the raw batch immutably, records every unit, and "
-        "asks for one run per day over all datasets that have messages for it. Stops receiving while more than "
+        "requests a run for each day that has messages, over its datasets. Stops receiving once "
         "KFM_MAX_IN_FLIGHT_UNITS live units are pending or in progress, and while everything that the queue brings is "
         "switched off.",
     )
@@ -212,7 +212,7 @@ def _why_nothing_is_asked_for(
 
 
 INTERVALS = 3
-"""This sensor ticks once per 3 ticks of the others: listing a day takes longer, and alerts have windows of minutes."""
+"""`nodd_due` ticks once per 3 ticks of the others: listing a day takes longer, and alerts have windows of minutes."""
 NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 

@@ -163,7 +163,7 @@ class IdempotentNodes:
         tx.lock(f"etl_wal/{content_hash}")
 
     def fail(self, intent: Intent, error: BaseException) -> None:
-        """Mark an intent FAILED by an error, for a replay."""
+        """Mark an intent FAILED with its error, so that a replay repeats it."""
         end = StepEnd(spent=self.meter.end(intent.wal_id), error=type(error).__name__)
         with self.database.transaction() as tx:
             self.intents.resolve(intent, IntentStatus.FAILED, end=end, tx=tx)
@@ -205,14 +205,14 @@ class IdempotentNodes:
             return None if content_hash is None else self.output(content_hash, tx=tx)
 
     def newest_of_stage(self, stage: str, *, since: datetime) -> list[Output]:
-        """Return a stage's last output of each partition with outputs since `since`, newest first."""
+        """Return a stage's last output in each partition with outputs from `since` on, newest first."""
         with self.database.snapshot() as tx:
             return tx.rows(Output, "idempotent_node.newest_outputs_of_stage", prefix=f"{stage}@", since=since)
 
     def outputs_ahead(self, stage: str, *, later: str, since: datetime, before: datetime) -> dict[str, Output]:
         """Return by partition a stage's last output since `since`, if stage `later` has not applied it.
 
-        A partition is omitted if `later` ran in it recently, at `before` or after.
+        A partition is omitted if `later` ran in it at or after `before`.
         """
         bounds = {"prefix": f"{stage}@", "later_prefix": f"{later}@", "since": since, "before": before}
         with self.database.snapshot() as tx:
@@ -248,7 +248,7 @@ class IdempotentNodes:
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
-        """Rewrite an intent that was abandoned although its worker lived, for the output needs it."""
+        """Write a second intent for one abandoned while its worker lived; an output needs it APPLIED."""
         second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,

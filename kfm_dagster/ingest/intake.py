@@ -34,7 +34,7 @@ from kfm_dagster.telemetry.traces import is_tracing, record_receive
 CERTIFICATE_WAIT_SECONDS = 60.0
 """First wait of a message for its sender's certificate; KFM_RETRY_BACKOFF_SECONDS overrides it."""
 WAIT_FACTOR = 4
-"""Ratio of each wait to the wait before, by which five receives, the usual limit, take almost six hours."""
+"""Each wait is this many times the wait before; five receives, the usual limit, then take almost six hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class IntakeReport:
     `completions` counts units that read an object again with a late sidecar, `closings` units that read a volume's
     newest chunk again as the last chunk. `work` has dataset and partition of units that wait for a run. `full`: nothing
     was received, because too many live units are in flight; `off`: the switches that forbid receiving; `policy`: all
-    switches that were on. `unverified` messages wait on the queue, unrecorded, for their sender's certificate.
+    engaged kill switches. `unverified` messages wait on the queue, unrecorded, for their sender's certificate.
     """
 
     received: int = 0

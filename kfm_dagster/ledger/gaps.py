@@ -140,7 +140,7 @@ class Gaps:
         return self._note(amiss, over, at)
 
     def looked(self, dataset: str, *, until: datetime) -> None:
-        """Record the end hour of the check of a dataset's days."""
+        """Record the hour until which a dataset was checked."""
         with self.database.transaction() as tx:
             tx.run("gaps.looked", dataset=dataset, until=until)
 

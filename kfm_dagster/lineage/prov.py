@@ -82,7 +82,7 @@ def jsonld(lines: Iterable[bytes]) -> bytes:
 
 def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
     """Return activity and entities of a unit; `producers` are the agents of the source object."""
-    # The decision of the sensitive area that the unit's footprint met.
+    # The masking decision for the sensitive area that the footprint met.
     properties = unit.envelope.metadata.stac_properties if unit.envelope.metadata else {}
     decided = properties.get(MASKING_DECISION)
     masked = [] if decided is None else MaskingDecision.from_json(decided).prov_nodes([unit.masked_id])

@@ -37,7 +37,7 @@ FIRST_WAIT_SECONDS = 1
 """Wait of a receive call's first request: any wait queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
 MAX_VISIBILITY_SECONDS = 39_600
-"""11 hours: SQS allows 12 from the receipt (API reference, ChangeMessageVisibility); the run has the other hour."""
+"""11 hours: SQS allows 12 from the receipt (API reference, ChangeMessageVisibility); one is left for the run."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
@@ -116,8 +116,8 @@ class Queue:
         The first request waits for a message, so it queries all of SQS's servers. If it returns none, the call ends.
         It waits for less time than the client's read timeout; the budget in seconds begins after it.
 
-        The budgets are seconds, bytes of all bodies (a running request may exceed them, and at least one request is
-        made) and units that the messages announce.
+        Budgets: seconds, bytes of all bodies, announced units. Running requests may exceed them; at least one request
+        is made.
 
         Messages stay hidden for `visibility_seconds`, by default for the queue's own timeout. An error after the first
         messages ends the call and returns these: they are in flight, and only their receiver can delete them.

@@ -83,11 +83,11 @@ def stac_register_batch(
                 candidates[position] = stac_register(envelope, contract=contract, grammar=grammar, run_state=run_state)
             except NoItemError as error:
                 enriched[position] = envelope.evolve(stac=_no_item(str(error)))
-            except KfmError:  # of the contract or the catalog, so of every unit
+            except KfmError:  # a fault of contract or catalog concerns every unit
                 raise
-            except Exception as error:  # of this unit: the others continue
+            except Exception as error:  # a fault of this unit: the others continue
                 _LOG.exception("no Item of %s", envelope.wal_id, exc_info=redacted_error(error))
-                enriched[position] = envelope.evolve(stac=_no_item(f"the Item ends in {type(error).__name__}"))
+                enriched[position] = envelope.evolve(stac=_no_item(f"building the Item raised {type(error).__name__}"))
     results = catalog.register(list(candidates.values()), fence=fence)
     for position, result in zip(candidates, results, strict=True):
         enriched[position] = envelopes[position].evolve(stac=result)

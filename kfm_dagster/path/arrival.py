@@ -53,7 +53,7 @@ class TimeAligned:
     offset_s: float
     """Seconds from the reference to the start."""
     f_s_hz: float
-    """Samples of the echo a second."""
+    """Echo samples per second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_h
     aligned = TimeAligned(offset_s=(ts_start - reference).total_seconds(), f_s_hz=f_s_hz)
     if abs(aligned.offset_s) > tau.total_seconds():
         raise PathError(
-            "the path's time is not its reference's",
+            "the path's time differs from its reference time",
             observed=f"{aligned.offset_s:g} s apart",
             expected=f"at most {tau.total_seconds():g} s",
             next_step="look at the volume's clock",
@@ -173,7 +173,8 @@ def arrive(
     general = float(np.sum((path.n_eff / c_ref_m_s) * path.d_ell))
     first, last = phase.elements_before, phase.elements_before + phase.elements_within
     begin, end = phase.reference_window_m
-    # Share of each element that the mean leaves: none before the window, all beyond, within it the part before it.
+    # Share of each element's phase that remains without the mean: 0 before the window, 1 after it, within it the
+    # element's position (0 to 1).
     share = (path.ell[first:last] - begin) / (end - begin)
     remaining = float(np.sum(share * optical[first:last]) + optical[last:].sum())
     return Arrival(
@@ -196,8 +197,9 @@ def arrive(
 def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
     """Return the faults of a path's arrays as texts; none when the arrays agree.
 
-    sample_m: c_ref / f_s, the way of light in a vacuum within a sample. No element is longer than its way along the
-    path: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card Template v1.0, chapter 3, section III).
+    sample_m: c_ref / f_s, the way of light in a vacuum within a sample. No element is longer than light travels along
+    the path within a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card Template v1.0,
+    chapter 3, section III).
     """
     lengths = {
         "gamma_ell": {path.height_m.shape, path.distance_m.shape},
@@ -228,7 +230,7 @@ def _values_at_fault(path: BeamPath) -> list[str]:
 
 
 def _order_at_fault(path: BeamPath) -> list[str]:
-    """Check that every ell is in its own element, between the sums of d ell before and with it.
+    """Check that every ell is in its own element: between the sums of d ell without and with it.
 
     True of rectangles and trapezoids, and of a Gauss rule by the separation theorem of Chebyshev, Markov and Stieltjes
     (Szego, Orthogonal Polynomials, section 3.41).

@@ -30,7 +30,7 @@ SEARCH_BYTES = 1024
 
 STRAY_BYTES = 8
 """Most bytes behind the last message: real objects have a line end, first letters of a missing message, or six zeros
-(NDFD's wave heights). More bytes are a part of something else."""
+(NDFD's wave heights). An object with more is refused."""
 
 MAX_STEP = timedelta(days=3660)
 """Longest plausible forecast; a corrupt forecast time must not become a date far outside the calendar."""
@@ -39,7 +39,7 @@ _INDICATOR_BYTES = 16
 _READ = frozenset({1, 3, 4, 5})
 _REPEATED = frozenset({2, 3, 4})
 _REPRESENTATION, _DATA = 5, 7
-"""Numbers of sections: to read, possible begins of a further field, the data representation, the data."""
+"""Section numbers: those read; those that may begin a further field; the data representation; the data."""
 _MISSING_32 = 0xFFFFFFFF
 
 
@@ -55,9 +55,10 @@ class Product:
     """Section 4, the product.
 
     `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...). `begin` and `step`
-    are the times from the reference to begin and end of the field: equal for an instant, the overall interval for
-    statistical products, None for an unknown template or time unit. `origin` has the generating process and the role in
-    an ensemble (code tables 4.6 and 4.7) under ecCodes' key names, when the template has them.
+    are the times from the reference to the field's start and end: equal for an instant, the overall interval for
+    statistical products. An unknown template has neither, an unknown time unit only a statistical product's `step`.
+    `origin` has the generating process and the role in an ensemble (code tables 4.6 and 4.7) under ecCodes' key names,
+    when the template has them.
     """
 
     template: int
@@ -75,7 +76,7 @@ class Product:
 class GribMessage:
     """A message's header. `grid` is section 3, cut at SECTION_BYTES.
 
-    Bytes, aware UTC, and codes of tables 1.3 and 1.4 and common tables C-1 and C-12.
+    `offset` and `length` are in bytes, `reference` is aware UTC; codes are of tables 1.3, 1.4, C-1 and C-12.
     """
 
     offset: int
@@ -106,7 +107,7 @@ class GribMessage:
 
 
 class HeaderWindow:
-    """Small reads of a ByteSource, by requests of at least REQUEST_BYTES; keeps the last."""
+    """Small reads of a ByteSource, served from its last request (at least REQUEST_BYTES)."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -164,14 +165,14 @@ def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:
 
 
 def read_message(window: HeaderWindow, start: int) -> GribMessage:
-    """Read the header of the message at `start`, by its first field. Raises ReadError."""
+    """Return the header of the first field of the message at `start`. Raises ReadError."""
     return next(_read_fields(window, start))
 
 
 def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
     """Yield the header of each field from the message at `start` on, without the packed data.
 
-    Raises ReadError when a message does not have its stated length, or no whole message follows it.
+    Raises ReadError when a message does not end where it states, or more than STRAY_BYTES follow the last.
     """
     following: int | None = start
     while following is not None:
@@ -179,7 +180,7 @@ def read_fields(window: HeaderWindow, start: int) -> Iterator[GribMessage]:
         try:
             yield from _read_fields(window, following)
         except ReadError:
-            check_end(window, end)  # a hole at the end is a cut, whatever it does to the sections
+            check_end(window, end)  # without its end a message is truncated, whatever else is wrong
             raise
         check_end(window, end)
         following = find_message(window, end)
@@ -229,7 +230,7 @@ def _sections(window: HeaderWindow, start: int, end: int) -> Iterator[Mapping[in
     """Yield sections 1, 3, 4 and 5 of each field by number.
 
     Numbers ascend, and a further field begins with 2, 3 or 4. It inherits the sections that it does not repeat from the
-    field before it (regulation 92.6.2); without a section of a further field the fields end.
+    field before it (regulation 92.6.2). Any other section ends the iteration.
     """
     sections: dict[int, bytes] = {}
     previous, fields = 0, 0
@@ -312,7 +313,7 @@ def _product(section: bytes, reference: datetime) -> Product:
             step = _time(section, end_octet - 1) - reference
             begin = None if begin is None else min(begin, step)
         if step is not None and not timedelta(0) <= step <= MAX_STEP:
-            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"a message is valid {step} after its reference")
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"a message's time is {step} after its reference")
     return Product(
         template=template,
         category=category,
@@ -327,7 +328,7 @@ def _product(section: bytes, reference: datetime) -> Product:
 
 
 def _origin(section: bytes, template: int) -> dict[str, int]:
-    """Return process (4 octets before the time unit), ensemble or derived type (35), member 36."""
+    """Return the process (octet: time unit's minus 4), ensemble or derived type (35), member (36)."""
     layout = _LAYOUTS.get(template)
     octets = {} if layout is None else {"generatingProcessIdentifier": layout[0] - 4}
     if template in _MEMBER_TEMPLATES:

@@ -22,9 +22,9 @@ from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MOMENTS, Pattern, Position, Radial, VolumeHeader
 
 POSITION_TOLERANCE_M = 50_000
-"""Most metres between a radar's own position and its site's: 100 m in real objects, but the table has a place per site,
-and the farthest known move is RKSG's, by 36 km. The nearest other WSR-88D is 59 km off, but for two tested in Norman;
-a nearer TDWR differs only by the name in header and radials."""
+"""Most metres between a radar's stated position and its site's. Real objects differ by 100 m, but the table has one
+position per site, and RKSG moved by 36 km, the farthest known. Other WSR-88Ds are at least 59 km away, except the two
+test radars in Norman; only the name in header and radials distinguishes a nearer TDWR."""
 _WGS84 = Geod(ellps="WGS84")
 
 
@@ -54,7 +54,7 @@ def radar_site(icao: str) -> Site | None:
 
 
 def site_named(identifier: str) -> Site | None:
-    """Return a site by its three letters: ICAO's without the first, as in AWIPS identifiers."""
+    """Return a site by the last three letters of its ICAO identifier, as in AWIPS identifiers."""
     return next((site for site in (*tdwr_sites().values(), *sites().values()) if site.icao[1:] == identifier), None)
 
 
@@ -85,7 +85,9 @@ def radar_position(stated: Position | None, site: Site | None, name: str) -> Pos
         return site
     # A NaN fails this test. No radar is beyond 65 degrees; past 85 the disc would hold a pole.
     if not (-85 <= stated.latitude <= 85 and -180 <= stated.longitude <= 180):
-        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"the radar states {stated.latitude}, {stated.longitude}")
+        raise ReadError(
+            MetadataIssue.INVALID_GEOMETRY, f"impossible position of the radar: {stated.latitude}, {stated.longitude}"
+        )
     if site is not None:
         _refuse_distant(stated, site)
     return stated
@@ -146,7 +148,7 @@ TDWR_VERSION = "08"
 
 
 def kind_of(icao: str, version: str = "") -> RadarKind:
-    """Return the kind of a radar by its site; for an unknown site by the format version."""
+    """Return TDWR for a site of its table or its format version, else WSR-88D."""
     return TDWR if icao in tdwr_sites() or version == TDWR_VERSION else WSR_88D
 
 
@@ -170,7 +172,7 @@ def check_version(header: VolumeHeader, groups: Mapping[str, str]) -> None:
 
 
 def pattern_findings(kind: RadarKind, number: int | None) -> tuple[tuple[MetadataIssue, str], ...]:
-    """Return a finding for a pattern number that radars of the kind do not have; 0 has none."""
+    """Return a finding for a pattern number that radars of the kind do not have; none for 0."""
     if not number or number in kind.patterns:
         return ()
     expected = ", ".join(map(str, sorted(kind.patterns)))
@@ -183,7 +185,7 @@ def check_cuts(kind: RadarKind, angles: list[float]) -> None:
     if angles and max(angles) > kind.highest_cut + _BINARY_DEGREES:
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY,
-            f"the pattern has a cut at {max(angles)} degrees; expected {kind.highest_cut} at most of a {kind.name}",
+            f"the pattern has a cut at {max(angles)} degrees; expected at most {kind.highest_cut} for a {kind.name}",
         )
 
 
@@ -201,7 +203,7 @@ def moment_bands(moments: Sequence[str]) -> list[dict[str, Any]]:
             "name": moment,
             "description": MOMENTS[moment][0],
             "unit": MOMENTS[moment][1],
-            # The clutter filter's codes name the applied filter.
+            # CFP's codes mean something else: the applied clutter filter.
             **({} if moment == "CFP" else {"classification:classes": codes}),
         }
         for moment in moments

@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # After a withdrawal the hash names the applied run, so that all runs share the output; else this run.
+            # The hash names this run; after a withdrawal the withdrawn run, so that all runs share the new output.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

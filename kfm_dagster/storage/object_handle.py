@@ -303,7 +303,7 @@ class FolderObject:
 def is_inside(path: str, folder: str) -> bool:
     """Return whether a resolved path is in the folder.
 
-    Callers resolve all but the folder's last part, so that a bucket's folder that is a link contains no path.
+    Callers do not resolve the folder's last part, so no path is inside a bucket folder that is itself a link.
     """
     return f"{path}/".startswith(f"{folder}/")
 

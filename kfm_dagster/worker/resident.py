@@ -98,13 +98,13 @@ requests of an idle worker cost almost no CPU."""
 GATHER_SECONDS = 1.0
 """Messages within this time after the first message are one batch, because each run costs a tenth of a second."""
 UNITS_PER_READ = 16
-"""Units of a batch per parallel read, which take some seconds. Further messages stay on the queue for other workers."""
+"""Units in a batch for each parallel read; such a batch takes some seconds. Other workers receive further messages."""
 LOOK_SECONDS = 5.0
 """Pause between two looks at the ledger, as between two ticks of the sensors."""
 EVIDENCE_SECONDS = 60.0
 """The longest time between two collections of evidence; an idle worker collects evidence at once."""
 LEFT_SECONDS = 30.0
-"""Time after which pending units are the worker's, because a sensor requests a run within two ticks."""
+"""After this time the worker takes pending units: a sensor would have requested their run by then."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 600.0
 """Pauses after failures in a row: the first pause, and the limit of its doubling."""
@@ -171,12 +171,12 @@ class Worker:
     _ended: set[str] = field(default_factory=set, init=False)
     """Failed runs, whose remaining claims can be released."""
     _waiting: dict[DayKey, float] | None = field(default=None, init=False)
-    """Day > time since which each look has seen pending units; None before the first look."""
+    """By day, the time since when each look has seen pending units; None before the first look."""
     _failures: dict[DayKey, _Failures] = field(default_factory=dict, init=False)
 
     def stop(self) -> None:
         """End after the current batch. Signal handlers may call this."""
-        # Not a threading.Event, because a signal handler that interrupts its wait would wait for its lock for ever.
+        # Not a threading.Event: a signal handler that interrupts Event.wait would deadlock on the Event's lock.
         self.stopping = True
 
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:
@@ -262,7 +262,7 @@ class Worker:
             except Exception as error:
                 pause = failures.add()
                 self._next_look = 0.0
-                self.warn(f"{' '.join(key)}: {_line(error)}; the day again in {pause:.0f} s")
+                self.warn(f"{' '.join(key)}: {_line(error)}; next try of the day in {pause:.0f} s")
                 return
             failures.number, units = 0, batch.units
             if units:

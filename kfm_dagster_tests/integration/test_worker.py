@@ -438,7 +438,7 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_co
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
     assert {record.attempts for record in traces.records(desk.pipeline).values()} == {3}
     lines = [line for line in desk.said if line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line]
-    assert [line.rpartition("; ")[2] for line in lines] == ["the day again in 5 s", "the day again in 10 s"]
+    assert [line.rpartition("; ")[2] for line in lines] == ["next try of the day in 5 s", "next try of the day in 10 s"]
     for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
         assert "run_rolled_back" in [entry.reason for entry in own_tx(desk.pipeline.ledger).history(wal_id)]
     assert len(traces.catalog_items(desk.pipeline)) == 2

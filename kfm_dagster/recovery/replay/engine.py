@@ -75,7 +75,7 @@ class Report:
 
     @property
     def ended(self) -> bool:
-        """Return whether no further batch is admitted unless a person acts."""
+        """Return whether the replay is stopped or finished."""
         return self.run.state in ENDED
 
     def as_json(self) -> dict[str, object]:
@@ -161,7 +161,7 @@ class ReplayEngine:
     def advance(self, replay_run_id: str) -> Advance:
         """Advance a running replay by a batch at most; any process may repeat it safely.
 
-        Does nothing for a backfill, which needs the listings in progress (Backfills.advance). Raises UnknownNameError.
+        Does nothing for a backfill, which needs its listings in progress: Backfills.advance. Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
@@ -180,7 +180,7 @@ class ReplayEngine:
         return steps
 
     def _advance_or_record(self, replay_run_id: str) -> Advance:
-        """Advance a replay; record a hold if this release cannot continue it."""
+        """Advance a replay; return a hold if this version of kfm_dagster cannot continue it."""
         try:
             return self.advance(replay_run_id)
         except DependencyUnavailableError:
@@ -215,7 +215,7 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Return whether a running replay continues by itself, because no guard holds it."""
+        """Return whether a running replay is not held by a guard."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         holds = [self.report(replay_run_id).hold for replay_run_id in replays]
@@ -230,7 +230,7 @@ class ReplayEngine:
         differing = runs.differing(tx, run.replay_run_id)
         if len(differing) <= run.mismatches_seen:
             return None
-        reason = f"{len(differing)} results differ from earlier results, first of {differing[0].wal_id}"
+        reason = f"{len(differing)} results differ from earlier results, the first at unit {differing[0].wal_id}"
         decision = self._engine(reason, run)
         at = self.pipeline.clock()
         runs.change_state(tx, run.replay_run_id, run.state, ReplayState.STOPPED, at=at, state_reason=reason)
@@ -332,6 +332,6 @@ class ReplayEngine:
         )
 
     def _engine(self, reason: str, run: ReplayRun) -> Decision:
-        """Return a decision of the engine itself, under the change of the replay."""
+        """Return a decision by the engine itself, with the replay's change reference."""
         actor = self.pipeline.settings.worker_id
         return Decision(actor=actor, reason=reason, change_ref=run.decision.change_ref)

@@ -43,7 +43,7 @@ class ReplayState(StrEnum):
 
 
 ENDED = (ReplayState.STOPPED, ReplayState.FINISHED)
-"""States that admit no further batch unless a person resumes the replay."""
+"""States of a replay that no process advances; a person may resume a stopped replay."""
 NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.PLANNED: (ReplayState.RUNNING,),
     ReplayState.RUNNING: (ReplayState.PAUSED, ReplayState.STOPPED, ReplayState.FINISHED),
