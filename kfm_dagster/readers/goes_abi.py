@@ -92,7 +92,7 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
     """Return length, first and last scan angle (radians) of an axis, packed or unpacked."""
     axis = _required(root, name)
     if len(axis.shape) != 1 or not 2 <= axis.shape[0] <= _LONGEST_AXIS:
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} has shape {axis.shape}, no axis")
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"variable {name} of shape {axis.shape} is not an axis")
     length = axis.shape[0]
     ends = [end for end in map(axis.storage.element, (0, length - 1)) if end is not None]
     if len(ends) != 2:
@@ -227,7 +227,7 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
     difference = max(abs((edge - bound + 180) % 360 - 180) for edge, bound in zip(stated, bounds, strict=True))
     if difference <= _extent_tolerance((image.east - image.west) / native["dims"]["x"]):
         return outline, properties, ()
-    wrong = f"the file states the extent {stated}, its grid has {bounds}"
+    wrong = f"the file states the extent {stated}; its grid has {bounds}"
     return outline, properties, ((MetadataIssue.INVALID_GEOMETRY, wrong),)
 
 
@@ -292,7 +292,7 @@ def _image_bounds(native: Mapping[str, Any]) -> ImageBounds:
     (west, east), (north, south) = (_edges(native, name) for name in ("x", "y"))
     if not (-_LARGEST_ANGLE < west < east < _LARGEST_ANGLE and -_LARGEST_ANGLE < south < north < _LARGEST_ANGLE):
         raise ReadError(
-            MetadataIssue.MISSING_GEOLOCATION, f"x spans {west} to {east} and y {north} to {south}, no ABI image"
+            MetadataIssue.MISSING_GEOLOCATION, f"x spans {west} to {east} and y {north} to {south}: not an ABI image"
         )
     return ImageBounds(west=west, east=east, south=south, north=north)
 

@@ -67,7 +67,7 @@ def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
     rows = _LINE.findall(text)
     if len(rows) != lines:
         wrong = next((line for line in text.split("\n") if not _LINE.fullmatch(line)), "")
-        raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index holds a line that is none: {wrong[:80]!r}")
+        raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has an invalid line: {wrong[:80]!r}")
     return tuple(
         IndexEntry(int(message), int(sub or 0), int(offset), reference, variable, level, step, qualifier)
         for message, sub, offset, reference, variable, level, step, qualifier in rows

@@ -89,7 +89,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     # Offsets of: size of offsets, size of lengths, base address, end-of-file address, address of the root's header.
     layouts = {0: (13, 14, 24, 40, 64), 1: (13, 14, 28, 44, 68), 2: (9, 10, 12, 28, 36), 3: (9, 10, 12, 28, 36)}
     if version not in layouts:
-        raise unreadable(f"superblock version {version}, known are 0 to 3")
+        raise unreadable(f"superblock version {version}; expected 0 to 3")
     offset_size, length_size, base, end, root = layouts[version]
     # NetCDF-4 writes 8-byte offsets and lengths and no user block.
     if head[offset_size] != 8 or head[length_size] != 8 or any(head[base : base + 8]):
@@ -112,7 +112,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
         raise unreadable("NetCDF-4 writes no such superblock")
     if stated != blocks.size:
         code = MetadataIssue.TRUNCATED_OBJECT if stated > blocks.size else MetadataIssue.UNREADABLE_FORMAT
-        raise ReadError(code, f"{blocks.size} bytes, the superblock states {stated}")
+        raise ReadError(code, f"{blocks.size} bytes; the superblock states {stated}")
     return int.from_bytes(head[root : root + 8], "little")
 
 
@@ -128,7 +128,7 @@ class Hdf5Object:
         self._compact_attributes: dict[bytes, messages.Attribute] | None = None
         self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, messages.attribute_name, optional_bytes=2)
         if self._dense_attributes is not None and messages.ATTRIBUTE in self._messages:
-            raise unreadable("an object with attributes both in its header and outside of it")
+            raise unreadable("an object has attributes both in its header and outside of it")
 
     def text(self, name: str) -> str | None:
         """Return a text attribute without its padding, None without an attribute of that name."""
@@ -170,7 +170,7 @@ class Hdf5Object:
                 raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"an object has more than {MAX_MEMBERS} attributes")
             name = encoded.decode("utf-8")
             if name in values:
-                raise unreadable(f"an object with two attributes {name[:80]!r}")
+                raise unreadable(f"an object has two attributes {name[:80]!r}")
             value = self._value(attribute)
             if value is not None:
                 values[name] = value
@@ -182,7 +182,7 @@ class Hdf5Object:
             bodies = self._messages.get(messages.ATTRIBUTE, ())
             self._compact_attributes = {messages.attribute_name(body): messages.attribute(body) for body in bodies}
             if len(self._compact_attributes) < len(bodies):
-                raise unreadable("an object with two attributes of the same name")
+                raise unreadable("an object has two attributes of the same name")
         return self._compact_attributes
 
     def _value(self, attribute: messages.Attribute) -> AttributeValue | None:
@@ -244,7 +244,7 @@ class Hdf5Group(Hdf5Object):
         links = self._messages.get(messages.LINK, ())
         self._members = dict(messages.hard_link(body) for body in links)
         if len(self._members) < len(links):
-            raise unreadable("a group with two members of the same name")
+            raise unreadable("a group has two members of the same name")
         for body in self._messages.get(messages.SYMBOL_TABLE, ()):
             self._members.update(symbol_table(file, *struct.unpack_from("<QQ", body)))
 

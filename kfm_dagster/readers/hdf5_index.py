@@ -340,5 +340,5 @@ class _FractalHeap:
     def _of_this_heap(self, block: bytes, signature: bytes, offset: int) -> bytes:
         place = offset.to_bytes(self._offset_bytes, "little")
         if not block.startswith(signature + b"\0" + self._address.to_bytes(8, "little") + place):
-            raise unreadable(f"a fractal heap's block is none of the heap at address {self._address:#x}")
+            raise unreadable(f"a block does not belong to the fractal heap at address {self._address:#x}")
         return block

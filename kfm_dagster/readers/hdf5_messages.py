@@ -178,7 +178,7 @@ def _each_message_2(flags: int) -> Callable[[bytes], Iterator[tuple[int, bytes]]
 
 def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> tuple[int, bytes]:
     if offset + length > len(chunk):
-        raise unreadable(f"a message of {length} bytes goes on past its header")
+        raise unreadable(f"a message of {length} bytes continues past its header")
     if flags & ~_WRITTEN_FLAGS:
         raise unreadable(f"a message of type {kind:#x} with flags {flags:#x}")
     return kind, chunk[offset : offset + length]
@@ -230,7 +230,7 @@ def attribute(body: bytes) -> Attribute:
     space_at = at + (datatype + pad & ~pad)
     data_at = space_at + (dataspace + pad & ~pad)
     if data_at > len(body):
-        raise unreadable(f"attribute {attribute_name(body)!r} goes on past its message")
+        raise unreadable(f"attribute {attribute_name(body)!r} continues past its message")
     parsed = Attribute(body[at : at + datatype], body[space_at : space_at + dataspace], body[data_at:])
     check_datatype(parsed.datatype)
     if element_count(parsed.dataspace) * element_size(parsed.datatype) > len(parsed.data):

@@ -209,14 +209,14 @@ def _read(source: ByteSource, *, station: bytes) -> _Reports:
     # The last step may have passed the bound and reached the end of the stream.
     if text.complete and not text.read(place, 1):
         if gunzip.unused_data or next(requests, b""):
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "bytes follow the gzip stream")
         _take_last(reports, rest)
     elif source.size > MAX_OBJECT_BYTES:
         reports.unread = f"{source.size} gzipped bytes; up to {MAX_OBJECT_BYTES} are read"
     elif place >= MAX_TEXT_BYTES:
         reports.unread = f"the object unpacks to more than the {MAX_TEXT_BYTES} bytes that are read"
     else:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the {source.size} bytes")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream continues past the {source.size} bytes")
     return reports
 
 

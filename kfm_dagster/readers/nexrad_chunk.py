@@ -101,7 +101,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     place = radar_position(chunk.first.position if chunk.first else None, site, icao)
     complete = chunk.last is not None and chunk.last.status == END_OF_VOLUME
     properties = _properties(chunk, groups)
-    unfinished = f"the last chunk ends with no end of a volume: {_last_words(chunk)}"
+    unfinished = f"the last chunk does not end its volume: {_last_words(chunk)}"
     return HeaderMetadata(
         start=start,
         # The first radials may precede the second in the name of the volume.

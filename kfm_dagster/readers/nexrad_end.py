@@ -100,7 +100,7 @@ def end_of_gzip(source: ByteSource, stored: BlockCache, first: Radial, *, bzippe
         last, moments = _survey(messages(stream, HEADER_BYTES))
         volume_end = VolumeEnd(radial=last, moments=_ordered(moments), unchecked=_unchecked(last))
     if not stream.complete:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the {source.size} bytes")
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream continues past the {source.size} bytes")
     return volume_end
 
 
