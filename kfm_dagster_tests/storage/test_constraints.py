@@ -27,16 +27,14 @@ Row = Mapping[str, Any]
 
 _RECORD: Row = {
     "wal_id": ONE, "dataset": "d", "object_uri": "s3://b/1", "provider": "aws", "queue": "q", "event_time": T,
-    "time_range_start": T, "time_range_end": T, "status": "pending", "attempts": 0, "last_attempt_at": None,
-    "last_error_code": None, "last_error_message": None, "integrity_status": "unknown", "metadata_status": "unknown",
-    "stac_status": "unknown", "provenance_status": "unknown", "ingest_run_id": None, "worker_id": None,
-    "replay_reason": None, "created_at": T, "updated_at": T, "version": 1, "object_version": None, "partition_key": DAY,
-    "priority": "normal", "schema_version": "2.1", "next_attempt_at": None, "changed_by": "p", "change_reason": "x",
-    "extension": "{}", "lane": "live",
+    "time_range_start": T, "time_range_end": T, "status": "pending", "attempts": 0, "integrity_status": "unknown",
+    "metadata_status": "unknown", "stac_status": "unknown", "provenance_status": "unknown", "created_at": T,
+    "updated_at": T, "version": 1, "partition_key": DAY, "priority": "normal", "schema_version": "2.1",
+    "changed_by": "p", "change_reason": "x", "extension": "{}", "lane": "live",
 }  # fmt: skip
 _TRANSITION: Row = {
-    "wal_id": ONE, "version": 1, "at": T, "actor": "p", "from_status": None, "to_status": "pending", "reason": "x",
-    "attempts": 0, "fields": "{}",
+    "wal_id": ONE, "version": 1, "at": T, "actor": "p", "to_status": "pending", "reason": "x", "attempts": 0,
+    "fields": "{}",
 }  # fmt: skip
 _OUTCOME: Row = {"wal_id": ONE, "attempt": 1, "at": T, "run_id": "r", "code_version": "1", "superseded": False}
 
@@ -60,7 +58,7 @@ STANDING: dict[str, Sequence[Row]] = {
     "nodd_wal_deliveries": [
         {
             "message_id": message_id, "queue": "q", "receipt_handle": "h", "receive_count": 1, "first_received_at": T,
-            "received_at": T, "landing_sha256": HASH, "state": "in_flight", "settled_at": None, "signature": signature,
+            "received_at": T, "landing_sha256": HASH, "state": "in_flight", "signature": signature,
         }
         for message_id, signature in (("m1", "unchecked"), ("m3", "verified"))
     ],
@@ -78,17 +76,16 @@ STANDING: dict[str, Sequence[Row]] = {
     "catalog_kept_files": [{"sha256": HASH, "content": b"x", "content_bytes": 1}],
     "catalog_promotions": [
         {
-            "run_id": "r", "dataset": "d", "collection_id": "c1", "item_id": "i1", "partition_key": DAY,
-            "wal_id": ONE, "after_sha256": HASH, "before_promotion_id": None, "before_revision": 1,
-            "before_sha256": HASH, "logged_at": T, "old_page": 1, "old_west": 1.0, "old_south": 1.0, "old_east": 1.0,
-            "old_north": 1.0, "old_summaries": "{}",
+            "run_id": "r", "dataset": "d", "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "wal_id": ONE,
+            "after_sha256": HASH, "before_revision": 1, "before_sha256": HASH, "logged_at": T, "old_page": 1,
+            "old_west": 1.0, "old_south": 1.0, "old_east": 1.0, "old_north": 1.0, "old_summaries": "{}",
         }
     ] * 2,
     "catalog_items": [
         {
             "collection_id": "c1", "item_id": "i1", "partition_key": DAY, "page": 1, "content_sha256": HASH,
-            "object_uri": "s3://b/1", "wal_id": ONE, "precedence": "", "sequencer": "", "revision": 1, "west": None,
-            "start_at": T, "end_at": T, "summaries": "{}", "updated_at": T, "promotion_id": 1,
+            "object_uri": "s3://b/1", "wal_id": ONE, "precedence": "", "sequencer": "", "revision": 1, "start_at": T,
+            "end_at": T, "summaries": "{}", "updated_at": T, "promotion_id": 1,
         }
     ],
     "catalog_pages": [
@@ -107,18 +104,17 @@ STANDING: dict[str, Sequence[Row]] = {
     "announcements": [
         {
             "subscription": "s", "collection_id": "c1", "item_id": "i1", "change_id": 2, "kind": "created",
-            "event_id": "e", "state": "open", "known": False, "attempts": 0, "failing_since": None,
-            "last_error": None, "body": None, "taken": 1, "taken_at": T,
+            "event_id": "e", "state": "open", "known": False, "attempts": 0, "taken": 1, "taken_at": T,
         }
     ],
     "lineage_batches": [
         {
             "batch_id": "b1", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "1", "sha256": HASH,
-            "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T, "published_at": None,
+            "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T,
         },
         {
             "batch_id": "b3", "path": "openlineage", "dataset": "d", "run_id": "r", "href": "3", "sha256": HASH,
-            "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T, "published_at": None,
+            "unit_count": 1, "state": "staged", "delivery": "none", "created_at": T,
         },
     ],
     "governance_log": [
@@ -129,31 +125,17 @@ STANDING: dict[str, Sequence[Row]] = {
         {"at": T, "actor": "p", "action": "override_withdrawn", "reason": "x", "details": "{}", "proposal_id": 1},
     ],
     "override_units": [{"proposal_id": 1, "wal_id": ONE, "version": 1, "action": "release"}],
-    "kill_switches": [
-        {
-            "dataset": "a", "engaged_at": T, "engaged_by": "p", "reason": "x", "expires_at": None, "released_at": None,
-            "released_by": None, "release_reason": None,
-        }
-    ],
+    "kill_switches": [{"dataset": "a", "engaged_at": T, "engaged_by": "p", "reason": "x"}],
     "size_peers": [{"dataset": "d", "product": "site=KTLX", "month": "2025-12", "sizes": "[1000]"}],
     "nodd_feeds": [{"dataset": "d", "product": "p", "followed_since": T, "looked_until": None}],
     "nodd_listed_days": [{"dataset": "d", "day": DAY, "listed_at": T}],
     "nodd_gaps": [
-        {
-            "dataset": "d", "product": "p", "hour": T, "kind": "hole", "expected": 2, "seen": 1, "first_seen": T,
-            "closed_at": None, "repaired_by": None,
-        },
-        {
-            "dataset": "d", "product": "p", "hour": T, "kind": "silence", "expected": 2, "seen": 0, "first_seen": T,
-            "closed_at": None, "repaired_by": None,
-        },
+        {"dataset": "d", "product": "p", "hour": T, "kind": "hole", "expected": 2, "seen": 1, "first_seen": T},
+        {"dataset": "d", "product": "p", "hour": T, "kind": "silence", "expected": 2, "seen": 0, "first_seen": T},
     ],
     "nodd_arrivals": [{"dataset": "d", "product": "p", "day": DAY, "objects": 1, "classes": "{}", "leads": "{}"}],
     "nodd_wal_leases": [
-        {
-            "ingest_run_id": "r", "dataset": "d", "worker_id": "w", "acquired_at": T, "renewed_at": T,
-            "expires_at": LATER,
-        }
+        {"ingest_run_id": "r", "dataset": "d", "worker_id": "w", "acquired_at": T, "renewed_at": T, "expires_at": LATER}
     ],
     "nodd_wal_supersessions": [{"older_wal_id": ONE, "newer_wal_id": TWO, "found_at": T}],
     "nodd_wal_outcomes": [_OUTCOME, {**_OUTCOME, "attempt": 2}],
@@ -166,28 +148,22 @@ STANDING: dict[str, Sequence[Row]] = {
     "lineage_failures": [{"wal_id": ONE, "version": 1, "batch_id": "b1"}],
     "replay_runs": [
         {
-            "replay_run_id": "p1", "name": "n", "mode": "failed-only", "env": "dev", "state": "running",
-            "state_reason": None, "spec": "{}", "spec_sha256": HASH, "batches": 1, "actor": "p", "reason": "x",
-            "change_ref": None, "mismatches_seen": 0, "created_at": T, "updated_at": T, "finished_at": None,
+            "replay_run_id": "p1", "name": "n", "mode": "failed-only", "env": "dev", "state": "running", "spec": "{}",
+            "spec_sha256": HASH, "batches": 1, "actor": "p", "reason": "x", "mismatches_seen": 0, "created_at": T,
+            "updated_at": T,
         }
     ],
     "replay_units": [
         {
             "replay_run_id": "p1", "position": 1, "batch": 1, "wal_id": ONE, "dataset": "d",
-            "selected_status": "failed", "selected_version": 1, "state": "selected", "skip_reason": None,
-            "admitted_version": None, "decided_at": None,
+            "selected_status": "failed", "selected_version": 1, "state": "selected",
         }
     ],
-    "quarantine_cases": [
-        {
-            "wal_id": ONE, "quarantined_version": 1, "opened_at": T, "reason": "x", "evidence_uri": None,
-            "evidence_sha256": None, "collected_at": None, "state": "open", "closed_at": None, "closing_entry": None,
-        }
-    ],
+    "quarantine_cases": [{"wal_id": ONE, "quarantined_version": 1, "opened_at": T, "reason": "x", "state": "open"}],
     "backfill_days": [
         {
-            "backfill_id": "p1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "requested_at": None,
-            "listed_at": None, "listed": 0, "created": 0, "requeued": 0, "left_out": None,
+            "backfill_id": "p1", "dataset": "d", "day": DAY, "state": "waiting", "requests": 0, "listed": 0,
+            "created": 0, "requeued": 0,
         }
     ],
     "node_output": [{"content_hash": HASH, "record": "{}", "lineage": "{}", "valid_from": T, "valid_to": None}],
@@ -202,7 +178,7 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "wal_id": 1, "status": "APPLIED", "ended_at": T, "seconds": 1.0, "cpu_seconds": 1.0, "rows_in": 1,
             "rows_out": 1, "bytes_in": 1, "bytes_out": 1, "energy_kwh": 1.0, "carbon_gco2e": 1.0, "measured_by": "m",
-            "cost_usd": 1.0, "error": None, "batch_id": None,
+            "cost_usd": 1.0,
         }
     ],
     "stage_audit": [
@@ -215,7 +191,7 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "run_id": "r", "stage": "d.o", "attempt": 1, "state": "failed", "idempotency_key": HASH,
             "input_hashes": "[]", "opened_at": T, "started_at": T, "ended_at": T, "error_class": "E_GATE",
-            "restricted": "[]", "checkpoint_uri": None, "output_sha256": None, "compensation": None,
+            "restricted": "[]",
         }
     ],
     "clock_readings": [
@@ -228,18 +204,17 @@ STANDING: dict[str, Sequence[Row]] = {
         {
             "rule": "unlock", "subject": "clock", "state": "firing", "level": "warning", "opened_at": T,
             "level_since": T, "last_seen_at": T, "observed": 1, "last_event_at": T, "run_id": "r", "place": "d.o",
-            "last_notified_at": T, "notifications": 1, "acknowledged_at": None, "acknowledged_by": None,
-            "acknowledged_why": None, "resolved_at": None,
+            "last_notified_at": T, "notifications": 1,
         }
     ],
     "outbox": [
         {
             "topic": "alerts", "consumer": "c 1", "subject": "1", "position": 0, "payload": "{}", "content": b"x",
-            "created_at": T, "turn": 0, "failures": 0, "next_attempt_at": T, "last_error": None,
+            "created_at": T, "turn": 0, "failures": 0, "next_attempt_at": T,
         }
     ],
 }  # fmt: skip
-"""Rows that every table holds, in an order in which each finds what it refers to."""
+"""Rows that every table holds, in an order in which each finds what it refers to; columns without a value are null."""
 
 ANOTHER: dict[str, Row] = {
     "deployment": {"value": "1991-06-01"},
