@@ -23,7 +23,9 @@ from kfm_dagster.lineage.noted import MOST
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import statement
+from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.idempotent_node.counting import CODE
+from kfm_dagster_tests.ledger.bench import make_bench
 
 CELLS = PENDING_CELLS + CLAIMED_CELLS + 3
 
@@ -98,13 +100,18 @@ STEPS = 2 * MOST
 def test_no_daily_statement_reads_a_whole_table_that_grows(
     database: Database, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
-    Filling(database=database, records=CELLS * CELL).fill()
-    _end_steps(database, "told")
-    Lineage(database, str(tmp_path / "lineage")).publish_staged()
-    _end_steps(database, "untold")
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if database.dialect == "postgresql":
+    if database.dialect == "postgresql":
+        Filling(database=database, records=CELLS * CELL).fill()
+        _end_steps(database, "told")
+        Lineage(database, str(tmp_path / "lineage")).publish_staged()
+        _end_steps(database, "untold")
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
+    else:
+        # Nobody analyses it, so what it holds changes no plan.
+        bench = make_bench(database, contracts)
+        for number in range(20):
+            bench.bring_to("failed", envelope(number))
     with database.transaction() as tx:
         known = tx.connection.execute(sa.text("SELECT * FROM nodd_wal_records WHERE status = 'failed' LIMIT 20")).all()
     usual = _parameters(known, contracts)
