@@ -145,14 +145,6 @@ def test_the_list_has_holes_since_then_and_what_is_amiss_now(bench: Bench, gaps:
         assert gaps.open_days("nexrad-l2", since=since) == days
 
 
-def test_a_silence_is_one_row_however_often_somebody_looks(bench: Bench, gaps: Gaps) -> None:
-    for minutes in (0, 1, 61, 122):
-        at = NOW + timedelta(minutes=minutes)
-        gaps.look_at([window(at=at)], at=at)
-    [gap] = gaps.list(since=LONG_AGO)
-    assert (gap.kind, gap.first_seen, gap.hour) == (GapKind.SILENCE, NOW, NOW)
-
-
 def test_a_product_is_followed_since_it_was_first_announced_and_a_listed_day_is_expected_whole(
     gaps: Gaps, database: Database
 ) -> None:
