@@ -1,15 +1,23 @@
-"""Items of files under their real keys, from their own headers, as the chain would make them."""
+"""Objects of every dataset, real ones and samples of the demo, and Items of files as the chain would make them.
+
+Belongs here: which objects, the keys of real files that came without one, and Items of files under their real keys.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.gefs import make_gefs
+from kfm_dagster.demo.samples.goes_abi import make_goes_abi
+from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import may_register, stac_register
 from kfm_dagster.readers.base import READERS
@@ -64,3 +72,87 @@ def extracted(dataset: str, root: Path, path: str) -> Envelope:
         readers=READERS,
     )
     return envelope.evolve(metadata=metadata)
+
+
+_RUN = datetime(2025, 4, 2, 12, tzinfo=UTC)
+
+REAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gfs": ("gfswave.t18z.atlocn.0p16.f001.grib2", "gfs.t12z.pgrb2.0p25.f023"),
+        "goes-abi": (
+            "OR_ABI-L1b-RadM1-M6C01_G16_s20200010001262_e20200010001320_c20200010001364.nc",
+            "OR_ABI-L1b-RadC-M6C06_G17_s20193002001196_e20193002003575_c20193002004003.nc",
+            "OR_ABI-L2-CMIPM1-M3C03_G16_s20171931811268_e20171931811326_c20171931811389.nc",
+            "OR_ABI-L2-LSTC-M6_G16_s20200472301168_e20200472303540_c20200472304538.nc",
+            "OR_ABI-L2-FDCC-M6_G17_s20193002001196_e20193002003569_c20193002004132.nc",
+        ),
+        "goes-glm": ("OR_GLM-L2-LCFA_G18_s20230261900000_e20230261900200_c20230261900213.nc",),
+        "hrrr": ("hrrr.t00z.wrfsfcf12.grib2", "hrrr.t06z.wrfsfcf01.grib2"),
+        "mrms": (
+            "MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",
+            "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
+        ),
+        "nexrad-l2": ("KTLX20140101_000624_V06.gz", "KCRP20200101_000431_V06"),
+        "nexrad-l2-chunks": ("20260328-201457-055-E",),
+        "ocean": ("oisst-avhrr-v02r01.20220913.nc",),
+        "surface-obs": ("720538-00164-2020.gz",),
+    }
+)
+"""Under their own keys, by the last part of them."""
+
+FILES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
+    {
+        # A part of the object of that key.
+        "nbm": (
+            (
+                "nbm/blend.t00z.core.f001.tmp.co.grib2",
+                "noaa-nbm-grib2-pds/blend.20250901/00/core/blend.t00z.core.f001.co.grib2",
+            ),
+        ),
+        # By the volume scan's start, as Unidata names them.
+        "nexrad-l3": (
+            ("nexrad-l3/KOUN_SDUS54_N0QTLX_201305202016", "unidata-nexrad-level3/TLX_N0Q_2013_05_20_20_16_43"),
+            ("nexrad-l3/Level3_MCI_TR0_20160526_2154.nids", "unidata-nexrad-level3/MCI_TR0_2016_05_26_21_54_42"),
+        ),
+    }
+)
+"""Real files and the keys that objects of their kind have."""
+
+
+def place(root: Path, data: Path, dataset: str) -> list[str]:
+    """Write a dataset's objects below `root`, and what is beside them; returns those of Items, as bucket/key."""
+    paths = []
+    for name in REAL.get(dataset, ()):
+        (real,) = (data / "objects").rglob(name)
+        # Sidecars have a longer name, the chunks of a volume another end.
+        for file in real.parent.glob(name.removesuffix("055-E") + "*"):
+            _write(root, file.relative_to(data / "objects").as_posix(), file.read_bytes())
+        paths.append(real.relative_to(data / "objects").as_posix())
+    for name, path in FILES.get(dataset, ()):
+        _write(root, path, (data / "files" / name).read_bytes())
+        paths.append(path)
+    for path, content in _samples(dataset).items():
+        _write(root, path, content)
+        paths += [] if path.endswith(".idx") else [path]
+    return paths
+
+
+def _write(root: Path, path: str, content: bytes) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(content)
+
+
+def _samples(dataset: str) -> dict[str, bytes]:
+    """Objects of what no real one is here: every band of a scan at once, HRRR with its own index, and GEFS."""
+    if dataset == "goes-abi":
+        key, content = make_goes_abi(product="ABI-L2-MCMIPC", start=_RUN, satellite=19, band=None)
+        return {f"noaa-goes19/{key}": content}
+    if dataset == "hrrr":
+        key, content, index = make_hrrr(run=_RUN, lead=1)
+        path = f"noaa-hrrr-bdp-pds/{key}"
+    elif dataset == "gefs":
+        key, content, index = make_gefs(run=_RUN, lead=3)
+        path = f"noaa-gefs-pds/{key}"
+    else:
+        return {}
+    return {path: content, f"{path}.idx": index.encode()}

@@ -23,9 +23,8 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster_tests.catalog.asset_clients import CLIENTS, PAGE, blocks_run, run
 from kfm_dagster_tests.catalog.envelopes import goes
-from kfm_dagster_tests.catalog.family_objects import place
 from kfm_dagster_tests.catalog.official import OfficialSchemas
-from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.catalog.real_objects import item_of_file, place
 from kfm_dagster_tests.followers.virtual.buckets import put
 
 GRIB_OF_2011 = "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2"

@@ -1,9 +1,11 @@
-"""Dataset contracts: the published schema, what is refused, and what one more YAML file gives."""
+"""Dataset contracts: the published schema, what is refused, what one more YAML file gives, virtual stores, OISST."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -13,14 +15,22 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from kfm_dagster.catalog.item import Candidate
+from kfm_dagster.catalog.outcomes import is_older
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyKind, is_safe_key
 from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
 from kfm_dagster.contracts.model import CANONICAL_FIELDS, DatasetContract
+from kfm_dagster.contracts.virtual import VirtualStore
+from kfm_dagster.demo.samples.oisst import BUCKET, oisst_samples
 from kfm_dagster.errors import ContractError
+from kfm_dagster.ingest.rehearsal import rehearse
+from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
 from kfm_dagster_tests.schemas import json_schema
+from kfm_dagster_tests.stages.batches import extracted
 
 SCHEMA_FILE = Path(__file__).resolve().parents[2] / "docs" / "spec" / "dataset-contract.schema.json"
 SCHEMA = json_schema(DatasetContract, urn="kfm.nodd.dataset:v1")
@@ -385,3 +395,138 @@ def test_no_pattern_lets_an_unsafe_key_through(contracts: ContractRegistry) -> N
         assert permissive.match(key) is None
     for key in ["a", "a/b.c", ".hidden", "a/..b", "YEAR=2024/x", "a b/c:d+e", "é/x", "k" * 1024]:
         assert is_safe_key(key)
+
+
+STORE: dict[str, Any] = {"match": {"product": "ABI-L1b-RadM"}, "name": "G{satellite}_{name}", "along": "t"}
+
+
+def name_of(contract: DatasetContract, file: str) -> str | None:
+    product = file.partition("-M6")[0].removeprefix("OR_").rstrip("12")
+    hour = file.partition("_s2025152")[2][:2]
+    match = KeyGrammarReader(contract).match(f"{product}/2025/152/{hour}/{file}")
+    assert match is not None
+    names = (store.store_of(match.groups, match.start.hour) for store in contract.virtual)
+    return next((name for name in names if name is not None), None)
+
+
+def test_a_product_a_band_and_a_sector_go_together(contracts: ContractRegistry) -> None:
+    for product, hour, name in [
+        ("ABI-L1b-RadM1-M6C13", "23", "G19_ABI-L1b-RadM1_C13"),
+        ("ABI-L1b-RadM2-M6C02", "00", "G19_ABI-L1b-RadM2_C02"),
+        ("ABI-L1b-RadC-M6C13", "05", "G19_ABI-L1b-RadC_C13_00h"),
+        ("ABI-L1b-RadC-M6C13", "06", "G19_ABI-L1b-RadC_C13_06h"),
+        ("ABI-L2-MCMIPM1-M6", "06", "G19_ABI-L2-MCMIPM1"),
+        ("ABI-L2-CMIPF-M6C07", "23", "G19_ABI-L2-CMIPF_C07_23h"),
+        # Finer than 2 km.
+        ("ABI-L2-CMIPF-M6C02", "23", None),
+        ("ABI-L2-CMIPF-M6C05", "23", None),
+        ("ABI-L2-MCMIPF-M6", "12", "G19_ABI-L2-MCMIPF_12h"),
+        ("ABI-L2-LSTC-M6", "12", "G19_ABI-L2-LSTC"),
+        # Points, and a grid of degrees.
+        ("ABI-L2-DMWF-M6C07", "12", None),
+        ("ABI-L2-DSRF-M6", "12", None),
+    ]:
+        stamps = f"G19_s2025152{hour}00000_e2025152{hour}00059_c2025152{hour}00099"
+        assert name_of(contracts["goes-abi"], f"OR_{product}_{stamps}.nc") == name
+
+
+def test_what_makes_no_name_is_refused() -> None:
+    for wrong, why in [
+        ({"name": "../{name}"}, "name"),
+        ({"name": "a/b"}, "name"),
+        ({"along": "a b"}, "along"),
+        ({"hours": 5}, "hours"),
+        ({"match": {"product": "("}}, "not a regular expression"),
+        ({"other": 1}, "other"),
+    ]:
+        with pytest.raises(ValidationError, match=why):
+            VirtualStore.model_validate({**STORE, **wrong})
+
+
+def test_a_name_that_is_no_file_name_is_none() -> None:
+    store = VirtualStore.model_validate({**STORE, "match": {}, "name": "{name}"})
+    assert store.store_of({"name": "ABI.1"}, 0) == "ABI.1"
+    for bad in ("..", "a/b", "a b", "", "é", "a" * 101):
+        assert store.store_of({"name": bad}, 0) is None
+
+
+def contract_with(contract: DatasetContract, **changes: Any) -> DatasetContract:
+    return DatasetContract.model_validate({**contract.model_dump(exclude_unset=True), **changes})
+
+
+def test_a_group_that_no_key_has_and_objects_that_not_everybody_reads_are_refused(contracts: ContractRegistry) -> None:
+    contract = contracts["goes-abi"]
+    with pytest.raises(ValidationError, match="virtual \\['channels'\\]"):
+        contract_with(contract, virtual=[{**STORE, "name": "{channels}"}])
+    governance = {**contract.governance.model_dump(exclude_unset=True), "access": "restricted"}
+    with pytest.raises(ValidationError, match="anyone may read"):
+        contract_with(contract, governance=governance)
+    assert contract_with(contract, governance=governance, virtual=[]).governance.access == "restricted"
+
+
+def test_stores_of_grib2_say_which_fields_and_others_do_not(contracts: ContractRegistry) -> None:
+    rule = {"match": {"product": "sfc"}, "name": "{product}_{cycle}", "along": "valid_time"}
+    assert contract_with(contracts["hrrr"], virtual=[{**rule, "fields": ["TMP .*"]}]).virtual[0].fields == ["TMP .*"]
+    for contract, given in ((contracts["hrrr"], rule), (contracts["goes-abi"], {**STORE, "fields": ["TMP .*"]})):
+        with pytest.raises(ValidationError, match=r"virtual\.fields are those of GRIB2"):
+            contract_with(contract, virtual=[given])
+    with pytest.raises(ValidationError, match="not a regular expression"):
+        contract_with(contracts["hrrr"], virtual=[{**rule, "fields": ["TMP ("]}])
+
+
+DAY = date(2025, 12, 3)
+FOLDER = "data/v2.1/avhrr/202512"
+
+
+def test_a_key_is_what_it_is(contracts: ContractRegistry) -> None:
+    for key, kind in [
+        (f"{FOLDER}/oisst-avhrr-v02r01.20251203.nc", KeyKind.DATA),
+        (f"{FOLDER}/oisst-avhrr-v02r01.20251203_preliminary.nc", KeyKind.DATA),
+        ("index.html", KeyKind.IGNORED),
+        # Another month's folder, another product, no day, another suffix.
+        ("data/v2.1/avhrr/202511/oisst-avhrr-v02r01.20251203.nc", KeyKind.FOREIGN),
+        (f"{FOLDER}/oisst-amsr-v02r01.20251203.nc", KeyKind.FOREIGN),
+        (f"{FOLDER}/oisst-avhrr-v02r01.202512.nc", KeyKind.FOREIGN),
+        (f"{FOLDER}/oisst-avhrr-v02r01.20251203_preliminary.nc.md5", KeyKind.FOREIGN),
+    ]:
+        assert contracts.route(bucket=BUCKET, key=key).kind is kind
+
+
+def test_a_day_is_listed_with_both_of_its_objects(contracts: ContractRegistry) -> None:
+    (prefix,) = contracts["ocean"].storage.day_prefixes(DAY)
+    for _, key, _ in oisst_samples(DAY, 2):
+        match = contracts.grammars["ocean"].match(key)
+        assert match is not None
+        assert key.startswith(prefix)
+        assert (match.item_id, match.start) == ("oisst-avhrr-v02r01.20251203", datetime(2025, 12, 3, tzinfo=UTC))
+
+
+def candidates(contracts: ContractRegistry) -> Sequence[Candidate]:
+    """The preliminary and the final analysis of a day, as they want to stand in the catalog."""
+    objects = ((bucket, key, content, lambda _: None) for bucket, key, content in oisst_samples(DAY, 2))
+    contract, grammar = contracts["ocean"], contracts.grammars["ocean"]
+    return [stac_register(unit, contract=contract, grammar=grammar) for unit in extracted(objects)]
+
+
+@pytest.mark.clause("OPR-14")
+def test_a_preliminary_analysis_never_overwrites_the_final_one(contracts: ContractRegistry) -> None:
+    preliminary, final = candidates(contracts)
+    assert preliminary.item_id == final.item_id
+    assert is_older(preliminary, final)
+    assert not is_older(final, preliminary)
+    assert not is_older(final, final)
+    told = [one.item["properties"]["oisst:status"] for one in (preliminary, final)]
+    assert told == ["preliminary", "final"]
+
+
+@pytest.mark.clause("OPR-14")
+def test_the_real_analysis_goes_through_the_whole_chain(
+    contracts: ContractRegistry, shared_data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(shared_data / "objects" / BUCKET, tmp_path / BUCKET)
+    (file,) = tmp_path.rglob("*.nc")
+    found = rehearse(contracts, "ocean", file)
+    assert (found.findings, found.suspect) == ((), ())
+    assert found.item is not None
+    assert (found.item["id"], found.item["bbox"]) == ("oisst-avhrr-v02r01.20220913", [-180, -90, 180, 90])
+    assert found.item["properties"]["oisst:status"] == "final"

@@ -41,9 +41,8 @@ from kfm_dagster.demo.samples.nexrad_level3 import make_nexrad_level3
 from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, nexrad_level3, nexrad_messages
 from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS
-from kfm_dagster_tests.readers.grib2_bytes import index_of
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
-from kfm_dagster_tests.readers.reading import match_of
+from kfm_dagster_tests.readers.reading import index_of, match_of
 
 CONTRACTS = ContractRegistry.load()
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -18,8 +18,7 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.grib2_bytes import ends_of, index_of, messages_of
-from kfm_dagster_tests.readers.reading import match_of, unit_of
+from kfm_dagster_tests.readers.reading import ends_of, index_of, match_of, messages_of, unit_of
 
 pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
 

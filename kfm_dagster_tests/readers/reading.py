@@ -1,11 +1,13 @@
-"""Objects read under their keys, their refusals, and changes of HDF5 files by h5py, for the tests of readers."""
+"""Objects read under their keys, refusals, changes of HDF5 files by h5py, places of messages in GRIB2 objects."""
 
 from __future__ import annotations
 
 import io
+import struct
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import h5py
@@ -145,3 +147,26 @@ def replaced(name: str, **options: Any) -> Change:
         file.create_dataset(name, **options).attrs.update(attributes)
 
     return change
+
+
+def messages_of(content: bytes) -> list[int]:
+    """Offsets of the messages of a GRIB2 object."""
+    offsets, at = [], 0
+    while at >= 0:
+        offsets.append(at)
+        at = content.find(b"GRIB", at + struct.unpack_from(">Q", content, at + 8)[0])
+    return offsets
+
+
+def ends_of(content: bytes) -> list[int]:
+    """Where the messages of a GRIB2 object end, but for the last."""
+    return [at + struct.unpack_from(">Q", content, at + 8)[0] for at in messages_of(content)[:-1]]
+
+
+def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
+    """An index as wgrib2 writes it, of names that no table has."""
+    lines = (
+        f"{number}:{at}:d={run:%Y%m%d%H}:FIELD:surface:{step}:\n"
+        for number, at in enumerate(messages_of(content), start=1)
+    )
+    return "".join(lines).encode()

@@ -1,16 +1,27 @@
+"""Indexes of GRIB2 objects, and the cubes of their Items: what indexes list, in a few kilobytes."""
+
 from __future__ import annotations
 
+import csv
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
+import rasterio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.base import Layer, ReadError
+from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_TIMES, cube
+from kfm_dagster.readers.grib2_grids import Grid
+from kfm_dagster.readers.grib2_properties import MRMS, named, parameters
 from kfm_dagster.readers.grib_index import (
     MAX_INDEX_BYTES,
     MAX_LAYERS,
@@ -183,3 +194,197 @@ def test_a_text_that_is_not_printable_is_no_line() -> None:
     for sign, text in product((b"\0", b"\x1b", b"\t", b"\x7f", b"\xc3\xa9"), (b"TMP", b"surface", b"anl", b"ENS=1")):
         odd = line.replace(text, text + sign)
         assert code_of(read_index, BytesSource(odd)) is MetadataIssue.SIDECAR_MISMATCH, odd
+
+
+RUN = datetime(2025, 8, 1, tzinfo=UTC)
+GRID = Grid(
+    template=30,
+    shape=(3, 4),
+    wkt2='PROJCRS["a"]',
+    transform=(3000.0, 0.0, -6000.0, 0.0, -3000.0, 4500.0),
+    proj_bbox=(-6000.0, -4500.0, 6000.0, 4500.0),
+    geometry={},
+    native={},
+)
+COVERED = (RUN, RUN + timedelta(hours=6))
+
+
+def fields(*found: Layer, valid: Collection[datetime] = COVERED) -> dict[str, Any]:
+    return cube(GRID, found, reference=RUN, valid=valid)
+
+
+def layer(variable: str = "TMP", level: str = "surface", step: str = "6 hour fcst") -> Layer:
+    return Layer(variable, level, step, "", 0, 1)
+
+
+def real_indexes(shared_data: Path) -> Iterator[tuple[str, list[list[str]], tuple[Layer, ...]]]:
+    """Name, lines split at their colons, and layers of every real index."""
+    for path in sorted(shared_data.rglob("*.idx")):
+        content = path.read_bytes()
+        lines = [line.split(":") for line in content.decode().splitlines()]
+        yield path.name, lines, layers(read_index(BytesSource(content)), end=1 << 40)
+
+
+@pytest.mark.clause("OPR-16")
+def test_every_variable_of_a_real_index_has_its_levels(shared_data: Path) -> None:
+    seen = 0
+    for name, lines, found in real_indexes(shared_data):
+        said = fields(*found)
+        levels: dict[str, set[str]] = {}
+        for _, _, _, variable, level, *_ in lines:
+            levels.setdefault(variable, set()).add(level)
+        variables = said["cube:variables"]
+        domains = {one: variable["dimension_domains"]["level"] for one, variable in variables.items()}
+        assert {one: set(domain) for one, domain in domains.items()} == levels, name
+        assert all(len(set(domain)) == len(domain) for domain in domains.values()), name
+        assert set(said["cube:dimensions"]["level"]["values"]) == set().union(*levels.values()), name
+        # Two texts of a domain, and a step of the index, make the name of a field in `grib:layers`.
+        names = {one.name for one in found}
+        for one, domain in domains.items():
+            assert any(text.startswith(f"{one} {domain[0]} ") for text in names), (name, one)
+        seen += 1
+    assert seen >= 19
+
+
+BEYOND_TABLES = {"var discipline=0 center=7 local_table=1 parmcat=16 parm=201"}
+"""A parameter of HRRR that no published table has."""
+
+
+@pytest.mark.clause("OPR-28")
+def test_every_parameter_of_a_real_index_has_unit_and_long_name(shared_data: Path) -> None:
+    seen = set()
+    for name, _, found in real_indexes(shared_data):
+        for one, variable in fields(*found)["cube:variables"].items():
+            assert {"unit", "description"} <= variable.keys() or one in BEYOND_TABLES, (name, one)
+            seen.add(one)
+    assert len(seen) > 150
+
+
+@pytest.mark.clause("OPR-28")
+def test_a_variable_has_unit_and_long_name() -> None:
+    for name, unit, description in (
+        ("TMP", "K", "Temperature"),
+        ("HGT", "gpm", "Geopotential Height"),
+        ("APCP", "kg/m^2", "Total Precipitation"),
+        ("PRATE", "kg/m^2/s", "Precipitation Rate"),
+        ("PVORT", "K*m^2/kg/s", "Potential Vorticity"),
+        ("CRAIN", "1", "Categorical Rain"),
+        # WMO has a density under this name, NCEP a share; WMO another helicity; a name of older releases.
+        ("WILT", "1", "Wilting Point"),
+        ("EFHL", "m^2/s^2", "Effective Storm Relative Helicity"),
+        ("CLWMR", "kg/kg", "Cloud Mixing Ratio"),
+        # HRRR's VIL, not MRMS's.
+        ("VIL", "kg/m^2", "Vertically-Integrated Liquid Water"),
+        ("var discipline=0 center=7 local_table=1 parmcat=7 parm=206", "degree", "Critical Angle"),
+        (*BEYOND_TABLES, None, None),
+    ):
+        variable = fields(layer(variable=name))["cube:variables"][name]
+        assert (variable.get("unit"), variable.get("description")) == (unit, description)
+
+
+def test_the_table_is_gdal_s() -> None:
+    """Codes that GDAL's tables have, too: the same name, and the same unit where theirs is spelled as one."""
+    theirs = {}
+    for path in (Path(rasterio.__file__).parent / "gdal_data").glob("grib2_table_4_2_*.csv"):
+        place = re.fullmatch(r"(\d+)_(\d+)|local_(?:NCEP|MRMS)", path.stem.removeprefix("grib2_table_4_2_"))
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if place else ():
+            of_file = (place[1], place[2]) if place and place[1] else (row["prod"], row["cat"])
+            codes = int(of_file[0]), int(of_file[1]), int(row["subcat"])
+            theirs[codes] = row["short_name"], re.sub(r"[* ]", "/", re.sub(r"[()]", "", row["unit"]))
+    ours = {codes: (one.abbreviation, one.unit.replace("*", "/")) for codes, one in parameters().items()}
+    both = [codes for codes, one in ours.items() if one[1] != "1" and theirs.get(codes, ("", ""))[0]]
+    assert len(both) > 750
+    assert sum(ours[codes][0] == theirs[codes][0] for codes in both) > 0.96 * len(both)
+    assert sum(ours[codes][1] == theirs[codes][1] for codes in both) > 0.85 * len(both)
+    assert sum(codes[0] == MRMS for codes in both) > 100
+
+
+@pytest.mark.clause("OPR-16")
+def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]) -> None:
+    """Of real fields whose parameters have other names there, by their codes."""
+    by_code = {(0, 0, 0): "TMP", (0, 0, 6): "DPT", (0, 1, 8): "APCP", (0, 1, 1): "RH", (0, 2, 2): "UGRD",
+               (0, 2, 3): "VGRD", (0, 2, 22): "GUST", (0, 3, 0): "PRES", (0, 3, 1): "PRMSL", (0, 3, 5): "HGT",
+               (0, 7, 6): "CAPE", (0, 16, 196): "REFC", (10, 0, 3): "HTSGW", (0, 19, 0): "VIS"}  # fmt: skip
+    # Of some fields ecCodes has a geopotential metre for a metre.
+    ours = {"kg/m^2": "kg m**-2", "m/s": "m s**-1", "J/kg": "J kg**-1", "gpm": "m"}
+    compared = set()
+    for entry in reference.values():
+        for field in entry["reference"].get("fields", []) if entry["family"] in {"hrrr", "gfs", "nbm", "nam"} else []:
+            name = by_code.get((field["discipline"], field["cat"], field["num"]))
+            if name is not None:
+                parameter = named(name)
+                assert parameter is not None
+                assert field["units"] in {parameter.unit, ours.get(parameter.unit)}, (name, field)
+                compared.add(name)
+    assert len(compared) >= 4
+
+
+@pytest.mark.clause("OPR-28")
+def test_a_probability_is_a_variable_of_its_own() -> None:
+    for qualifier, name, unit, description in (
+        ("", "TMP", "K", "Temperature"),
+        ("ENS=+1", "TMP", "K", "Temperature"),
+        ("50% level", "TMP", "K", "Temperature"),
+        ("prob >288:prob fcst 255/255", "TMP prob", "%", "Probability of Temperature"),
+    ):
+        found = fields(layer(level="10 m above ground"), Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1))
+        assert set(found["cube:variables"]) == {"TMP", name}
+        variable = found["cube:variables"][name]
+        assert (variable["unit"], variable["description"]) == (unit, description)
+        assert "surface" in variable["dimension_domains"]["level"]
+
+
+def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object() -> None:
+    for step in ("1 month ave fcst", "9999999 day fcst", "something"):
+        found = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
+        assert found == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
+
+
+def test_many_times_are_bounds_only() -> None:
+    for count, listed in ((MAX_TIMES, True), (MAX_TIMES + 1, False)):
+        found = fields(valid={RUN + timedelta(hours=hour) for hour in range(count)})["cube:dimensions"]["valid_time"]
+        assert ("values" in found) == listed
+        assert found["extent"] == ["2025-08-01T00:00:00Z", f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}"]
+        windows = fields(*(layer(step=f"{hour}-{hour + 1} hour acc fcst") for hour in range(count)))
+        assert len(windows["cube:variables"]["TMP"]["time_bounds"]) == MAX_TIMES
+
+
+def test_columns_and_rows_are_those_of_the_grid() -> None:
+    found = fields()
+    assert found == {
+        "cube:dimensions": {
+            "x": {"type": "spatial", "axis": "x", "extent": [-4500.0, 4500.0], "step": 3000.0,
+                  "reference_system": GRID.wkt2},
+            "y": {"type": "spatial", "axis": "y", "extent": [-3000.0, 3000.0], "step": 3000.0,
+                  "reference_system": GRID.wkt2},
+            "valid_time": {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"],
+                           "values": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]},
+        }
+    }  # fmt: skip
+
+
+def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
+    found = fields(layer(step="0-6 hour acc fcst"), layer(step="5-6 hour acc fcst"), layer(level="2 m above ground"))
+    levels = ["surface", "2 m above ground"]
+    windows = [[f"2025-08-01T{hour:02}:00:00Z", "2025-08-01T06:00:00Z"] for hour in (0, 5)]
+    described = {"type": "data", "unit": "K", "description": "Temperature", "time_bounds": windows}
+    shape = {"dimensions": ["valid_time", "level", "y", "x"], "dimension_domains": {"level": levels}}
+    assert found["cube:variables"] == {"TMP": described | shape}
+    assert found["cube:dimensions"]["level"] == {"type": "level", "values": levels}
+    # A grid that is not even is no cube.
+    uneven = replace(GRID, template=40, transform=None, proj_bbox=None)
+    assert cube(uneven, (layer(),), reference=RUN, valid=COVERED) == {}
+
+
+def test_more_names_than_an_item_should_have_are_not_listed() -> None:
+    for characters, listed in ((MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False)):
+        whole, rest = divmod(characters - len("TMP"), 64)
+        levels = [f"{number:064}" for number in range(whole)] + (["9" * rest] if rest else [])
+        found = fields(*(layer(level=level) for level in levels))
+        assert ("cube:variables" in found, "level" in found["cube:dimensions"]) == (listed, listed)
+        assert len(orjson.dumps(found)) < 3 * MAX_CHARACTERS
+        # As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one.
+        hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
+        found = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
+        assert len(found["cube:variables"]) == 122
+        assert len(orjson.dumps(found)) < 48 * 1024

@@ -26,7 +26,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
     over_hours,
     projected_grid,
 )
-from kfm_dagster_tests.readers import grib2_bytes
+from kfm_dagster_tests.readers import reading
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 ROWS, COLUMNS = 12, 20
@@ -128,7 +128,7 @@ def corners(made: bytes) -> tuple[float, float, float, float]:
 
 def messages_of(content: bytes) -> list[bytes]:
     """Messages of an object without anything between them."""
-    starts = grib2_bytes.messages_of(content)
+    starts = reading.messages_of(content)
     return [content[start:][: struct.unpack_from(">Q", content, start + 8)[0]] for start in starts]
 
 

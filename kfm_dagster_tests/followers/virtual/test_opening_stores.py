@@ -20,8 +20,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.storage.objects import ObjectStores
-from kfm_dagster_tests.catalog.family_objects import REAL
-from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.catalog.real_objects import REAL, item_of_file
 from kfm_dagster_tests.followers.changes import change
 from kfm_dagster_tests.followers.virtual.buckets import Opened, put
 from kfm_dagster_tests.followers.virtual.forecasts import RUN, corners, decoded, forecast, messages_of, write
