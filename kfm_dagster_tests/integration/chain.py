@@ -191,6 +191,14 @@ def deliver(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -
     return notify(pipeline, *items, name=name)
 
 
+def enqueue(pipeline: Pipeline, queue: FakeQueue, *items: StoredObject) -> list[SqsMessage]:
+    """Store objects, and let a message of each wait in a queue."""
+    put(pipeline.settings.object_root, items)
+    messages = [announce([item.event()], registry=pipeline.registry) for item in items]
+    queue.waiting += messages
+    return messages
+
+
 def assert_conserved(pipeline: Pipeline) -> None:
     """Every unit and every message received is accounted for (BEY-03)."""
     account = pipeline.deliveries.conservation()

@@ -16,7 +16,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import open_store
 from kfm_dagster_tests.commands import caller
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, put, volumes
+from kfm_dagster_tests.integration.chain import DAY, FakeQueue, enqueue, volumes
 from kfm_dagster_tests.integration.face import Face
 
 pytestmark = pytest.mark.clause("SEC-11")
@@ -38,9 +38,9 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def first(shared: str, face: Face, queue: FakeQueue, objects: Path) -> Face:
+def first(shared: str, face: Face, queue: FakeQueue) -> Face:
     """A deployment that has ingested two volumes into the catalog."""
-    queue.waiting = [announce([item.event()], registry=face.pipeline.registry) for item in _stored(objects, 2)]
+    enqueue(face.pipeline, queue, *volumes(2))
     [asked] = face.tick("nodd_messages").run_requests
     face.launch(asked)
     assert traces.statuses(face.pipeline) == {"succeeded": 2}
@@ -72,12 +72,6 @@ def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     return lambda *arguments: run(*arguments)[::2]
 
 
-def _stored(objects: Path, count: int) -> list:
-    items = volumes(count)
-    put(objects, items)
-    return items
-
-
 def _files(place: str) -> dict[str, bytes]:
     store = open_store(place)
     paths = [entry["path"] for page in store.list() for entry in page]
@@ -89,7 +83,6 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
     make_second: Callable[[], Face],
     shared: str,
     queue: FakeQueue,
-    objects: Path,
     call: Callable[..., tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,7 +97,7 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
         assert first.execute("ingest_nexrad_l2", partition=day).success
     second = make_second()
     before = _files(f"{shared}/catalog")
-    queue.waiting = [announce([item.event()], registry=second.pipeline.registry) for item in _stored(objects, 3)]
+    enqueue(second.pipeline, queue, *volumes(3))
     received = queue.receives
     for sensor in ("nodd_messages", "nodd_ledger"):
         said = second.tick(sensor).skip_message

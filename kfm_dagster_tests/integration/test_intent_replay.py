@@ -26,6 +26,8 @@ from kfm_dagster_tests.integration.chain import PARTITION, deliver, put, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
 REPLAY = ("replay", "intents", "--json")
 

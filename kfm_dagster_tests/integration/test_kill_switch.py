@@ -23,6 +23,8 @@ from kfm_dagster_tests.integration.chain import DAY, PARTITION, Clock, FakeQueue
 from kfm_dagster_tests.integration.face import Face, asked_datasets
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.one_database
+
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
 
 
@@ -195,7 +197,6 @@ STRAYS = [
 """Days outside the window, and when their objects are announced."""
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("DAG-12", "SEC-05", "SEC-13", "OPR-19")
 def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_neighbour_nothing(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
@@ -217,7 +218,6 @@ def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_
     assert face.pipeline.deliveries.states(names) == dict.fromkeys(names, DeliveryState.DELETED)
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("OPR-27", "DAG-12", "SEC-05", "BEY-03")
 def test_of_a_lowered_window_a_day_waits_for_a_reload_and_one_before_the_dataset_begins_is_rejected(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
@@ -239,7 +239,6 @@ def test_of_a_lowered_window_a_day_waits_for_a_reload_and_one_before_the_dataset
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.SUCCEEDED}
 
 
-@pytest.mark.one_database
 @pytest.mark.clause("SEC-13", "DAG-04")
 def test_units_of_days_to_come_leave_the_intake_open_for_others(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch

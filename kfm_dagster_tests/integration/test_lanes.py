@@ -24,7 +24,7 @@ from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.factories import START, envelope
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import PARTITION, FakeQueue, announce, deliver, put, volumes
+from kfm_dagster_tests.integration.chain import PARTITION, FakeQueue, announce, deliver, enqueue, put, volumes
 from kfm_dagster_tests.integration.face import Face, materialisations, unit_check
 from kfm_dagster_tests.transactions import own_tx
 
@@ -75,9 +75,7 @@ def active(face: Face, lane: Lane, partition: str, **tags: str) -> dg.DagsterRun
 
 
 @pytest.mark.clause("BEY-14", "DAG-04")
-def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(
-    small_runs: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
-) -> None:
+def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(small_runs: Face, queue: FakeQueue) -> None:
     # Bulk work has its share, is claimed, and the rest of it waits.
     face = small_runs
     bulk_units(face, BULK_UNITS)
@@ -92,8 +90,7 @@ def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(
     assert len(claimed) == UNITS_PER_RUN
 
     # A message comes, for the same dataset: it is received, planned and worked at once.
-    put(objects, volumes(1))
-    queue.waiting = [announce([volumes(1)[0].event()], registry=contracts)]
+    enqueue(face.pipeline, queue, *volumes(1))
     [live] = face.tick("nodd_messages").run_requests
     assert (live.tags["kfm/lane"], live.partition_key) == ("live", PARTITION)
     assert int(live.tags["dagster/priority"]) > 0 > int(bulk.tags["dagster/priority"])

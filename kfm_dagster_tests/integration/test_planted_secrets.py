@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 
 from kfm_dagster.cli.main import main
 from kfm_dagster.console.app import console_app
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs import sensors
 from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.exports.metrics import exposition
@@ -25,7 +24,7 @@ from kfm_dagster.ingest.nodes import MetadataExtract
 from kfm_dagster.redaction import ForeignError
 from kfm_dagster.views.view import json_row
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
-from kfm_dagster_tests.integration.chain import FakeQueue, announce, put, truncated, volumes
+from kfm_dagster_tests.integration.chain import FakeQueue, enqueue, truncated, volumes
 from kfm_dagster_tests.integration.face import Face
 
 pytestmark = [pytest.mark.one_database, pytest.mark.clause("SEC-14")]
@@ -101,17 +100,13 @@ def test_no_record_log_event_or_page_has_a_planted_secret(
     face: Face,
     queue: FakeQueue,
     backend: WebServer,
-    objects: Path,
-    contracts: ContractRegistry,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
     location = {"Location": f"http://kfm:{SECRETS['OPENLINEAGE_URL']}@{NOWHERE}/login"}
     statuses = itertools.cycle([400, 302, 422, 401])
     backend.answers = lambda _: WebAnswer(status=next(statuses), headers=location)
-    sound, cut = volumes(2)[0], truncated(volumes(2)[1])
-    put(objects, [sound, cut])
-    queue.waiting += [announce([item.event()], registry=contracts) for item in (sound, cut)]
+    enqueue(face.pipeline, queue, volumes(1)[0], truncated(volumes(2)[1]))
     with caplog.at_level(logging.INFO):
         texts: dict[str, str] = {}
         for number in range(3):
@@ -137,7 +132,7 @@ class AwayError(Exception):
 
 
 def test_what_a_tick_or_a_step_raises_is_stored_without_its_texts(
-    face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
+    face: Face, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = SECRETS["OPENLINEAGE_URL"]
 
@@ -147,9 +142,7 @@ def test_what_a_tick_or_a_step_raises_is_stored_without_its_texts(
         except OSError as error:
             raise AwayError(f"password={secret}") from error
 
-    [item] = volumes(1)
-    put(objects, [item])
-    queue.waiting += [announce([item.event()], registry=contracts)]
+    enqueue(face.pipeline, queue, *volumes(1))
     [request] = face.tick("nodd_messages").run_requests
     with monkeypatch.context() as patch:
         patch.setattr(MetadataExtract, "transform", away)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.defs.resources import SqsQueueResource
 from kfm_dagster.demo.cloud import EmbeddedCloud
@@ -23,7 +22,7 @@ from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import DAY, FakeQueue, announce, good, put, volumes
+from kfm_dagster_tests.integration.chain import DAY, FakeQueue, enqueue, good, put, volumes
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
@@ -40,12 +39,6 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytes
     return f"kfm-{abs(hash(request.node.nodeid))}"
 
 
-def two_messages(objects: Path, contracts: ContractRegistry) -> list:
-    items = volumes(2)
-    put(objects, items)
-    return [announce([item.event()], registry=contracts) for item in items]
-
-
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("variable", URLS)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -53,14 +46,12 @@ def test_nothing_is_received_while_a_bucket_is_missing_and_all_is_once_it_is_the
     variable: str,
     face: Face,
     queue: FakeQueue,
-    objects: Path,
-    contracts: ContractRegistry,
     cloud: EmbeddedCloud,
     bucket: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(variable, f"s3://{bucket}/prefix")
-    queue.waiting = two_messages(objects, contracts)
+    enqueue(face.pipeline, queue, *volumes(2))
     deployment = face.reopened()
     for sensor in ("nodd_messages", "nodd_ledger"):
         said = deployment.tick(sensor).skip_message
@@ -83,8 +74,6 @@ def test_nothing_is_received_while_a_bucket_is_missing_and_all_is_once_it_is_the
 def test_messages_whose_bucket_vanishes_are_visible_again_at_once_and_not_received_again(
     face: Face,
     queue: FakeQueue,
-    objects: Path,
-    contracts: ContractRegistry,
     cloud: EmbeddedCloud,
     bucket: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,8 +87,7 @@ def test_messages_whose_bucket_vanishes_are_visible_again_at_once_and_not_receiv
         s3.delete_object(Bucket=bucket, Key=entry["Key"])
     s3.delete_bucket(Bucket=bucket)
 
-    queue.waiting = two_messages(objects, contracts)
-    receipts = {message.receipt_handle for message in queue.waiting}
+    receipts = {message.receipt_handle for message in enqueue(face.pipeline, queue, *volumes(2))}
     received = queue.receives
     assert "the landing zone cannot be used" in deployment.tick("nodd_messages").skip_message
     assert set(queue.visibility) == {(receipt, 0) for receipt in receipts}

@@ -43,6 +43,7 @@ from kfm_dagster_tests.integration.chain import (
     announce,
     assert_conserved,
     deliver,
+    enqueue,
     put,
     run_pending,
     take,
@@ -50,6 +51,8 @@ from kfm_dagster_tests.integration.chain import (
 )
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.transactions import own_tx
+
+pytestmark = pytest.mark.one_database
 
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
 """Run ids of workers, which Dagster does not know."""
@@ -125,19 +128,14 @@ def desk(pipeline: Pipeline, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def announced(pipeline: Pipeline, queue: FakeQueue, objects: Path) -> Callable[[int], None]:
+def announced(pipeline: Pipeline, queue: FakeQueue) -> Callable[[int], object]:
     """Stores the first volumes of DAY and puts a message of each on the queue."""
-
-    def announcing(count: int) -> None:
-        put(objects, volumes(count))
-        queue.waiting += [announce([item.event()], registry=pipeline.registry) for item in volumes(count)]
-
-    return announcing
+    return lambda count: enqueue(pipeline, queue, *volumes(count))
 
 
 @pytest.mark.clause("BEY-16")
 def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue
+    desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
     announced(3)
     desk.work()
@@ -167,7 +165,7 @@ def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others
     per_read: int,
     at_most: int,
     desk: Desk,
-    announced: Callable[[int], None],
+    announced: Callable[[int], object],
     queue: FakeQueue,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -220,7 +218,7 @@ def test_an_idle_worker_waits_at_the_queue_and_does_not_ask_again_and_again(
 @pytest.mark.clause("BEY-16", "WAL-10")
 @pytest.mark.parametrize("why", ["off", "full"])
 def test_while_nothing_may_be_received_the_worker_rests(
-    why: str, desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+    why: str, desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(2)
     if why == "off":
@@ -341,7 +339,7 @@ def test_a_unit_is_tried_again_by_the_look_that_finds_it_due(desk: Desk, objects
 
 @pytest.mark.clause("BEY-16", "WSM-11")
 def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue
+    desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
     pipeline = desk.pipeline
     announced(2)
@@ -429,7 +427,7 @@ WRONG = ContractError(observed="what no second try helps with")
 
 @pytest.mark.clause("BEY-16", "PCS-03")
 def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_costs_the_others_nothing(
-    desk: Desk, announced: Callable[[int], None], registering: Callable[..., list[float]]
+    desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
     announced(2)
     times = registering(WRONG, WRONG)
@@ -447,7 +445,7 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_co
 @pytest.mark.clause("BEY-16")
 def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_look(
     desk: Desk,
-    announced: Callable[[int], None],
+    announced: Callable[[int], object],
     registering: Callable[..., list[float]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -463,7 +461,7 @@ def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_l
 
 @pytest.mark.clause("BEY-16", "PCS-04")
 def test_a_stage_whose_store_is_away_for_a_moment_is_tried_again_in_its_run(
-    desk: Desk, announced: Callable[[int], None], registering: Callable[..., list[float]]
+    desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
     announced(1)
     registering(OSError("away for a moment"))
@@ -475,7 +473,7 @@ def test_a_stage_whose_store_is_away_for_a_moment_is_tried_again_in_its_run(
 
 @pytest.mark.clause("BEY-16")
 def test_a_queue_that_does_not_answer_is_a_line_and_asked_again_later_each_time(
-    desk: Desk, announced: Callable[[int], None], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(1)
     away = QueueUnavailableError(observed="a moment without")
@@ -516,7 +514,7 @@ def _reported(instance: dg.DagsterInstance) -> list[tuple[dg.AssetKey, str | Non
 @pytest.mark.clause("BEY-16")
 def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_what_a_runs_shows(
     desk: Desk,
-    announced: Callable[[int], None],
+    announced: Callable[[int], object],
     dagster_home: dg.DagsterInstance,
     tmp_path: Path,
     objects: Path,
@@ -544,7 +542,7 @@ def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_w
 
 @pytest.mark.clause("BEY-16")
 def test_a_dagster_that_does_not_answer_costs_no_unit_and_one_line(
-    desk: Desk, announced: Callable[[int], None], tmp_path: Path
+    desk: Desk, announced: Callable[[int], object], tmp_path: Path
 ) -> None:
     reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=desk.said.append)
     for count in (1, 2):
