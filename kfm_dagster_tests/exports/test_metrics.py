@@ -28,20 +28,7 @@ from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.notifications.messages import QueueDepth
 from kfm_dagster.telemetry.totals import PATHS, Total, count, kept_totals
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.integration.chain import (
-    DAY,
-    START,
-    Clock,
-    StoredObject,
-    announce,
-    missing,
-    open_pipeline,
-    put,
-    raw_message,
-    run_chain,
-    take,
-    volumes,
-)
+from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
 ROOT = Path(__file__).parents[2]
@@ -88,17 +75,18 @@ def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
 @pytest.fixture
 def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
     """A pipeline in which nothing has run, unlike that of the other exports."""
-    opened = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    opened = chain.open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
     yield opened
     opened.close()
 
 
-def ingest(pipeline: Pipeline, items: list[StoredObject], objects: Path, *, run_id: str = "run") -> None:
+def ingest(pipeline: Pipeline, items: list[chain.StoredObject], objects: Path, *, run_id: str = "run") -> None:
     """Announce objects 40 s after their event, and run the chain over them."""
-    put(objects, items)
+    chain.put(objects, items)
     event_time = pipeline.clock() - timedelta(seconds=40)
-    take(pipeline, *(announce([item.event(event_time=event_time)], registry=pipeline.registry) for item in items))
-    run_chain(pipeline, DATASET, DAY.isoformat(), run_id, Source.LEDGER)
+    events = [item.event(event_time=event_time) for item in items]
+    chain.take(pipeline, *(chain.announce([event], registry=pipeline.registry) for event in events))
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id, Source.LEDGER)
 
 
 @pytest.mark.clause("TEL-01")
@@ -106,8 +94,8 @@ def ingest(pipeline: Pipeline, items: list[StoredObject], objects: Path, *, run_
 def test_every_metric_of_the_document_is_exposed_with_its_labels_and_on_the_page(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    ingest(pipeline, volumes(1), tmp_path / "objects")
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)  # which has nothing to do any more
+    ingest(pipeline, chain.volumes(1), tmp_path / "objects")
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run", Source.LEDGER)  # which has nothing to do any more
     assert exposed(pipeline) == listed(PAGE.read_text(encoding="utf-8"))
     if DOCUMENT.exists():
         document = listed(DOCUMENT.read_text(encoding="utf-8").partition("## Spans")[0])
@@ -136,7 +124,7 @@ def test_each_path_of_lineage_has_the_issue_that_it_was_not_taken() -> None:
 def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_operator_found(
     pipeline: Pipeline, database_url: str, tmp_path: Path
 ) -> None:
-    good, lost = volumes(2), missing(volumes(3)[2])
+    good, lost = chain.volumes(2), chain.missing(chain.volumes(3)[2])
     ingest(pipeline, [*good, lost], tmp_path / "objects")
     found = values(pipeline)
     expected = {
@@ -169,7 +157,7 @@ def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_o
     assert value(found, "nodd_sns_carbon_gco2e_total", env="dev") > 0
     assert value(found, "kfm_run_state_records_total", dataset_id=f"{DATASET}.metadata_extract", outcome="success") == 1
     # Whoever asks next is told the same.
-    again = open_pipeline(tmp_path / "home", None, url=database_url)
+    again = chain.open_pipeline(tmp_path / "home", None, url=database_url)
     assert values(again) == found
     again.close()
 
@@ -177,7 +165,9 @@ def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_o
 @pytest.mark.clause("TEL-01")
 @pytest.mark.one_database
 def test_a_message_that_cannot_be_parsed_is_counted_by_its_reason(pipeline: Pipeline) -> None:
-    take(pipeline, raw_message("{", name="broken"), raw_message('{"Type": "Notification"}', name="another"))
+    chain.take(
+        pipeline, chain.raw_message("{", name="broken"), chain.raw_message('{"Type": "Notification"}', name="another")
+    )
     found = values(pipeline)
     failures = "nodd_sns_parse_failures_total"
     reasons = [amount for (name, _), amount in found.items() if name == failures and amount]
@@ -188,8 +178,8 @@ def test_a_message_that_cannot_be_parsed_is_counted_by_its_reason(pipeline: Pipe
 
 @pytest.mark.one_database
 def test_what_a_person_has_done_again_says_nothing_of_the_latency(pipeline: Pipeline, tmp_path: Path) -> None:
-    put(tmp_path / "objects", volumes(1))
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run")  # from a listing, in the bulk lane
+    chain.put(tmp_path / "objects", chain.volumes(1))
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run")  # from a listing, in the bulk lane
     found = values(pipeline)
     assert value(found, "nodd_sns_stac_writes_total", dataset=DATASET, outcome="created") == 1
     assert value(found, "nodd_sns_ingest_latency_seconds_count", dataset=DATASET, env="dev") == 0
@@ -197,10 +187,10 @@ def test_what_a_person_has_done_again_says_nothing_of_the_latency(pipeline: Pipe
 
 @pytest.mark.one_database
 def test_a_node_that_has_nothing_to_do_is_counted_as_a_skip(pipeline: Pipeline, tmp_path: Path) -> None:
-    ingest(pipeline, volumes(1), tmp_path / "objects")
+    ingest(pipeline, chain.volumes(1), tmp_path / "objects")
     node = f"{DATASET}.integrity_check"
     assert ("kfm_run_state_skips_total", frozenset({("dataset_id", node)})) not in values(pipeline)
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run", Source.LEDGER)
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run", Source.LEDGER)
     found = values(pipeline)
     assert value(found, "kfm_run_state_skips_total", dataset_id=node) == 1
     assert value(found, "nodd_sns_integrity_checks_total", dataset=DATASET, status="ok") == 1
@@ -208,10 +198,10 @@ def test_a_node_that_has_nothing_to_do_is_counted_as_a_skip(pipeline: Pipeline, 
 
 @pytest.mark.one_database
 def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_path: Path) -> None:
-    items = volumes(2)
-    put(tmp_path / "objects", items)
-    take(pipeline, announce([item.event() for item in items], registry=pipeline.registry))
-    claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="one", limit=2)
+    items = chain.volumes(2)
+    chain.put(tmp_path / "objects", items)
+    chain.take(pipeline, chain.announce([item.event() for item in items], registry=pipeline.registry))
+    claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=chain.DAY.isoformat(), run_id="one", limit=2)
     own_tx(pipeline.ledger).release_lost(run_ids=["one"])
     assert len(own_tx(pipeline.ledger).settle(claimed, run_id="one").lost) == 2
     assert value(values(pipeline), "nodd_sns_wal_conflicts_total", dataset=DATASET) == 2
@@ -243,10 +233,10 @@ def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
     # Of a clock that is ahead of this one.
     ledger = pipeline.ledger
-    own_tx(ledger).ensure([envelope(0, event_time=START + timedelta(hours=1))])
+    own_tx(ledger).ensure([envelope(0, event_time=chain.START + timedelta(hours=1))])
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="1") == 0
     own_tx(ledger).ensure(
-        [envelope(number, event_time=START - timedelta(seconds=10 * number)) for number in range(1, 200)]
+        [envelope(number, event_time=chain.START - timedelta(seconds=10 * number)) for number in range(1, 200)]
     )
     # What is bulk has time.
     own_tx(ledger).ensure([envelope(200)], lane=Lane.BULK)
@@ -254,9 +244,9 @@ def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
     ages = {part: value(found, "nodd_sns_queue_age_seconds", **labels, quantile=part) for part in QUANTILES}
     assert ages == {"0.5": 990, "0.9": 1790, "0.99": 1970, "1": 1990}
     # What is claimed is in work.
-    own_tx(ledger).claim(dataset=DATASET, partition=START.date().isoformat(), run_id="one", limit=200)
+    own_tx(ledger).claim(dataset=DATASET, partition=chain.START.date().isoformat(), run_id="one", limit=200)
     clock = pipeline.clock
-    assert isinstance(clock, Clock)
+    assert isinstance(clock, chain.Clock)
     clock.forward(5)
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 1795
 

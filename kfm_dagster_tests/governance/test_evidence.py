@@ -26,24 +26,7 @@ from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import redact
 from kfm_dagster_tests.governance.conftest import cases_of, release
-from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import (
-    DATASET,
-    PARTITION,
-    CrashError,
-    Failpoint,
-    StoredObject,
-    announce,
-    missing,
-    open_pipeline,
-    put,
-    replaced,
-    run_chain,
-    take,
-    truncated,
-    volumes,
-    work_until_done,
-)
+from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.recovery.dlq_fixture import one_attempt_only
 from kfm_dagster_tests.transactions import own_tx
 
@@ -60,11 +43,11 @@ def bundle_of(pipeline: Pipeline, case: QuarantineCase) -> dict[str, Any]:
     return read_evidence(pipeline.store, case.evidence_file)
 
 
-def announce_all(pipeline: Pipeline, *items: StoredObject) -> None:
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+def announce_all(pipeline: Pipeline, *items: chain.StoredObject) -> None:
+    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in items))
 
 
-def quarantine_by_hand(pipeline: Pipeline, *items: StoredObject) -> None:
+def quarantine_by_hand(pipeline: Pipeline, *items: chain.StoredObject) -> None:
     announce_all(pipeline, *items)
     records = traces.records(pipeline)
     wal_ids = [records[item.uri].wal_id for item in items]
@@ -73,10 +56,10 @@ def quarantine_by_hand(pipeline: Pipeline, *items: StoredObject) -> None:
 
 @pytest.mark.clause("BEY-06", "WSM-14")
 def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipeline: Pipeline, objects: Path) -> None:
-    sound, cut, gone = volumes(3)[0], truncated(volumes(3)[1]), missing(volumes(3)[2])
-    put(objects, [sound, cut, gone])
+    sound, cut, gone = chain.volumes(3)[0], chain.truncated(chain.volumes(3)[1]), chain.missing(chain.volumes(3)[2])
+    chain.put(objects, [sound, cut, gone])
     announce_all(pipeline, sound, cut, gone)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
 
     found = bundles(pipeline)
     records = traces.records(pipeline)
@@ -119,8 +102,8 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
 def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline, objects: Path) -> None:
     sizes = (0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1)
     contents = [bytes(number % 251 for number in range(size)) for size in sizes]
-    items = [replaced(item, content) for item, content in zip(volumes(len(sizes)), contents, strict=True)]
-    put(objects, items)
+    items = [chain.replaced(item, content) for item, content in zip(chain.volumes(len(sizes)), contents, strict=True)]
+    chain.put(objects, items)
     quarantine_by_hand(pipeline, *items)
     assert EvidenceCollector(pipeline).collect() == len(items)
     found = bundles(pipeline)
@@ -134,12 +117,12 @@ def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline, o
 def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = volumes(1)[0]
-    new = replaced(old, old.announced + b"more")
-    put(objects, [new])
+    old = chain.volumes(1)[0]
+    new = chain.replaced(old, old.announced + b"more")
+    chain.put(objects, [new])
     announce_all(pipeline, old)
     later = new.event(event_time=new.event().event_time + timedelta(hours=1))
-    take(pipeline, announce([later], registry=pipeline.registry))
+    chain.take(pipeline, chain.announce([later], registry=pipeline.registry))
     monkeypatch.setattr(type(pipeline.objects), "open", _must_not_be_called)
     assert EvidenceCollector(pipeline).collect() == 1
     [bundle] = bundles(pipeline).values()
@@ -154,11 +137,13 @@ def _must_not_be_called(*_: object, **__: object) -> Any:
 @pytest.mark.clause("BEY-06")
 @pytest.mark.parametrize("why", ["hard fail", "restricted dataset", "indigenous data", "sensitive areas"])
 def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: Pipeline, objects: Path) -> None:
-    item = volumes(1)[0]
-    put(objects, [item])
+    item = chain.volumes(1)[0]
+    chain.put(objects, [item])
     if why == "hard fail":
         announce_all(pipeline, item)
-        claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=PARTITION, run_id="run-1", limit=1)
+        claimed = own_tx(pipeline.ledger).claim(
+            dataset=chain.DATASET, partition=chain.PARTITION, run_id="run-1", limit=1
+        )
         own_tx(pipeline.ledger).settle([_refused(unit) for unit in claimed], run_id="run-1")
     else:
         if why == "sensitive areas":
@@ -197,14 +182,14 @@ LEAKS = ("Action=Unsubscribe", "EXAMPLEl", "jane.doe", "deadbeef", "wJalr")
 
 @pytest.mark.clause("BEY-06")
 def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: Pipeline, objects: Path) -> None:
-    item = volumes(1)[0]
-    message = announce([item.event()], registry=pipeline.registry)
+    item = chain.volumes(1)[0]
+    message = chain.announce([item.event()], registry=pipeline.registry)
     body = json.loads(message.body)
     inner = json.loads(body["Message"])
     inner["Records"][0]["responseElements"] = SECRETS | {"deeper": json.dumps(SECRETS)}
     body = body | SECRETS | {"Message": json.dumps(inner)}
-    put(objects, [item])
-    take(pipeline, replace(message, body=json.dumps(body)))
+    chain.put(objects, [item])
+    chain.take(pipeline, replace(message, body=json.dumps(body)))
     [record] = own_tx(pipeline.ledger).find()
     own_tx(pipeline.ledger).quarantine([record.wal_id], reason_code="looked_odd", decision=JANE)
     EvidenceCollector(pipeline).collect()
@@ -228,11 +213,11 @@ def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
 def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
     enveloped: bool, pipeline: Pipeline, objects: Path
 ) -> None:
-    items = volumes(20)
-    older = replaced(items[0], b"another version")
-    put(objects, items)
-    message = announce([older.event(), *(item.event() for item in items)], registry=pipeline.registry)
-    take(pipeline, message if enveloped else replace(message, body=json.loads(message.body)["Message"]))
+    items = chain.volumes(20)
+    older = chain.replaced(items[0], b"another version")
+    chain.put(objects, items)
+    message = chain.announce([older.event(), *(item.event() for item in items)], registry=pipeline.registry)
+    chain.take(pipeline, message if enveloped else replace(message, body=json.loads(message.body)["Message"]))
     records = {record.object_version: record for record in own_tx(pipeline.ledger).find()}
     units = [records[item.event().etag] for item in (older, items[0], items[-1])]
     own_tx(pipeline.ledger).quarantine([unit.wal_id for unit in units], reason_code="looked_odd", decision=JANE)
@@ -273,15 +258,15 @@ def test_no_more_is_redacted_than_is_kept(value: Any, monkeypatch: pytest.Monkey
 def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
     failpoint: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = truncated(volumes(1)[0])
-    put(objects, [item])
+    item = chain.truncated(chain.volumes(1)[0])
+    chain.put(objects, [item])
     if failpoint == "settle committed":
         pipeline.registry = one_attempt_only(pipeline.registry)
         announce_all(pipeline, item)
-        with pytest.raises(CrashError):
-            run_chain(
-                pipeline, "nexrad-l2", PARTITION, "run-1", Source.LEDGER,
-                dies_at=Failpoint(operator=Settle.operator, point="committed"),
+        with pytest.raises(chain.CrashError):
+            chain.run_chain(
+                pipeline, "nexrad-l2", chain.PARTITION, "run-1", Source.LEDGER,
+                dies_at=chain.Failpoint(operator=Settle.operator, point="committed"),
             )  # fmt: skip
     else:
         quarantine_by_hand(pipeline, item)
@@ -290,7 +275,7 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
                 patch.setattr(evidence.Artifacts, "put", _dying)
             else:
                 patch.setattr(QuarantineCases, "attach", _dying)
-            with pytest.raises(CrashError):
+            with pytest.raises(chain.CrashError):
                 EvidenceCollector(pipeline).collect()
     [case] = cases_of(pipeline).find(CaseState.OPEN)
     assert (case.evidence_file, case.collected_at) == (None, None)
@@ -304,15 +289,15 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
 
 
 def _dying(*_: object, **__: object) -> Any:
-    raise CrashError
+    raise chain.CrashError
 
 
 @pytest.mark.clause("SEC-09", "SEC-12")
 def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd, *others = volumes(3)
-    put(objects, [odd, *others])
+    odd, *others = chain.volumes(3)
+    chain.put(objects, [odd, *others])
     quarantine_by_hand(pipeline, odd, *others)
     look = evidence.bundle_of
 
@@ -333,8 +318,8 @@ def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
 def test_two_collectors_at_once_give_a_case_one_bundle(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = volumes(1)[0]
-    put(objects, [item])
+    item = chain.volumes(1)[0]
+    chain.put(objects, [item])
     quarantine_by_hand(pipeline, item)
     other = cases_of(pipeline)
     [due] = other.due(limit=5)
@@ -353,8 +338,8 @@ def test_two_collectors_at_once_give_a_case_one_bundle(
 def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = volumes(1)[0]
-    put(objects, [item])
+    item = chain.volumes(1)[0]
+    chain.put(objects, [item])
     quarantine_by_hand(pipeline, item)
     # The artifact store takes nothing; the landing zone gives nothing.
     for request in ("put", "get"):
@@ -369,13 +354,13 @@ def _unavailable(*_: object, **__: object) -> Any:
 
 
 def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:
-    item, listed = volumes(2)
-    quarantine_by_hand(pipeline, missing(item))
+    item, listed = chain.volumes(2)
+    quarantine_by_hand(pipeline, chain.missing(item))
     for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
         path.unlink()
-    put(objects, [replaced(listed, b"")])
-    run_chain(pipeline, DATASET, PARTITION, "run-1", Source.LISTING)
-    work_until_done(pipeline)
+    chain.put(objects, [chain.replaced(listed, b"")])
+    chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-1", Source.LISTING)
+    chain.work_until_done(pipeline)
     collected = bundles(pipeline)
     assert collected[item.uri]["message"]["body"] is None
     assert "a landed batch is gone" in collected[item.uri]["message"]["why_no_body"]
@@ -386,12 +371,12 @@ def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pip
 def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_it(
     pipeline: Pipeline, objects: Path
 ) -> None:
-    item = volumes(1)[0]
-    put(objects, [item])
+    item = chain.volumes(1)[0]
+    chain.put(objects, [item])
     quarantine_by_hand(pipeline, item)
     [record] = own_tx(pipeline.ledger).find()
     assert release(pipeline, record.wal_id, record.version, JANE) == {record.wal_id}
-    run_chain(pipeline, DATASET, PARTITION, "run-1", Source.LEDGER)
+    chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-1", Source.LEDGER)
     EvidenceCollector(pipeline).collect()
     [case] = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
@@ -402,14 +387,14 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
 
 @pytest.mark.clause("BEY-06", "WSM-16")
 def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline: Pipeline, objects: Path) -> None:
-    item = truncated(volumes(1)[0])
-    put(objects, [item])
+    item = chain.truncated(chain.volumes(1)[0])
+    chain.put(objects, [item])
     announce_all(pipeline, item)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     [record] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts
     release(pipeline, record.wal_id, record.version, JANE)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     [again] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     # Exactly one more attempt (state machine, 7.4).
     assert again.attempts == record.attempts + 1
@@ -423,22 +408,22 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
 def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     pipeline: Pipeline, objects: Path, tmp_path: Path, database_url: str
 ) -> None:
-    item = missing(volumes(1)[0])
-    message = announce([item.event()], registry=pipeline.registry)
-    take(pipeline, message)
-    work_until_done(pipeline)
+    item = chain.missing(chain.volumes(1)[0])
+    message = chain.announce([item.event()], registry=pipeline.registry)
+    chain.take(pipeline, message)
+    chain.work_until_done(pipeline)
     [record] = own_tx(pipeline.ledger).find()
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
     cases = cases_of(pipeline).find(CaseState.OPEN)
     # It is there now, and everything that could notice runs once more, in another process.
-    put(objects, [volumes(1)[0]])
+    chain.put(objects, [chain.volumes(1)[0]])
     pipeline.close()
-    pipeline = open_pipeline(tmp_path / "home", objects, url=database_url)
+    pipeline = chain.open_pipeline(tmp_path / "home", objects, url=database_url)
     for delivery in (2, 3):
-        take(pipeline, replace(message, receipt_handle=f"again-{delivery}", receive_count=delivery))
-    run_chain(pipeline, "nexrad-l2", PARTITION, "backfill", Source.LISTING)
+        chain.take(pipeline, replace(message, receipt_handle=f"again-{delivery}", receive_count=delivery))
+    chain.run_chain(pipeline, "nexrad-l2", chain.PARTITION, "backfill", Source.LISTING)
     own_tx(pipeline.ledger).release_lost(run_ids=[record.ingest_run_id])
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     assert EvidenceCollector(pipeline).collect() == 0
     after = {unit.object_version: unit for unit in own_tx(pipeline.ledger).find()}
     assert after[record.object_version] == record

@@ -24,24 +24,7 @@ from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.governance.test_rules import MASKING, governance
-from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import (
-    DATASET,
-    PARTITION,
-    START,
-    Clock,
-    CrashError,
-    Failpoint,
-    StoredObject,
-    announce,
-    open_pipeline,
-    put,
-    run_chain,
-    take,
-    truncated,
-    volumes,
-    work_until_done,
-)
+from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -57,7 +40,7 @@ def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
     """The pipeline, with the Collection of NEXRAD under another governance section."""
 
     def governed(contract: DatasetContract) -> DatasetContract:
-        if contract.stac.collection != DATASET:
+        if contract.stac.collection != chain.DATASET:
             return contract
         document = contract.model_dump(mode="json") | {"governance": declared.model_dump(mode="json")}
         document["metadata_extract"]["required"] = SHOWN
@@ -73,15 +56,15 @@ def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def again(**declared: Any) -> Pipeline:
-            pipeline = open_pipeline(tmp_path / "home", objects, url=database_url)
+            pipeline = chain.open_pipeline(tmp_path / "home", objects, url=database_url)
             return under(stack.enter_context(closing(pipeline)), governance(**declared))
 
         yield again
 
 
-def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
-    put(objects, items)
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+def arrive(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
+    chain.put(objects, items)
+    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in items))
 
 
 def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
@@ -90,7 +73,7 @@ def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 
 
 def logged(pipeline: Pipeline, action: GovernanceAction) -> list[GovernanceEntry]:
-    return own_tx(pipeline.ledger.log).entries(action=action, dataset=DATASET)
+    return own_tx(pipeline.ledger.log).entries(action=action, dataset=chain.DATASET)
 
 
 def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
@@ -111,7 +94,7 @@ def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
         (
             {
                 "indigenous_data_flag": True,
-                "consent": {"authority": "a council", "reference": "MOU-7", "valid_until": START},
+                "consent": {"authority": "a council", "reference": "MOU-7", "valid_until": chain.START},
             },
             "consent: MOU-7 was valid until 2026-01-01T00:00:00.000000Z, expected a consent that is valid at {at}",
         ),
@@ -123,9 +106,9 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
 ) -> None:
     rule = rule.format(at="2026-01-01T01:00:00.000000Z")
     pipeline = opened(**declared)
-    sound, cut = volumes(2)[0], truncated(volumes(2)[1])
+    sound, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
     arrive(pipeline, objects, sound, cut)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     records = traces.records(pipeline)
     record = records[sound.uri]
     assert (record.status, record.attempts) == (Status.QUARANTINED, 1)
@@ -152,16 +135,16 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
 ) -> None:
     end = datetime(2026, 2, 1, tzinfo=UTC)
     pipeline = opened(embargo={"until": end})
-    item = volumes(1)[0]
+    item = chain.volumes(1)[0]
     arrive(pipeline, objects, item)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     clock = pipeline.clock
-    assert isinstance(clock, Clock)
+    assert isinstance(clock, chain.Clock)
     for now, status in ((end - timedelta(days=1), Status.QUARANTINED), (end, Status.SUCCEEDED)):
         clock.now = now
         record = traces.records(pipeline)[item.uri]
         assert release(pipeline, record.wal_id, record.version, JANE) == {record.wal_id}
-        work_until_done(pipeline)
+        chain.work_until_done(pipeline)
         assert traces.records(pipeline)[item.uri].status is status
     assert items_of(pipeline).keys() == {item.uri}
     assert len(logged_refusals(pipeline)) == 2
@@ -172,15 +155,15 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
 @pytest.mark.clause("SEC-03")
 def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units(opened: Open, objects: Path) -> None:
     """An embargo that ends between the death of a run and its next execution does not make two outcomes of one run."""
-    pipeline = opened(embargo={"until": START + timedelta(minutes=1)})
-    arrive(pipeline, objects, volumes(1)[0])
-    dies_at = Failpoint(operator=MetadataExtract.operator, point="computed")
-    with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=dies_at)
+    pipeline = opened(embargo={"until": chain.START + timedelta(minutes=1)})
+    arrive(pipeline, objects, chain.volumes(1)[0])
+    dies_at = chain.Failpoint(operator=MetadataExtract.operator, point="computed")
+    with pytest.raises(chain.CrashError):
+        chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER, dies_at=dies_at)
     clock = pipeline.clock
-    assert isinstance(clock, Clock)
+    assert isinstance(clock, chain.Clock)
     clock.forward(120)
-    run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)
+    chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER)
     assert traces.statuses(pipeline) == {"quarantined": 1}
 
 
@@ -188,52 +171,53 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
 @pytest.mark.parametrize(
     "failpoint",
     [
-        Failpoint(operator=kind.operator, point=point)
+        chain.Failpoint(operator=kind.operator, point=point)
         for kind in (MetadataExtract, Settle)
         for point in ("computed", "committing", "committed")
     ],
     ids=str,
 )
 def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
-    failpoint: Failpoint, opened: Open, objects: Path
+    failpoint: chain.Failpoint, opened: Open, objects: Path
 ) -> None:
-    shown, embargoed = volumes(24)[0], volumes(24)[-1]
+    shown, embargoed = chain.volumes(24)[0], chain.volumes(24)[-1]
     embargo = {"days_after_observation": 1}
     pipeline = opened(**SHIELDED, embargo=embargo)
-    assert isinstance(pipeline.clock, Clock)
+    assert isinstance(pipeline.clock, chain.Clock)
     pipeline.clock.now = datetime(2025, 4, 3, 12, tzinfo=UTC)
     arrive(pipeline, objects, shown, embargoed)
-    with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER, dies_at=failpoint)
+    with pytest.raises(chain.CrashError):
+        chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER, dies_at=failpoint)
     before = len(logged(pipeline, GovernanceAction.MASK)), len(logged_refusals(pipeline))
-    durable = failpoint.operator == Settle.operator, failpoint == Failpoint(operator=Settle.operator, point="committed")
-    assert before == (int(durable[0] or failpoint.point == "committed"), int(durable[1]))
+    of_settle, committed = failpoint.operator == Settle.operator, failpoint.point == "committed"
+    assert before == (int(of_settle or committed), int(of_settle and committed))
     for _ in range(2):
-        run_chain(pipeline, DATASET, PARTITION, RUN, Source.LEDGER)
+        chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER)
     [masked] = logged(pipeline, GovernanceAction.MASK)
     assert (masked.actor, masked.reason, masked.change_ref) == ("steward", "sites are sacred", "CARE-1")
-    placed = {"run_id": RUN, "partition": PARTITION, "units": 2}
+    placed = {"run_id": RUN, "partition": chain.PARTITION, "units": 2}
     assert masked.details == {"method": "h3", "parameters": {"resolution": 4}, **placed}
     [refused] = logged_refusals(pipeline)
     assert refused.wal_id == traces.records(pipeline)[embargoed.uri].wal_id
     assert items_of(pipeline).keys() == {shown.uri}
     # Another run decides for itself.
-    second = volumes(24)[1]
+    second = chain.volumes(24)[1]
     arrive(pipeline, objects, second)
-    run_chain(pipeline, DATASET, PARTITION, "run-2", Source.LEDGER)
+    chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-2", Source.LEDGER)
     assert [entry.details["run_id"] for entry in logged(pipeline, GovernanceAction.MASK)] == ["run-2", RUN]
 
 
 @pytest.mark.clause("SEC-03")
 def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, objects: Path, tmp_path: Path) -> None:
-    item, cut = volumes(2)[0], truncated(volumes(2)[1])
+    item, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
     exact = positions_of(item, tmp_path / "open")
     pipeline = opened(**SHIELDED)
     seen: list[str] = []
     arrive(pipeline, objects, item, cut)
-    run_chain(
-        pipeline, DATASET, PARTITION, RUN, Source.LEDGER, seen=lambda batch: seen.extend(map(str, batch.envelopes))
-    )
+    chain.run_chain(
+        pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER,
+        seen=lambda batch: seen.extend(map(str, batch.envelopes)),
+    )  # fmt: skip
     assert stored_positions(exact, pipeline, seen) == []
     [shown] = items_of(pipeline).values()
     properties = shown["properties"]
@@ -246,14 +230,14 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, o
     [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
     activities = prov_json(document.read_bytes())["activity"].values()
     [masking] = [one for one in activities if one.get("kfm:method") == "h3"]
-    assert (masking["kfm:dataset"], masking["kfm:change_ref"]) == (pipeline.registry[DATASET].public_id, "CARE-1")
+    assert (masking["kfm:dataset"], masking["kfm:change_ref"]) == (pipeline.registry[chain.DATASET].public_id, "CARE-1")
 
 
-def positions_of(item: StoredObject, folder: Path) -> set[str]:
+def positions_of(item: chain.StoredObject, folder: Path) -> set[str]:
     """Every degree that an open dataset shows of the object, as text."""
-    put(folder / "objects", [item])
-    with closing(open_pipeline(folder / "home", folder / "objects")) as pipeline:
-        run_chain(pipeline, DATASET, PARTITION, RUN)
+    chain.put(folder / "objects", [item])
+    with closing(chain.open_pipeline(folder / "home", folder / "objects")) as pipeline:
+        chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN)
         [shown] = items_of(pipeline).values()
     assert not {"kfm:sensitivity", "kfm:access", "kfm:masking"} & shown["properties"].keys()
     pairs = [*shown["geometry"]["coordinates"][0], shown["bbox"]]

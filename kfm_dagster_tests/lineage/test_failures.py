@@ -13,17 +13,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.lineage.openlineage import Event
 from kfm_dagster.lineage.store import Lineage
-from kfm_dagster_tests.integration.chain import (
-    DAY,
-    CrashError,
-    Failpoint,
-    announce,
-    missing,
-    put,
-    run_chain,
-    take,
-    volumes,
-)
+from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.test_openlineage_events import OFFICIAL
 from kfm_dagster_tests.transactions import own_tx
@@ -34,14 +24,14 @@ RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(3)]
 
 def work(pipeline: Pipeline, objects: Path) -> None:
     """A unit of which the object is missing, beside one that succeeds, and one whose run dies."""
-    good, bad, lost = volumes(3)
-    put(objects, [good, missing(bad), lost])
-    take(pipeline, announce([good.event(), bad.event()], registry=pipeline.registry))
-    run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[0], Source.LEDGER)
-    take(pipeline, announce([lost.event()], registry=pipeline.registry))
-    dies_at = Failpoint(operator="stac_register", point="computed")
-    with pytest.raises(CrashError):
-        run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[1], Source.LEDGER, dies_at=dies_at)
+    good, bad, lost = chain.volumes(3)
+    chain.put(objects, [good, chain.missing(bad), lost])
+    chain.take(pipeline, chain.announce([good.event(), bad.event()], registry=pipeline.registry))
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), RUNS[0], Source.LEDGER)
+    chain.take(pipeline, chain.announce([lost.event()], registry=pipeline.registry))
+    dies_at = chain.Failpoint(operator="stac_register", point="computed")
+    with pytest.raises(chain.CrashError):
+        chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), RUNS[1], Source.LEDGER, dies_at=dies_at)
     own_tx(pipeline.ledger).release_lost(run_ids=[RUNS[1]])
 
 
@@ -89,7 +79,7 @@ def test_a_failure_is_published_once_however_many_publish(pipeline: Pipeline, tm
     assert len(events) == len({(event["run"]["runId"], event["eventType"]) for event in events}) == 4
     # Failed again, the unit has another run of OpenLineage.
     own_tx(pipeline.ledger).requeue([record.wal_id for record in own_tx(pipeline.ledger).find(code="missing_object")])
-    run_chain(pipeline, DATASET, DAY.isoformat(), RUNS[2], Source.LEDGER)
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), RUNS[2], Source.LEDGER)
     ends = [event["run"]["facets"] for event in published(pipeline, root) if event["eventType"] == "FAIL"]
     attempts = [(end["kfmWal"]["attempt"], end["kfmRunState"]["run_id"]) for end in ends]
     assert sorted(attempts) == [(1, RUNS[0]), (1, RUNS[1]), (2, RUNS[2])]
@@ -97,15 +87,15 @@ def test_a_failure_is_published_once_however_many_publish(pipeline: Pipeline, tm
 
 @pytest.mark.clause("RSP-16")
 def test_a_collection_names_the_run_that_wrote_its_newest_item(pipeline: Pipeline, tmp_path: Path) -> None:
-    first, second = volumes(2)
+    first, second = chain.volumes(2)
     path = tmp_path / "home" / "catalog" / pipeline.registry[DATASET].stac.collection / "collection.json"
 
     def written_by() -> Any:
         return json.loads(path.read_text())["kfm:run_state"]
 
     for run_id, item in zip(RUNS, (first, second), strict=False):
-        put(tmp_path / "objects", [item])
-        run_chain(pipeline, DATASET, DAY.isoformat(), run_id)
+        chain.put(tmp_path / "objects", [item])
+        chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id)
         assert written_by() == {"dataset_id": f"{DATASET}.stac_register", "run_id": run_id}
     # What is taken back was not written, as far as the catalog tells.
     own_tx(pipeline.catalog).undo(DATASET, RUNS[1])

@@ -22,37 +22,22 @@ from kfm_dagster.retention import Pruned, Retention, RetentionKind, StoredFiles,
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import (
-    DAY,
-    START,
-    Clock,
-    CrashError,
-    StoredObject,
-    announce,
-    missing,
-    open_pipeline,
-    put,
-    run_chain,
-    take,
-    volumes,
-    work_until_done,
-)
+from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.ledger.bench import JANE
 from kfm_dagster_tests.retention.conftest import Keeping, files, written_at
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-10")
 
-PARTITION = DAY.isoformat()
+PARTITION = chain.DAY.isoformat()
 SECOND = timedelta(seconds=1)
 LONG_AGO = 0.0
 """Of files of which only the database says whether they may go."""
 LATER = timedelta(days=400)
 
 
-def clock_of(pipeline: Pipeline) -> Clock:
-    assert isinstance(pipeline.clock, Clock)
+def clock_of(pipeline: Pipeline) -> chain.Clock:
+    assert isinstance(pipeline.clock, chain.Clock)
     return pipeline.clock
 
 
@@ -66,14 +51,14 @@ def grow_old(pipeline: Pipeline) -> None:
     clock_of(pipeline).now += LATER
 
 
-def announce_all(pipeline: Pipeline, *items: StoredObject) -> None:
-    take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
+def announce_all(pipeline: Pipeline, *items: chain.StoredObject) -> None:
+    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in items))
 
 
-def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject) -> None:
-    put(objects, items)
+def ingest(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
+    chain.put(objects, items)
     announce_all(pipeline, *items)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     EvidenceCollector(pipeline).collect()
 
 
@@ -107,7 +92,7 @@ def newest_stage(pipeline: Pipeline) -> datetime:
 def test_a_file_goes_one_second_past_its_age_and_not_before(
     pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
 ) -> None:
-    ingest(pipeline, objects, volumes(1)[0])
+    ingest(pipeline, objects, chain.volumes(1)[0])
     age = timedelta(days=30)
     # What the database knows is older than the file.
     wrote = newest_stage(pipeline) + timedelta(days=1)
@@ -125,10 +110,10 @@ def test_a_file_goes_one_second_past_its_age_and_not_before(
 def test_messages_stay_until_so_long_after_they_were_received(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, volumes(1)[0])
+    ingest(pipeline, objects, chain.volumes(1)[0])
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(landing="15d")
-    clock_of(pipeline).now = START + timedelta(days=15)
+    clock_of(pipeline).now = chain.START + timedelta(days=15)
     assert planned(retention) == (1, 0)
     clock_of(pipeline).now += SECOND
     assert planned(retention) == (1, 1)
@@ -137,11 +122,11 @@ def test_messages_stay_until_so_long_after_they_were_received(
 def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, volumes(1)[0])
+    ingest(pipeline, objects, chain.volumes(1)[0])
     for run_id in ("second", "third"):
         # They find nothing new, and the third names what the second has stored.
         clock_of(pipeline).forward(3600)
-        run_chain(pipeline, "nexrad-l2", PARTITION, run_id)
+        chain.run_chain(pipeline, "nexrad-l2", PARTITION, run_id)
     named = named_by(pipeline, "third")
     assert named == named_by(pipeline, "second")
     written_at(store_of(pipeline), LONG_AGO)
@@ -158,14 +143,14 @@ def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(
 def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
     pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
 ) -> None:
-    lost = missing(volumes(1)[0])
+    lost = chain.missing(chain.volumes(1)[0])
     announce_all(pipeline, lost)
-    run_chain(pipeline, "nexrad-l2", PARTITION, "first", Source.LEDGER)
+    chain.run_chain(pipeline, "nexrad-l2", PARTITION, "first", Source.LEDGER)
     assert traces.records(pipeline)[lost.uri].status is Status.FAILED
     grow_old(pipeline)
     old, going = planned(keeping(**{kind: "30d"}))
     assert (old > 0, going) == (True, 0)
-    work_until_done(pipeline)
+    chain.work_until_done(pipeline)
     assert traces.records(pipeline)[lost.uri].status is Status.QUARANTINED
     grow_old(pipeline)
     old, going = planned(keeping(**{kind: "30d"}))
@@ -173,7 +158,7 @@ def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
 
 
 def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
-    item = volumes(1)[0]
+    item = chain.volumes(1)[0]
     announce_all(pipeline, item)
     own_tx(pipeline.ledger).quarantine(
         [traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE
@@ -187,7 +172,7 @@ def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline:
 
 @pytest.mark.parametrize("status", ["pending", "in_progress"])
 def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, keeping: Keeping, status: str) -> None:
-    item = volumes(1)[0]
+    item = chain.volumes(1)[0]
     announce_all(pipeline, item)
     if status == "in_progress":
         own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=PARTITION, run_id="run", limit=1)
@@ -202,7 +187,7 @@ def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, ke
 def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, missing(volumes(1)[0]))
+    ingest(pipeline, objects, chain.missing(chain.volumes(1)[0]))
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     [case] = cases.find(CaseState.OPEN)
     assert case.evidence_file is not None
@@ -225,7 +210,7 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
 def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, *volumes(2))
+    ingest(pipeline, objects, *chain.volumes(2))
     grow_old(pipeline)
     retention = keeping(landing="15d", artifacts="30d", evidence_samples="1d")
     before = every_row(pipeline.database)
@@ -260,7 +245,7 @@ class DyingStore:
 
     def delete(self, path: str) -> None:
         if self.deleted == 2:
-            raise CrashError
+            raise chain.CrashError
         self.deleted += 1
         self.store.delete(path)
 
@@ -268,7 +253,7 @@ class DyingStore:
 def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     pipeline: Pipeline, objects: Path, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingest(pipeline, objects, *volumes(3))
+    ingest(pipeline, objects, *chain.volumes(3))
     grow_old(pipeline)
     retention = keeping(artifacts="30d")
     old, _ = planned(retention)
@@ -278,7 +263,7 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     pruner = retention.pruners[RetentionKind.ARTIFACTS]
     assert isinstance(pruner, StoredFiles)
     dying = replace(pruner, store=cast("Store", DyingStore(pruner.store)))
-    with pytest.raises(CrashError):
+    with pytest.raises(chain.CrashError):
         removed(replace(retention, pruners={RetentionKind.ARTIFACTS: dying}))
     assert len(outputs(pipeline)) == old - 2
     assert removed(retention).removed == old - 2
@@ -288,7 +273,7 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
 def test_what_another_retention_has_deleted_meanwhile_is_as_good_as_deleted(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, volumes(1)[0])
+    ingest(pipeline, objects, chain.volumes(1)[0])
     grow_old(pipeline)
     pruner = keeping(landing="15d").pruners[RetentionKind.LANDING]
     [batch] = pruner.batches(clock_of(pipeline).now)
@@ -301,8 +286,8 @@ def test_what_another_retention_has_deleted_meanwhile_is_as_good_as_deleted(
 def test_files_of_another_ledger_stay_of_every_kind(
     pipeline: Pipeline, tmp_path: Path, objects: Path, keeping: Keeping
 ) -> None:
-    other = open_pipeline(tmp_path / "home", objects)
-    ingest(other, objects, volumes(1)[0], missing(volumes(2)[1]))
+    other = chain.open_pipeline(tmp_path / "home", objects)
+    ingest(other, objects, chain.volumes(1)[0], chain.missing(chain.volumes(2)[1]))
     cases = QuarantineCases(other.database, clock=other.clock)
     [case] = cases.find(CaseState.OPEN)
     own_tx(cases).discard({case.wal_id: case.quarantined_version}, decision=JANE)
@@ -323,7 +308,7 @@ def test_files_of_another_ledger_stay_of_every_kind(
 def test_what_is_no_output_of_a_stage_and_no_file_of_ours_stays(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, volumes(1)[0])
+    ingest(pipeline, objects, chain.volumes(1)[0])
     orphan = pipeline.artifacts.put(b"{}\n", suffix="ndjson")
     (store_of(pipeline) / "artifacts" / "README").write_text("somebody's own")
     grow_old(pipeline)
@@ -333,7 +318,7 @@ def test_what_is_no_output_of_a_stage_and_no_file_of_ours_stays(
 
 @pytest.mark.one_database
 def test_what_a_failed_intent_is_replayed_from_stays(pipeline: Pipeline, objects: Path, keeping: Keeping) -> None:
-    ingest(pipeline, objects, volumes(1)[0])
+    ingest(pipeline, objects, chain.volumes(1)[0])
     [first] = [
         intent
         for intent in pipeline.nodes.intents.of_run(f"round-0-{PARTITION}")
@@ -355,16 +340,16 @@ def test_what_a_failed_intent_is_replayed_from_stays(pipeline: Pipeline, objects
 def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_object(
     pipeline: Pipeline, objects: Path, keeping: Keeping
 ) -> None:
-    item = volumes(1)[0]
+    item = chain.volumes(1)[0]
     ingest(pipeline, objects, item)
-    run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new")
+    chain.run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new")
     before = traces.outcomes(pipeline)
     grow_old(pipeline)
     list(keeping(artifacts="30d", landing="30d").run(actor="jane"))
     assert {Path(name).suffix for name in files(store_of(pipeline))} == {".ndjson"}  # the bucket's listing
     # A run that finds nothing new relies on nothing that is gone.
     seen: list[Any] = []
-    run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new-either", seen=seen.append)
+    chain.run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new-either", seen=seen.append)
     assert [list(batch.envelopes) for batch in seen] == [[]] * len(seen)
     for state in pipeline.stages.run_states.of_run("nothing-new-either"):
         assert pipeline.artifacts.has(ArtifactReference(uri=str(state.artifact_uri), sha256=str(state.artifact_sha256)))
@@ -375,7 +360,7 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
         action=GovernanceAction.REPEAT,
         decision=JANE,
     )
-    run_chain(pipeline, "nexrad-l2", PARTITION, "again", Source.LEDGER)
+    chain.run_chain(pipeline, "nexrad-l2", PARTITION, "again", Source.LEDGER)
     assert traces.records(pipeline)[item.uri].status is Status.SUCCEEDED
     assert traces.outcomes(pipeline) == before
     # What asks for the first run's own output is told so in one line.

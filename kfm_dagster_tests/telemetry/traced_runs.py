@@ -15,18 +15,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.telemetry.traces import flush_traces
 from kfm_dagster_tests.clocks import locked
-from kfm_dagster_tests.integration.chain import (
-    DAY,
-    CrashError,
-    Failpoint,
-    FakeQueue,
-    announce,
-    missing,
-    put,
-    run_chain,
-    take,
-    volumes,
-)
+from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "nexrad-l2"
@@ -35,9 +24,9 @@ JANE = Decision(actor="jane", reason="a test", change_ref="CHG-1")
 
 def ingest(pipeline: Pipeline, objects: Path) -> None:
     """A success, a failure, the success done again, and a run that dies."""
-    good, bad, lost = volumes(3)
-    put(objects, [good, missing(bad)])
-    take(pipeline, announce([item.event() for item in (good, bad)], registry=pipeline.registry))
+    good, bad, lost = chain.volumes(3)
+    chain.put(objects, [good, chain.missing(bad)])
+    chain.take(pipeline, chain.announce([item.event() for item in (good, bad)], registry=pipeline.registry))
     _run(pipeline, "run-1")
     [done] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
     own_tx(pipeline.ledger).override(
@@ -49,11 +38,11 @@ def ingest(pipeline: Pipeline, objects: Path) -> None:
         replay_run_id="replay-1",
     )
     _run(pipeline, "run-2")
-    put(objects, [lost])
-    take(pipeline, announce([lost.event()], registry=pipeline.registry))
+    chain.put(objects, [lost])
+    chain.take(pipeline, chain.announce([lost.event()], registry=pipeline.registry))
     try:
-        _run(pipeline, "run-3", dies_at=Failpoint(operator="metadata_extract", point="committed"))
-    except CrashError:
+        _run(pipeline, "run-3", dies_at=chain.Failpoint(operator="metadata_extract", point="committed"))
+    except chain.CrashError:
         flush_traces()
 
 
@@ -62,14 +51,14 @@ def recover(pipeline: Pipeline, _: Path) -> None:
     own_tx(pipeline.ledger).release_lost(run_ids=["run-3"])
 
 
-def _run(pipeline: Pipeline, run_id: str, dies_at: Failpoint | None = None) -> None:
-    run_chain(pipeline, DATASET, DAY.isoformat(), run_id, Source.LEDGER, dies_at=dies_at)
+def _run(pipeline: Pipeline, run_id: str, dies_at: chain.Failpoint | None = None) -> None:
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id, Source.LEDGER, dies_at=dies_at)
 
 
 if __name__ == "__main__":
     what, home, objects = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     opened = locked(Pipeline.open(Settings(home=home, object_root=objects, retry_backoff_seconds=60)))
-    queue = FakeQueue()
+    queue = chain.FakeQueue()
     opened.connect_queue = lambda *_: queue  # type: ignore[assignment, return-value]
     {"ingest": ingest, "recover": recover}[what](opened, objects)
     opened.close()
