@@ -15,8 +15,9 @@ from kfm_dagster.errors import ExitCode
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock import sources
-from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading
 from kfm_dagster.telemetry.clock.sources import NtpState
+from kfm_dagster_tests.clocks import server_reading
 from kfm_dagster_tests.commands import caller
 
 Call = Callable[..., tuple[int, str]]
@@ -38,13 +39,7 @@ def call(database: Database, capsys: pytest.CaptureFixture[str]) -> Call:
 
 
 def server(offset: float, *, hours: float) -> ClockReading:
-    return ClockReading(
-        at=datetime.now(UTC) - timedelta(hours=hours),
-        source="date:s3.example",
-        offset_seconds=offset,
-        uncertainty_seconds=0.55,
-        state=ClockState.UNKNOWN,
-    )
+    return server_reading(datetime.now(UTC) - timedelta(hours=hours), offset, 0.55, host="s3.example")
 
 
 def set_kernel(monkeypatch: pytest.MonkeyPatch, said: tuple[int, NtpState]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState, decide
-from kfm_dagster_tests.clocks import RULE
+from kfm_dagster_tests.clocks import RULE, kernel_reading, server_reading
 
 START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
 LOCKED, UNLOCKED, UNKNOWN = ClockState
@@ -18,23 +18,11 @@ LOCKED, UNLOCKED, UNKNOWN = ClockState
 def kernel(
     state: ClockState, offset: float | None = None, bound: float | None = None, *, hours: float = 0
 ) -> ClockReading:
-    return ClockReading(
-        at=START + timedelta(hours=hours),
-        source="kernel",
-        offset_seconds=offset,
-        uncertainty_seconds=bound,
-        state=state,
-    )
+    return kernel_reading(START + timedelta(hours=hours), state, offset, bound)
 
 
 def server(offset: float, bound: float = 0.55, *, hours: float = 0, host: str = "s3") -> ClockReading:
-    return ClockReading(
-        at=START + timedelta(hours=hours),
-        source=f"date:{host}",
-        offset_seconds=offset,
-        uncertainty_seconds=bound,
-        state=UNKNOWN,
-    )
+    return server_reading(START + timedelta(hours=hours), offset, bound, host=host)
 
 
 KEPT, LOOSE, NONE = kernel(LOCKED, 0.001, 0.02), kernel(UNLOCKED), kernel(UNKNOWN)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.telemetry.clock.quality import allan_deviation, clock_quality
-from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState
+from kfm_dagster.telemetry.clock.reading import ClockState
+from kfm_dagster_tests.clocks import kernel_reading, server_reading
 
 NIST_SP_1065 = {1: 2.922319e-01, 10: 9.159953e-02, 100: 3.241343e-02}
 """Overlapping Allan deviation of the 1000-point test data, by averaging factor (Riley 2008, 12.4, table 31)."""
@@ -78,24 +79,15 @@ def test_fewer_than_three_readings_tell_no_stability() -> None:
 
 @pytest.mark.clause("PCS-17")
 def test_each_source_has_its_own_error_and_stability() -> None:
-    def reading(minutes: int, source: str, offset: float | None) -> ClockReading:
-        return ClockReading(
-            at=START + timedelta(minutes=minutes),
-            source=source,
-            offset_seconds=offset,
-            uncertainty_seconds=None if offset is None else 0.5,
-            state=ClockState.UNKNOWN,
-        )
-
     # The server sees the clock drift by 1e-6 more every hour, the kernel sees nothing.
     drift = 1e-6 / 3600
     readings = [
         one
-        for minutes in range(0, 600, 10)
+        for at in (START + timedelta(minutes=minutes) for minutes in range(0, 600, 10))
         for one in (
-            reading(minutes, "kernel", 0.0),
-            reading(minutes, "date:s3", -drift * (minutes * 60) ** 2 / 2),
-            reading(minutes, "kernel", None),
+            kernel_reading(at, ClockState.UNKNOWN, 0.0, 0.5),
+            server_reading(at, -drift * (at - START).total_seconds() ** 2 / 2),
+            kernel_reading(at, ClockState.UNKNOWN),
         )
     ]
     server, kernel = clock_quality(readings, [timedelta(hours=1), timedelta(days=1)])
@@ -105,4 +97,4 @@ def test_each_source_has_its_own_error_and_stability() -> None:
     assert server.stability[0].sigma_y == pytest.approx(1e-6 / np.sqrt(2))
     assert kernel.stability[0].sigma_y == 0.0
     assert server.stability[1].sigma_y is None
-    assert clock_quality([reading(0, "kernel", None)]) == ()
+    assert clock_quality([kernel_reading(START, ClockState.UNKNOWN)]) == ()

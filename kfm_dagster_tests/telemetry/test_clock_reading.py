@@ -15,6 +15,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock.quality import clock_quality
 from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState, clock_id
 from kfm_dagster.telemetry.clock.sources import NtpState, adjtimex, kernel_clock, reading_of
+from kfm_dagster_tests.clocks import kernel_reading, server_reading
 from kfm_dagster_tests.telemetry.conftest import http_date
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
@@ -103,13 +104,8 @@ TAKEN = datetime(2025, 12, 3, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 def reading(seconds: float, offset: float | None = 0.25) -> ClockReading:
-    return ClockReading(
-        at=TAKEN + timedelta(seconds=seconds),
-        source="date:s3" if offset is not None else "kernel",
-        offset_seconds=offset,
-        uncertainty_seconds=None if offset is None else 0.5,
-        state=ClockState.UNKNOWN if offset is not None else ClockState.UNLOCKED,
-    )
+    at = TAKEN + timedelta(seconds=seconds)
+    return kernel_reading(at, ClockState.UNLOCKED) if offset is None else server_reading(at, offset)
 
 
 @pytest.mark.clause("PCS-17")
