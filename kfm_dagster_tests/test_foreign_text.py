@@ -35,26 +35,8 @@ PIECES = [
     *("x-amz-", "x-goog-", "x-amz-a=", "token", "token-", "token ", "token=", "secret_", 'pwd="', "sig='", "a_token:"),
     *("eyJ-", "eyJaaaaa", "eyJaaaaa.", "AKIA", "ghp_", "Aa1", "Aa1/", "AWS4-HMAC-SHA256", "basic ", "authorization "),
     *("-----BEGIN ", "-----BEGIN PRIVATE KEY ", "-----END ", 'File "", line ', 'File "", line 1\n', "at a(", "... 1\n"),
-    *(
-        "\\",
-        "\\\\u0000",
-        '\\"',
-        '"',
-        "'",
-        "[",
-        "{",
-        '{"a":',
-        "%",
-        "%2",
-        "+",
-        "/",
-        "\n",
-        " ",
-        "\x00",
-        "\ud800",
-        "é",
-        "1",
-    ),
+    *("\\", "\\\\u0000", '\\"', '"', "'", "[", "{", '{"a":'),
+    *("%", "%2", "+", "/", "\n", " ", "\x00", "\ud800", "é", "1"),
 ]
 """What is repeated: beginnings of what the rules look for, and the marks between which they look."""
 

@@ -127,6 +127,7 @@ MOST_MODULES = {"doctor": 270, "wal": 645}
             (["wal", "list"], [*STAGES, *OTHERS, "pydantic_settings"]),
             (["alerts", "list"], STAGES),
             (["status"], STAGES),
+            (["explain", "--help"], ["dagster"]),
             (["drain", "--help"], ["kfm_dagster.demo", "h5py", "moto"]),
         ],
     ],

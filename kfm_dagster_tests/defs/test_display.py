@@ -261,7 +261,3 @@ def test_a_place_without_extent_is_a_dot() -> None:
         dots[1],
         max(outline, key=lambda point: (point[0], -point[1])),
     ]
-
-
-def test_nothing_to_draw_is_no_picture() -> None:
-    assert footprint_map([]) is None
