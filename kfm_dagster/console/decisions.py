@@ -174,17 +174,22 @@ def _see(path: str) -> Response:
 
 def _release(posted: PostedDecision) -> str:
     posted.decision.require_change_ref()
-    pipeline = posted.pipeline
-    with pipeline.database.transaction() as tx:
-        proposal = work_orders.release(
-            pipeline.ledger,
-            _seen(posted, Status.PENDING, tx),
-            settings=pipeline.settings,
-            decision=posted.decision,
-            replay_reason=ReplayReason.INCIDENT,
-            tx=tx,
-        )
-    return f"/units/{posted.of_path('wal_id')}" if proposal is None else DECISIONS
+    with posted.pipeline.database.transaction() as tx:
+        is_proposed = _propose_release(posted, _seen(posted, Status.PENDING, tx), tx)
+    return DECISIONS if is_proposed else f"/units/{posted.of_path('wal_id')}"
+
+
+def _propose_release(posted: PostedDecision, versions: Mapping[WalId, int], tx: Transaction) -> bool:
+    """Release units as `kfm retry` does; return whether a second person has to approve it."""
+    proposal = work_orders.release(
+        posted.pipeline.ledger,
+        versions,
+        settings=posted.pipeline.settings,
+        decision=posted.decision,
+        replay_reason=ReplayReason.INCIDENT,
+        tx=tx,
+    )
+    return proposal is not None
 
 
 def _discard(posted: PostedDecision) -> str:
@@ -262,7 +267,7 @@ def _of_filters(pages: Pages) -> list[Route]:
         plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, unit_filter), change_ref=_IN_THE_DECISION)
         return pages.page(request, "replay_plan.html", row_filter=unit_filter, query=unit_filter.query(), plan=plan)
 
-    def discard_dry_run(request: Request) -> Response:
+    def quarantined_dry_run(request: Request) -> Response:
         unit_filter = _quarantined(parameters(request))
         with pipeline.database.snapshot() as tx:
             plan = plan_discard(named_units(pipeline, unit_filter), tx=tx)
@@ -270,7 +275,8 @@ def _of_filters(pages: Pages) -> list[Route]:
             {"dataset": dataset, "error_code": code, "units": units}
             for (dataset, code), units in plan.breakdown.items()
         ]
-        return pages.page(request, "discard_plan.html", query=unit_filter.query(), plan=plan, breakdown=breakdown)
+        template = "discard_plan.html" if request.url.path.startswith("/discards") else "release_plan.html"
+        return pages.page(request, template, query=unit_filter.query(), plan=plan, breakdown=breakdown)
 
     return [
         Route("/replays", listed, methods=["GET"]),
@@ -282,8 +288,9 @@ def _of_filters(pages: Pages) -> list[Route]:
             decision_form(pages, f"/replays/{{replay_run_id:uuid}}/{change.__name__}", partial(_change, change))
             for change in (ReplayEngine.pause, ReplayEngine.resume, ReplayEngine.stop)
         ),
-        Route("/discards/dry-run", discard_dry_run, methods=["GET"]),
+        *(Route(f"{path}/dry-run", quarantined_dry_run, methods=["GET"]) for path in ("/discards", "/releases")),
         decision_form(pages, "/discards", _discard_all, fields=None),
+        decision_form(pages, "/releases", _release_all, fields=None),
     ]
 
 
@@ -309,13 +316,30 @@ def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: Post
 
 
 def _discard_all(posted: PostedDecision) -> str:
-    unit_filter = _quarantined((name, value) for name, value in posted.fields.items() if name != "seen")
-    wal_ids = named_units(posted.pipeline, unit_filter)
+    unit_filter, wal_ids = _filtered(posted)
     with posted.pipeline.database.transaction() as tx:
-        plan = plan_discard(wal_ids, tx=tx)
-        plan.require_seen(posted.fields.get("seen", ""))
-        posted.cases.discard(plan.versions, decision=posted.decision, tx=tx)
+        posted.cases.discard(_seen_of(posted, wal_ids, tx), decision=posted.decision, tx=tx)
     return f"/units?{urlencode(unit_filter.query())}"
+
+
+def _release_all(posted: PostedDecision) -> str:
+    posted.decision.require_change_ref()
+    _, wal_ids = _filtered(posted)
+    with posted.pipeline.database.transaction() as tx:
+        is_proposed = _propose_release(posted, _seen_of(posted, wal_ids, tx), tx)
+    return DECISIONS if is_proposed else "/"
+
+
+def _filtered(posted: PostedDecision) -> tuple[UnitFilter, list[str]]:
+    unit_filter = _quarantined((name, value) for name, value in posted.fields.items() if name != "seen")
+    return unit_filter, named_units(posted.pipeline, unit_filter)
+
+
+def _seen_of(posted: PostedDecision, wal_ids: list[str], tx: Transaction) -> Mapping[WalId, int]:
+    """Return the units' versions. Raises RefusedError if they are not those of the dry run."""
+    plan = plan_discard(wal_ids, tx=tx)
+    plan.require_seen(posted.fields.get("seen", ""))
+    return plan.versions
 
 
 def _quarantined(pairs: Iterable[tuple[str, str]]) -> UnitFilter:

@@ -136,7 +136,7 @@ class DiscardPlan:
         """Refuse a decision about other units or versions. Raises RefusedError."""
         if seen != self.seen:
             raise RefusedError(
-                "the units to discard have changed since the dry run",
+                "the units have changed since the dry run",
                 observed=f"{len(self.versions)} units by now",
                 next_step="repeat the dry run, then decide",
             )

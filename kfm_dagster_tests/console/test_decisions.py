@@ -93,6 +93,7 @@ def every_form(console: Console) -> list[str]:
         *(f"/proposals/1/{verb}" for verb in ("approve", "withdraw")),
         "/replays",
         "/discards",
+        "/releases",
         "/alerts/1/acknowledge",
         *(f"/replays/{wal_id}/{verb}" for verb in ("pause", "resume", "stop")),
     ]
@@ -258,6 +259,20 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
     page = anna.get(replay).text
     assert f"{units} pending" in page
     assert f'<progress aria-labelledby="progress" max="{units}" value="0">' in page
+
+
+def test_all_of_a_filter_is_released_as_it_was_seen(console: Console) -> None:
+    anna = console.browser("anna")
+    wanted = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
+    page = anna.get("/releases/dry-run", params=wanted).text
+    assert f"eligible<b>{QUARANTINED}</b>" in page
+    given = {**wanted, **REASON, "seen": re.findall(r'name="seen" value="(\w+)"', page)[0]}
+    assert anna.post("/releases", data={**given, "seen": "other"}).status_code == 409
+    assert anna.post("/releases", data={**given, "change_ref": ""}).status_code == 400
+    assert console.decisions() == []
+    assert anna.post("/releases", data=given).headers["location"] == "/"
+    pending = own_tx(console.pipeline.ledger).find(status=Status.PENDING, dataset="nexrad-l2")
+    assert set(console.quarantined) <= {record.wal_id for record in pending}
 
 
 def test_all_of_a_filter_is_discarded_once_it_is_counted_and_as_it_was_counted(console: Console) -> None:
