@@ -69,7 +69,7 @@ def assets(
         "title": definition.title,
         "type": _GZIP if envelope.object_uri.endswith(".gz") else definition.media_type,
         "roles": list(definition.roles),
-        **_addresses(envelope.object_uri, contract, groups),
+        **addresses(envelope.object_uri, contract, groups),
         **_file(envelope),
     }
     if definition.open_kwargs:
@@ -91,7 +91,7 @@ def assets(
                     "title": f"{sidecar.role.capitalize()} ({sidecar.suffix})",
                     "type": sidecar.media_type,
                     "roles": [sidecar.role],
-                    **_addresses(uri, contract, groups),
+                    **addresses(uri, contract, groups),
                 }
     if contract.stac.thumbnail and metadata.geometry is not None:
         # As text, because a dictionary cannot be a cache key.
@@ -119,7 +119,7 @@ def _file(envelope: Envelope) -> dict[str, Any]:
     return fields | ({"file:checksum": _MULTIHASH_MD5 + etag} if _MD5.fullmatch(etag) else {})
 
 
-def _addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) -> dict[str, Any]:
+def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) -> dict[str, Any]:
     """Return href and its alternates; a key with only safe characters stays unchanged."""
     bucket, key = _place(uri)
     addresses: dict[str, Any] = {"href": f"s3://{bucket}/{quote(key, safe=_IRI_SAFE)}"}

@@ -54,6 +54,20 @@ def state_diagram(counts: Mapping[Status, int]) -> str:
     )
 
 
+STRIP_WIDTH, STRIP_HEIGHT = 144, 24
+
+
+def strip(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> str:
+    """Return a small strip of stacked bars for each hour, without a scale; it names its total."""
+    x, y = Scale(0, len(hours), 0, STRIP_WIDTH), _counts(counts, (STRIP_HEIGHT - 1, 2))
+    total = sum(map(sum, counts.values()))
+    return (
+        f'<svg class="strip" viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}" role="img" '
+        f'aria-label="{total:,} objects in {len(hours)} hours"><path class="frame" d="M0 {STRIP_HEIGHT - 0.5}'
+        f'H{STRIP_WIDTH}"/>{_bars(hours, counts, x, y)}</svg>'
+    )
+
+
 WIDTH, HEIGHT = 480, 150
 LEFT, RIGHT, TOP, BOTTOM = 76, 4, 10, 24
 """Pixels of a chart, and of the margins around its plot."""
@@ -63,22 +77,33 @@ HOUR = timedelta(hours=1)
 
 def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> str:
     """Return stacked bars for each hour: succeeded units below, others above."""
+    x, y = Scale(0, len(hours), *_ACROSS), _counts(counts, _UP)
+    good, bad = (sum(pair[part] for pair in counts.values()) for part in (0, 1))
+    labels = [f"{y.high:,.0f}", "0"]
+    return _chart(f"{name}: {good:,} succeeded, {bad:,} did not", hours, _bars(hours, counts, x, y), labels)
+
+
+def _counts(counts: Mapping[datetime, tuple[int, int]], ends: tuple[int, int]) -> Scale:
+    """Return the scale of counts: it ends at the next round number above the highest bar."""
     most = max((sum(pair) for pair in counts.values()), default=0)
-    x, y = Scale(0, len(hours), *_ACROSS), Scale(0, max(most, 1), *_UP)
-    bars = []
+    unit = 10 ** max(len(str(most)) - 1, 0)
+    return Scale(0, most // unit * unit + unit, *ends)
+
+
+def _bars(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]], x: Scale, y: Scale) -> str:
+    bars = ""
     for number, hour in enumerate(hours):
         bottom = y(0)
         for kind, count in zip(("good", "bad"), counts.get(hour, (0, 0)), strict=True):
             if count:
                 height = max(1.0, y(0) - y(count))
                 bottom -= height
-                bars.append(
+                bars += (
                     f'<rect class="bar-{kind}" x="{x(number) + 0.5:.1f}" y="{bottom:.1f}" '
                     f'width="{max(1.0, x(1) - x(0) - 1):.1f}" height="{height:.1f}">'
                     f"<title>{_hour(hour)}: {count:,}</title></rect>"
                 )
-    good, bad = (sum(pair[part] for pair in counts.values()) for part in (0, 1))
-    return _chart(f"{name}: {good:,} succeeded, {bad:,} did not", hours, "".join(bars), [f"{most:,}", "0"])
+    return bars
 
 
 def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> str:

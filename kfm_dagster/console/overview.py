@@ -6,9 +6,12 @@ Belongs here: the page and its pictures. Does not belong here: finding problems 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from statistics import median
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,34 +20,39 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kfm_dagster.console.charts import state_diagram
+from kfm_dagster.console.charts import HOUR, state_diagram, strip
 from kfm_dagster.console.operations import JSON
 from kfm_dagster.console.pages import Pages, duration, query_of
 from kfm_dagster.console.requests import is_page
+from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.drawing.footprints import draw as draw_footprints
 from kfm_dagster.drawing.map_ground import Size
-from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
+from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.governance.masking import outline
 from kfm_dagster.ledger.queries import LedgerQueries
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.settings import Settings
+from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import json_row
 
 FRONT = "/"
-SVG_HEADERS: Mapping[str, str] = {
-    # Pictures carry their colours, light and dark.
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-}
 MOST_MATTERS = 12
 """Rows that fit on a screen; `kfm status` has all."""
 ITEMS_OF_A_DATASET = 20
 """Newest Items of a dataset on the map: a scan of a satellite, or the last minutes of a radar network."""
-_MAP = Size(width=640, min_height=260, max_height=360, lines=10)
+MAP = Size(width=640, min_height=260, max_height=360, lines=10)
+HUES = 6
+"""Colours of datasets on the map (`static/console.css`)."""
+PULSE_HOURS = 24
+MOST_RUNS = 5_000
+"""Stages read for these hours; with a run each minute there are 1,440."""
+PULSE_UNITS = 20
+"""Newest units of a dataset whose median is its lag."""
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
-    """Return the routes of the front page and its map."""
+    """Return the routes of the front page and of the states' page."""
     pipeline = pages.pipeline
 
     def front(request: Request) -> Response:
@@ -53,67 +61,95 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         status = deployment_status(pipeline)
         if not as_page:
             return Response(json.dumps(json_row(status)), media_type=JSON)
-        counts = {state: sum(of_dataset[state] for of_dataset in status.units.values()) for state in Status}
         with pipeline.database.snapshot() as tx:
             oldest = pipeline.ledger.oldest_waiting(tx=tx)
+            pulses = {dataset: pulse(tx, dataset, status.at) for dataset in status.units}
+            newest = item_map(tx, [*_newest(pipeline.ledger, tx)])
+            undecided: Counter[Status] = Counter()
+            for group in pipeline.ledger.failing(tx=tx):
+                undecided[group.status] += group.units - group.retried
         return pages.page(
             request,
             "overview.html",
             deployment=status,
             most=MOST_MATTERS,
-            units=[{"dataset": dataset, **counts} for dataset, counts in status.units.items()],
-            units_columns=("dataset", *Status),
+            undecided=+undecided,
+            units=[{"dataset": dataset, **pulses[dataset], **counts} for dataset, counts in status.units.items()],
+            units_columns=("dataset", "last_24_hours", "newest_at", "lag", *Status),
             units_links={name: partial(_units_path, name) for name in Status},
             matter_links={"what": lambda matter: matter.path},
-            tiles=list(_tiles(status, counts, depths(), oldest, pipeline.settings)),
-            states=Markup(state_diagram(counts)),  # noqa: S704, its own numbers
+            waits=None if oldest is None else max(status.at - oldest, timedelta(0)),
+            on_queue=depths().get(pipeline.settings.sqs_primary_queue),
+            dead_letters=depths().get(pipeline.settings.sqs_dlq_queue),
+            map=newest,
         )
 
-    def footprints(_: Request) -> Response:
-        picture = draw_footprints(list(newest_boxes(pipeline.ledger)), _MAP)
-        svg = picture[0] if picture else '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="260"/>'
-        return Response(svg, media_type="image/svg+xml", headers=SVG_HEADERS)
+    def states(request: Request) -> Response:
+        query_of(request)
+        with pipeline.database.snapshot() as tx:
+            of_datasets = pipeline.ledger.counts(tx=tx).values()
+        counts = {state: sum(counts[state] for counts in of_datasets) for state in Status}
+        diagram = Markup(state_diagram(counts))  # noqa: S704, its own numbers
+        return pages.page(request, "states.html", diagram=diagram)
 
-    return [Route(FRONT, front, methods=["GET"]), Route("/footprints.svg", footprints, methods=["GET"])]
+    return [Route(FRONT, front, methods=["GET"]), Route("/states", states, methods=["GET"])]
 
 
-def newest_boxes(ledger: LedgerQueries) -> Iterator[dict[str, Any]]:
-    """Yield the boxes of each dataset's newest Items as GeoJSON, split at the antimeridian."""
-    with ledger.database.snapshot() as view:
-        wal_ids = [
-            record.wal_id
-            for dataset in datasets_of(view, Status.SUCCEEDED)
-            for record in ledger.find(dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view)
-        ]
-        rows = view.run("catalog.boxes_of_units", wal_ids=wal_ids).all()
-    for row in rows:
-        yield outline((row.west, row.south, row.east, row.north))
+def _newest(ledger: LedgerQueries, view: Transaction) -> Iterator[NoddWalRecord]:
+    for dataset in datasets_of(view, Status.SUCCEEDED):
+        yield from ledger.find(dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view)
+
+
+def ended_by_hour(view: Transaction, dataset: str, since: datetime) -> dict[datetime, tuple[int, int]]:
+    """Return the units that succeeded and that did not, by the hour in which their stage ended."""
+    begun = since - timedelta(hours=6)
+    counts: dict[datetime, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for row in view.run("console.settled", stage=f"{dataset}.settle", since=begun, limit=MOST_RUNS):
+        if row.ended_at >= since:
+            good, bad = counts[floor_hour(row.ended_at)]
+            ends: Mapping[str, Any] = row.validation_summary
+            others = ends.get("retrying", 0) + ends.get("quarantined", 0)
+            counts[floor_hour(row.ended_at)] = good + ends.get("succeeded", 0), bad + others
+    return dict(counts)
+
+
+def pulse(view: Transaction, dataset: str, at: datetime) -> dict[str, Any]:
+    """Return a dataset's last hours as a strip, its newest arrival, and its median lag until success."""
+    hours = [floor_hour(at) - number * HOUR for number in reversed(range(PULSE_HOURS))]
+    units = view.run("console.newest_successes", dataset=dataset, limit=PULSE_UNITS).all()
+    return {
+        "last_24_hours": Markup(strip(hours, ended_by_hour(view, dataset, hours[0]))),  # noqa: S704, its own numbers
+        "newest_at": max((row.created_at for row in units), default=None),
+        "lag": duration(median((row.updated_at - row.created_at).total_seconds() for row in units)) if units else None,
+    }
+
+
+def item_map(view: Transaction, records: Sequence[NoddWalRecord]) -> Markup | None:
+    """Return a map of the units' Items in the page's colours, each linked to its unit; None without any."""
+    boxes = {row.wal_id: row for row in view.run("catalog.boxes_of_units", wal_ids=[row.wal_id for row in records])}
+    hues = {dataset: number % HUES for number, dataset in enumerate(sorted({row.dataset for row in records}))}
+    # The newest unit is the last, and so is the link of its outline.
+    shown = [record for record in reversed(records) if record.wal_id in boxes]
+    picture = draw_footprints(
+        [outline((box.west, box.south, box.east, box.north)) for box in (boxes[record.wal_id] for record in shown)],
+        MAP,
+        links=[
+            Markup('<a class="hue-{}" href="/units/{}"><title>{}: {}</title>').format(
+                hues[record.dataset], record.wal_id, record.dataset, record.object_uri.rpartition("/")[2]
+            )
+            for record in shown
+        ],
+    )
+    if picture is None:
+        return None
+    legend = Markup("").join(
+        Markup('<li><a class="hue-{}" href="/datasets/{}">{}</a></li>').format(hue, dataset, dataset)
+        for dataset, hue in hues.items()
+    )
+    size = re.sub(r'.*?width="(\d+)" height="(\d+)".*', r"0 0 \1 \2", picture[0], count=1)
+    svg = picture[0].replace("<svg ", f'<svg class="map" viewBox="{size}" role="group" aria-label="Map of Items" ', 1)
+    return Markup('{}<ul class="legend">{}</ul>').format(Markup(svg), legend)  # noqa: S704, links are escaped
 
 
 def _units_path(status: Status, row: Mapping[str, Any]) -> str | None:
     return f"/units?{urlencode({'dataset': row['dataset'], 'status': status})}" if row[status] else None
-
-
-def _tiles(
-    status: DeploymentStatus,
-    counts: Mapping[Status, int],
-    depths: Mapping[str, int],
-    oldest: datetime | None,
-    settings: Settings,
-) -> Iterator[dict[str, str | None]]:
-    """Yield the numbers of the front page, each with a link to its units."""
-    for state in (Status.QUARANTINED, Status.FAILED):
-        units = counts[state]
-        kind = "bad" if units else "good"
-        yield {"name": state.value, "value": f"{units:,}", "kind": kind, "path": f"/units?status={state}"}
-    age = "none" if oldest is None else duration(max(status.at - oldest, timedelta(0)))
-    yield {"name": "oldest waiting", "value": age, "kind": "", "path": "/units?status=pending"}
-    for name, queue, path in (
-        ("queue", settings.sqs_primary_queue, None),
-        ("dead letters", settings.sqs_dlq_queue, "/rejected#dead"),
-    ):
-        depth = depths.get(queue)
-        kind = "bad" if depth and queue == settings.sqs_dlq_queue else ""
-        yield {"name": name, "value": "not known" if depth is None else f"{depth:,}", "kind": kind, "path": path}
-    kind = "good" if status.well else "bad"
-    yield {"name": "to be done", "value": str(status.urgent), "kind": kind, "path": "#matters"}

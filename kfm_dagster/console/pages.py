@@ -44,31 +44,35 @@ _CODE = {"next_step", "replay_run_id", "run_id", "wal_id"}
 
 
 def heading(rows: Iterable[Any], name: str) -> Markup:
-    """Return a column's heading: its name in words, with the zone of times."""
-    kinds = {type(_value(row, name)) for row in rows}
-    text = name.replace("_", " ").removesuffix(" at" if datetime in kinds else "")
-    return Markup('<th scope="col"{}>{}{}</th>').format(
-        Markup(' class="number"') if int in kinds else "", text, " (UTC)" if datetime in kinds else ""
-    )
+    """Return a column's heading: its name in words."""
+    kind = Markup(' class="number"') if int in {type(_value(row, name)) for row in rows} else ""
+    return Markup('<th scope="col"{}>{}</th>').format(kind, name.replace("_", " "))
 
 
-def cell(row: Any, name: str, links: Links) -> Markup:
-    """Return the cell of a row in a column; ids are shown by their prefix."""
+@jinja2.pass_context
+def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Markup:
+    """Return the cell of a row in a column; ids are shown by their prefix. A narrow screen shows its label."""
     value = _value(row, name)
     kind = ' class="number"' if type(value) is int else ' class="time"' if isinstance(value, datetime) else ""
-    content = "" if value is None else _content(name, value)
+    content = time(context, value) if isinstance(value, datetime) else "" if value is None else _content(name, value)
     address = links[name](row) if name in links else _PAGES[name].format(value) if value and name in _PAGES else None
     if address is not None:
         content = Markup('<a href="{}">{}</a>').format(address, content)
-    return Markup("<td{}>{}</td>").format(Markup(kind), content)  # noqa: S704, one of the two above
+    label = Markup(' data-label="{}"').format(name.replace("_", " "))
+    return Markup("<td{}{}>{}</td>").format(Markup(kind), label, content)  # noqa: S704, one of the two above
 
 
-def time(value: datetime | None) -> Markup:
-    """Return a time to the second, in UTC."""
+@jinja2.pass_context
+def time(context: Mapping[str, Any], value: datetime | None) -> Markup:
+    """Return a time in UTC to the second; one of the last two days as its age, with the time as a title."""
     if value is None:
         return Markup('<span class="soft">none</span>')
     text = rfc3339(value, timespec="seconds")
-    return Markup('<time datetime="{}">{}</time>').format(text, text.replace("T", " ").removesuffix("Z"))
+    absolute = text.replace("T", " ").replace("Z", " UTC")
+    age = context["at"] - value
+    largest = " ".join(duration(age).split()[:2])
+    shown = f"{largest} ago" if timedelta(0) <= age < RECENT else absolute
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(text, absolute, shown)
 
 
 def _value(row: Any, name: str) -> Any:
@@ -76,8 +80,6 @@ def _value(row: Any, name: str) -> Any:
 
 
 def _content(name: str, value: Any) -> Markup | str:
-    if isinstance(value, datetime):
-        return time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name in _STATES:
@@ -86,9 +88,11 @@ def _content(name: str, value: Any) -> Markup | str:
         return Markup("<code>{}</code>").format(value[:SHORTEST_PREFIX] if name in _PAGES else value)
     if name == "object_uri":
         return Markup('<code title="{}">{}</code>').format(value, value.rpartition("/")[2])
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else value if isinstance(value, Markup) else str(value)
 
 
+RECENT = timedelta(days=2)
+"""A younger time is shown as an age."""
 LIVE_SECONDS = 15
 """Refresh interval of a live view; a page takes some hundredths of a second."""
 PAGE = 50

@@ -7,9 +7,9 @@ Does not belong here: searching (`views/`), drawing (`charts.py`), decisions (`d
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from statistics import quantiles
 from typing import Any
@@ -20,9 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kfm_dagster.alerts.store import look_of
+from kfm_dagster.catalog.assets import addresses
 from kfm_dagster.console import operations
 from kfm_dagster.console.charts import HOUR, bar_chart, line_chart
-from kfm_dagster.console.overview import SVG_HEADERS
+from kfm_dagster.console.overview import ended_by_hour, item_map
 from kfm_dagster.console.pages import Pages, list_route, query_of
 from kfm_dagster.console.requests import whole_number
 from kfm_dagster.contracts.cadence import floor_hour
@@ -48,14 +49,14 @@ MOST_SHOWN = 65_536
 """Characters of a message on its page; an SQS message may have sixteen times as many."""
 MOST_RECORDS = 100
 """Rejections of a message on its page; a hostile message has a row for each reason (`ledger/rejections.py`)."""
+SVG_HEADERS: Mapping[str, str] = {
+    # The picture carries its colours, light and dark.
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+}
 HOURS = 48
 """Hours of a dataset's charts: two days, so that the hour of a change is beside the same hour of the day before."""
-MOST_RUNS = 5_000
-"""Stages read for these hours; with a run each minute there are 2,880."""
 MOST_UNITS = 2_000
 """Newest units whose times are read: the last two hours of a feed with 1,000 units an hour."""
-ENDS = ("succeeded", "retrying", "quarantined")
-"""Counts of a settle stage, by outcome."""
 
 
 def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]:
@@ -137,6 +138,8 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
     details = unit_history(pipeline, record)
     with pipeline.database.snapshot() as view:
         lineage = view.run("lineage.links", wal_id=record.wal_id, lineage_id="").all()
+        footprint = item_map(view, [record])
+    alternate = addresses(record.object_uri, pipeline.registry[record.dataset], {}).get("alternate", {})
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     message_id = record.sqs_message_id
     return {
@@ -146,6 +149,8 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "details": details,
         "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
+        "footprint": footprint,
+        "object_link": alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
         "cases": [(case, _evidence(pipeline.store, case)) for case in details.cases],
         "catalog": pipeline.settings.catalog_public_url.rstrip("/"),
@@ -192,22 +197,15 @@ def _times(
 ) -> tuple[Mapping[datetime, tuple[int, int]], dict[datetime, float], dict[datetime, float]]:
     """Return succeeded and other units by hour, and the median and 95th percentile of seconds."""
     with database.snapshot() as view:
-        stages = view.run(
-            "console.settled", stage=f"{dataset}.settle", since=since - timedelta(hours=6), limit=MOST_RUNS
-        ).all()
+        settled = ended_by_hour(view, dataset, since)
         units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()
-    ended: dict[datetime, Counter[str]] = defaultdict(Counter)
-    for row in stages:
-        if row.ended_at >= since:
-            summary: Mapping[str, Any] = row.validation_summary
-            ended[floor_hour(row.ended_at)].update({end: summary.get(end, 0) for end in ENDS})
     seconds: dict[datetime, list[float]] = defaultdict(list)
     for row in units:
         if row.updated_at >= since:
             seconds[floor_hour(row.updated_at)].append((row.updated_at - row.created_at).total_seconds())
     cuts = {hour: quantiles([*values, values[0]], n=20, method="inclusive") for hour, values in seconds.items()}
     return (
-        {hour: (counts["succeeded"], counts["retrying"] + counts["quarantined"]) for hour, counts in ended.items()},
+        settled,
         {hour: cut[9] for hour, cut in cuts.items()},
         {hour: cut[18] for hour, cut in cuts.items()},
     )

@@ -7,7 +7,8 @@ alone, so that the same geometry gives the same picture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any
 
 import shapely
@@ -31,23 +32,28 @@ THUMBNAIL = Size(width=240, min_height=120, max_height=240, lines=4)
 """An Item's thumbnail; the STAC specification asks for at most 600 pixels on a side (best practices, thumbnails)."""
 
 
-def draw(geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True) -> tuple[str, int, int] | None:
+def draw(
+    geometries: Sequence[Mapping[str, Any]], size: Size, *, with_land: bool = True, links: Sequence[str] = ()
+) -> tuple[str, int, int] | None:
     """Return a map of outer rings and points, and the numbers of distinct and drawn outlines.
 
     None where there is nothing to draw.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
-    too many are sampled evenly. Land and borders take up to 17 kB, a picture without them 1 or 2 kB.
+    too many are sampled evenly. Land and borders take up to 17 kB, a picture without them 1 or 2 kB. `links` are the
+    opening tags of the geometries' links; of equal outlines the last counts.
     """
-    every = sorted({tuple(_rings(geometry)) for geometry in geometries})
+    tags = dict(zip_longest((tuple(_rings(geometry)) for geometry in geometries), links))
+    every = sorted(tags)
     if not every:
         return None
     shown = min(len(every), MAX_OUTLINES)
-    rings = _joined([every[number * len(every) // shown] for number in range(shown)])
-    window = window_of(rings, size)
+    drawn = [every[number * len(every) // shown] for number in range(shown)]
+    footprints = _joined(drawn)
+    window = window_of(chain.from_iterable(footprints), size)
     below = ground(window) if with_land else f'<rect width="{size.width}" height="{window.height}" fill="{SEA}"/>'
     lines, labels = _graticule(window, size.lines)
-    outlines = "".join(_dot(ring[0], window) if len(ring) == 1 else _path(ring, window) for ring in rings)
+    outlines = "".join(_outline(rings, tags[name], window) for name, rings in zip(drawn, footprints, strict=True))
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{size.width}" height="{window.height}">{below}{lines}'
         f'<g fill="{INK}" fill-opacity="0.12" stroke="{INK}" stroke-linejoin="round" stroke-linecap="round">'
@@ -63,13 +69,13 @@ def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
         yield tuple((float(point[0]), float(point[1])) for point in outer)
 
 
-def _joined(footprints: Sequence[Sequence[Ring]]) -> Sequence[Ring]:
+def _joined(footprints: Sequence[Sequence[Ring]]) -> Sequence[Sequence[Ring]]:
     """Move rings east of Greenwich by 360 degrees west where that makes the map narrower.
 
     The two halves of a footprint over the antimeridian, such as GOES-West's, are then joined.
     """
-    moved = [ring for parts in footprints for ring in _merged([_west_of_greenwich(ring) for ring in parts])]
-    return min(([ring for parts in footprints for ring in parts], moved), key=_width)
+    moved = [_merged([_west_of_greenwich(ring) for ring in parts]) for parts in footprints]
+    return min((footprints, moved), key=_width)
 
 
 def _west_of_greenwich(ring: Ring) -> Ring:
@@ -85,9 +91,14 @@ def _merged(parts: Sequence[Ring]) -> Sequence[Ring]:
     return [tuple(map(tuple, part.exterior.coords)) for part in shapely.get_parts(whole) if part.area]
 
 
-def _width(rings: Iterable[Ring]) -> float:
-    longitudes = [longitude for ring in rings for longitude, _ in ring]
+def _width(footprints: Sequence[Sequence[Ring]]) -> float:
+    longitudes = [longitude for ring in chain.from_iterable(footprints) for longitude, _ in ring]
     return max(longitudes) - min(longitudes)
+
+
+def _outline(rings: Sequence[Ring], tag: str | None, window: MapWindow) -> str:
+    outline = "".join(_dot(ring[0], window) if len(ring) == 1 else _path(ring, window) for ring in rings)
+    return f"{tag}{outline}</a>" if tag else outline
 
 
 def _path(ring: Ring, window: MapWindow) -> str:

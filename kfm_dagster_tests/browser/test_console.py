@@ -71,7 +71,9 @@ class Served:
             "/replays",
             "/replays/dry-run?status=quarantined",
             "/discards/dry-run?status=quarantined",
+            "/releases/dry-run?status=quarantined",
             "/decisions",
+            "/states",
             "/validate",
             "/sign-in",
             "/none",
@@ -155,6 +157,10 @@ def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboar
         picture = PICTURE if os.environ.get("KFM_WRITE_PICTURE") == "1" else tmp_path / PICTURE.name
         page.screenshot(path=picture)
         assert picture.stat().st_size > 10_000
+        expect(page.get_by_role("heading", level=1)).to_have_text("1 unit needs a decision")
+        page.get_by_role("link", name="Retry 1 unit").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Retry 1 unit")
+        page.go_back()
         page.get_by_role("link", name="nexrad-l2 quarantined: looked_odd").click()
         page.get_by_role("link", name=served.quarantined.object_uri.rpartition("/")[2]).click()
         expect(page.get_by_text("kfm retry")).to_be_visible()

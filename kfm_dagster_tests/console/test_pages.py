@@ -12,8 +12,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from kfm_dagster.console.app import console_app
-from kfm_dagster.console.charts import ARROWS, HOUR, bar_chart, line_chart, state_diagram
-from kfm_dagster.console.pages import cell, duration, heading
+from kfm_dagster.console.charts import ARROWS, HOUR, bar_chart, line_chart, state_diagram, strip
+from kfm_dagster.console.pages import cell, duration, heading, time
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status
@@ -61,7 +61,15 @@ def test_every_link_of_every_page_leads_to_a_page(browser: TestClient) -> None:
         waiting += [link for link in sorted(found - seen) if "live=1" not in link]
         seen |= found
     kinds = {re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", path.partition("?")[0]) for path in seen}
-    assert {"/units/ID", "/units/ID/item.json", "/runs/ID", "/datasets/nexrad-l2", "/gaps.svg", "/failures"} <= kinds
+    assert {
+        "/units/ID",
+        "/units/ID/item.json",
+        "/runs/ID",
+        "/datasets/nexrad-l2",
+        "/gaps.svg",
+        "/failures",
+        "/states",
+    } <= kinds
 
 
 def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -> None:
@@ -70,7 +78,11 @@ def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -
     for said in (record.object_uri, record.stac_item_href, f'href="/runs/{RUN}"', "openlineage"):
         assert str(said) in page
     for entry in own_tx(pipeline.ledger).history(record.wal_id):
-        assert f"<td>{entry.reason}</td>" in page
+        assert f'<td data-label="reason">{entry.reason}</td>' in page
+    # Its four steps, its footprint, and its object's address.
+    assert page.count('<li class="good"><b>') == 4
+    assert f'<a class="hue-0" href="/units/{record.wal_id}"><title>nexrad-l2: ' in page
+    assert 'href="https://unidata-nexrad-level2.s3.us-east-1.amazonaws.com/' in page
     assert json.loads(browser.get(f"/units/{record.wal_id}/item.json").text)["id"] == record.stac_item_id
 
 
@@ -101,6 +113,14 @@ def test_the_front_page_counts_what_is_on_the_queues_as_far_as_it_is_known(brows
     assert re.search(r"<li class=\"\">queue<b>not known</b>", page)
 
 
+def test_the_front_page_has_the_pulse_of_each_feed_and_its_newest_items(browser: TestClient) -> None:
+    page = browser.get("/").text
+    assert 'aria-label="4 objects in 24 hours"' in page
+    # The lag is that of live units; these came in bulk.
+    assert '<td data-label="lag"></td>' in page
+    assert len(set(re.findall(r'<a class="hue-0" href="(/units/[^"]*)"><title>nexrad-l2: \w+</title><path', page))) > 1
+
+
 def test_runs_are_linked_to_the_dagster_ui_where_it_is_known(pipeline: Pipeline) -> None:
     where = pipeline.settings.model_copy(update={"dagster_url": "https://dagster.example/"})
     known = Pipeline(settings=where, registry=pipeline.registry, database=pipeline.database, clock=pipeline.clock)
@@ -127,12 +147,14 @@ def test_a_time_has_its_two_largest_units() -> None:
 
 def test_charts_say_in_words_what_they_show() -> None:
     hours = [datetime(2026, 1, 1, tzinfo=UTC) + number * HOUR for number in range(48)]
-    bars = bar_chart("Units", hours, {hours[0]: (1200, 300), hours[47]: (0, 1)})
-    assert 'aria-label="Units: 1,200 succeeded, 301 did not"' in bars
-    # Two counts of an hour are one bar, as high as the plot where it is the highest; the lowest is still seen.
-    assert re.findall(r'width="[\d.]+" height="([\d.]+)"', bars) == ["92.8", "23.2", "1.0"]
-    assert re.findall(r' height="([\d.]+)"', bar_chart("Units", hours, {hours[0]: (1, 0)})) == ["116.0"]
+    bars = bar_chart("Units", hours, {hours[0]: (1200, 900), hours[47]: (0, 1)})
+    assert 'aria-label="Units: 1,200 succeeded, 901 did not"' in bars
+    # Two counts of an hour are one bar, with room above the highest; the lowest is still seen.
+    assert re.findall(r'width="[\d.]+" height="([\d.]+)"', bars) == ["46.4", "34.8", "1.0"]
+    assert re.findall(r' height="([\d.]+)"', bar_chart("Units", hours, {hours[0]: (1, 0)})) == ["58.0"]
     assert "<rect" not in bar_chart("Units", hours, {})
+    assert re.findall(r'end">([\d,]+)<', bars) == ["3,000", "0"]
+    assert 'aria-label="2,101 objects in 48 hours"' in strip(hours, {hours[0]: (1200, 900), hours[47]: (0, 1)})
     lines = line_chart("Time", hours, {"median": {hours[1]: 2.0, hours[2]: 90.0}, "most": {}})
     assert 'aria-label="Time, newest hour: median 1 min 30 s"' in lines
     assert line_chart("Time", hours, {"median": {}}).count("<circle") == 0
@@ -143,18 +165,20 @@ def test_charts_say_in_words_what_they_show() -> None:
 
 
 AT = datetime(2026, 1, 31, 6, tzinfo=UTC)
+NOW = {"at": AT + timedelta(days=3)}
 ID = "0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a"
 
 
 def test_a_cell_is_by_the_column_and_its_value() -> None:
     links = {"code": lambda row: f"/code/{row['code']}", "none": lambda _: None}
+    title = "2026-01-31 06:00:00 UTC"
     cells: list[tuple[str, object, str]] = [
         ("why", None, "<td></td>"),
         ("why", "<b>", "<td>&lt;b&gt;</td>"),
         ("units", 1200, '<td class="number">1,200</td>'),
         ("exact", False, "<td>no</td>"),
         ("exact", True, "<td>yes</td>"),
-        ("at", AT, '<td class="time"><time datetime="2026-01-31T06:00:00Z">2026-01-31 06:00:00</time></td>'),
+        ("at", AT, f'<td class="time"><time datetime="2026-01-31T06:00:00Z" title="{title}">{title}</time></td>'),
         ("status", Status.IN_PROGRESS, '<td><span class="badge in_progress">in progress</span></td>'),
         ("dataset", "hrrr", '<td><a href="/datasets/hrrr">hrrr</a></td>'),
         ("dataset", None, "<td></td>"),
@@ -165,14 +189,24 @@ def test_a_cell_is_by_the_column_and_its_value() -> None:
         ("none", "x", "<td>x</td>"),
     ]
     for name, value, expected in cells:
-        assert str(cell({name: value}, name, links)) == expected
+        label = f' data-label="{name.replace("_", " ")}">'
+        assert str(cell(NOW, {name: value}, name, links)) == expected.replace(">", label, 1)
 
 
-def test_a_heading_names_the_zone_of_times_and_is_above_its_numbers() -> None:
+def test_a_time_of_the_last_two_days_is_an_age_with_the_time_as_its_title() -> None:
+    two_days = timedelta(days=2)
+    ages = {timedelta(0): "0 ms ago", timedelta(minutes=61): "1 h ago", two_days - timedelta(seconds=1): "47 h ago"}
+    title = "2026-01-31 06:00:00 UTC"
+    for age, shown in {**ages, two_days: title, -timedelta(seconds=1): title}.items():
+        text = str(time({"at": AT + age}, AT))
+        assert text == f'<time datetime="2026-01-31T06:00:00Z" title="{title}">{shown}</time>'
+
+
+def test_a_heading_is_its_name_in_words_above_its_numbers() -> None:
     rows = [{"closed_at": None, "units": 1, "looked_at": 2, "ok": True}, {"closed_at": AT, "units": 2, "looked_at": 3}]
     shown = [str(heading(rows, name)) for name in ("closed_at", "units", "looked_at")]
     assert shown == [
-        '<th scope="col">closed (UTC)</th>',
+        '<th scope="col">closed at</th>',
         '<th scope="col" class="number">units</th>',
         '<th scope="col" class="number">looked at</th>',
     ]

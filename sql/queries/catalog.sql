@@ -319,5 +319,5 @@ WHERE place.topic = 'catalog'
 ORDER BY place.consumer, place.subject;
 
 -- name: boxes_of_units
-SELECT west, south, east, north FROM catalog_items
+SELECT wal_id, west, south, east, north FROM catalog_items
 WHERE wal_id IN (@each(:wal_ids)) AND west IS NOT NULL;
