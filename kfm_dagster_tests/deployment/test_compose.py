@@ -123,13 +123,10 @@ def test_each_service_waits_for_services_that_say_when_they_are_ready() -> None:
                 assert SERVICES[other]["restart"] == "no", f"{name} waits for {other} to end"
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_what_is_mounted_is_there_and_every_volume_is_mounted() -> None:
     for service in SERVICES.values():
         for target, source in mounts(service).items():
             assert (FOLDER / source).exists() if source.startswith(".") else source in DOCUMENT["volumes"], target
-
-
-def test_every_volume_is_somebody_s() -> None:
     assert set(DOCUMENT["volumes"]) <= {source for service in SERVICES.values() for source in mounts(service).values()}
 
 

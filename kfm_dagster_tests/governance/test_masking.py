@@ -24,7 +24,6 @@ from kfm_dagster.governance.masking import (
     MaskedLocation,
     MaskingDecision,
     masked_entry,
-    outline,
     ring_radius_m,
 )
 from kfm_dagster.idempotent_node.compute_hash import ManifestEntry, compute_content_hash
@@ -210,9 +209,3 @@ WRONG: list[tuple[str, Any]] = [
 def test_a_mask_that_hides_nothing_is_refused(reason: str, make: Any) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         make()
-
-
-def test_the_outline_of_a_place_without_extent_is_kept() -> None:
-    assert outline((-97.5, 38.0, -97.5, 38.0)) == {"type": "Polygon", "coordinates": [[[-97.5, 38.0]] * 5]}
-    assert outline((179.0, 1.0, 180.0, 2.0))["type"] == "Polygon"
-    assert len(outline((179.0, 1.0, -179.0, 2.0))["coordinates"]) == 2

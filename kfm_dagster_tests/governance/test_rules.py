@@ -188,6 +188,7 @@ def test_a_generalised_footprint_is_valid_and_holds_the_place(
 def test_a_box_is_cut_at_the_antimeridian() -> None:
     for box, parts in (
         ((10.0, 0.0, 11.0, 1.0), [(10.0, 11.0)]),
+        ((179.0, 0.0, 180.0, 1.0), [(179.0, 180.0)]),
         ((179.5, 0.0, -179.5, 1.0), [(179.5, 180.0), (-180.0, -179.5)]),
         ((179.5, 0.0, -180.0, 1.0), [(179.5, 180.0)]),
         ((180.0, 0.0, -179.5, 1.0), [(-180.0, -179.5)]),
@@ -196,6 +197,8 @@ def test_a_box_is_cut_at_the_antimeridian() -> None:
         footprint(shown, decimals=5)
         polygons = shown["coordinates"] if shown["type"] == "MultiPolygon" else [shown["coordinates"]]
         assert [(ring[0][0], ring[1][0]) for [ring] in polygons] == parts
+    # A place without extent is kept.
+    assert outline((-97.5, 38.0, -97.5, 38.0)) == {"type": "Polygon", "coordinates": [[[-97.5, 38.0]] * 5]}
 
 
 @pytest.mark.clause("SEC-03")

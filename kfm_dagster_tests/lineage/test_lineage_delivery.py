@@ -44,6 +44,11 @@ def open_lineage(database: Database, root: Path, clock: Clock) -> Open:
     return lambda backend: Lineage(database, FolderFiles(root), backend=backend, clock=clock)
 
 
+@pytest.fixture
+def lineage(open_lineage: Open, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Lineage:
+    return open_lineage(backend_at(receiver.url, monkeypatch))
+
+
 def emit(lineage: Lineage, contract: DatasetContract, first: int, stop: int) -> None:
     """Record a batch; whatever the backend is like, every unit is done."""
     results = lineage.emit(units(first, stop), run=ingest_run(), contract=contract, fence=open_fence)
@@ -95,10 +100,8 @@ def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
 @pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("dies_at", [1, 5, 8])
 def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
-    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
-    dies_at: int,
-) -> None:  # fmt: skip
-    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, dies_at: int
+) -> None:
     emit(lineage, contract, 0, 2)
     emit(lineage, contract, 2, 4)
     with dying(at=dies_at, only=Failpoint.LINEAGE_SEND_AFTER) as death:
@@ -120,13 +123,11 @@ def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
 @pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("status", [400, 422, 500])
 def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
-    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
-    status: int,
-) -> None:  # fmt: skip
+    lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, status: int
+) -> None:
     """Refused for good, or one that the backend dies of every time."""
     bad = units(1, 2)[0].wal_id
     receiver.answer = lambda event: status if wal_id(event) == bad else TAKEN
-    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
     emit(lineage, contract, 0, 4)
     emit(lineage, contract, 4, 6)
     for _ in range(4):
@@ -154,10 +155,9 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
 
 
 def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
-    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock
 ) -> None:
     receiver.answer = lambda _event: 422
-    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
     emit(lineage, contract, 0, 40)
     assert lineage.deliver() == 0
     assert len(receiver.asked) == MAX_REFUSALS
@@ -233,10 +233,8 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
 
 @pytest.mark.clause("BEY-07")
 def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent(
-    open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    lineage = open_lineage(backend_at(receiver.url, monkeypatch))
+    lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, root: Path
+) -> None:
     root.write_text("a file where the root has to be")
     emit(lineage, contract, 0, 1)
     assert lineage.deliver() == 0
