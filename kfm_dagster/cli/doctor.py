@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +18,15 @@ import click
 
 from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, Health, examine, fault, ok, refused
 from kfm_dagster.errors import ExitCode
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
     from kfm_dagster.catalog.follower_sources import FollowerSource
     from kfm_dagster.ingest.configuration import Configuration
+
+EXAMPLES = 2
+"""Findings of a cause that are shown; `--json` has all."""
 
 
 @click.command()
@@ -38,9 +42,9 @@ if TYPE_CHECKING:
 def doctor(*, seconds: float, as_json: bool) -> int:
     """Check databases, backups, queues, clock, Dagster, stores, disks.
 
-    Every finding that is not ok shows the observed and the expected state and the next step. Nothing is changed, and
-    every check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with any, 2 for unreadable
-    settings.
+    Findings of the same cause are shown together, with the observed and the expected state and the next step. Nothing
+    is changed, and every check is bounded in time. Exit code 0 without faults (there may be warnings), 4 with any, 2
+    for unreadable settings.
 
     Example: kfm doctor --json
     """
@@ -56,20 +60,40 @@ def doctor(*, seconds: float, as_json: bool) -> int:
 
 def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], *, as_json: bool) -> None:
     if as_json:
-        counted = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
-        click.echo(json.dumps({**counted, "findings": [asdict(diagnosis) for diagnosis in findings]}))
+        totals = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
+        click.echo(json.dumps({**totals, "findings": [asdict(diagnosis) for diagnosis in findings]}))
         return
-    width = max(len(diagnosis.check) for diagnosis in findings)
-    for diagnosis in findings:
-        click.echo(f"{diagnosis.verdict.value:8}{diagnosis.check:{width}}  {diagnosis.what}")
-        for name, value in (
-            ("observed", diagnosis.observed),
-            ("expected", diagnosis.expected),
-            ("next", diagnosis.next_step),
-        ):
+    from kfm_dagster.cli.tables import show_folded  # noqa: PLC0415, --help needs no tables
+
+    causes = _by_cause(findings)
+    width = max(len(_checks(alike)) for alike in causes)
+    for alike in causes:
+        first = alike[0]
+        examples = "; ".join(diagnosis.what for diagnosis in alike[:EXAMPLES])
+        more = f"; and {len(alike) - EXAMPLES} more" if len(alike) > EXAMPLES else ""
+        count = f"{counted(len(alike), first.verdict.value)}: " if len(alike) > 1 else ""
+        show_folded(f"{first.verdict.value:8}{_checks(alike):{width}}  ", count + examples + more)
+        for name, value in (("observed", first.observed), ("expected", first.expected), ("next", first.next_step)):
             if value is not None:
-                click.echo(f"{'':{8 + width}}  {name + ':':10}{value}")
-    click.echo(f"{counts[Health.FAULT]} faults, {counts[Health.WARNING]} warnings, {counts[Health.OK]} ok")
+                show_folded(f"{'':{8 + width}}  {name + ':':10}", value)
+    faults, warnings = counted(counts[Health.FAULT], "fault"), counted(counts[Health.WARNING], "warning")
+    click.echo(f"{faults}, {warnings}, {counts[Health.OK]} ok")
+
+
+def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:
+    """Group the findings that differ only in check and subject; each ok finding is a group."""
+    causes: dict[object, list[Diagnosis]] = {}
+    for number, finding in enumerate(findings):
+        alike = replace(finding, what="", check="")
+        causes.setdefault(number if finding.verdict is Health.OK else alike, []).append(finding)
+    return list(causes.values())
+
+
+def _checks(alike: Sequence[Diagnosis]) -> str:
+    """Return the checks' names: of several with the same first word that word, else the first names."""
+    names = list(dict.fromkeys(diagnosis.check for diagnosis in alike))
+    first_words = {name.partition(" ")[0] for name in names}
+    return first_words.pop() if len(first_words) < len(names) else ", ".join(names[:EXAMPLES])
 
 
 def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:

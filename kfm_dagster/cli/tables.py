@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from textwrap import indent
 from typing import Any
 
 import click
@@ -69,7 +69,7 @@ def show_fields(fields: Mapping[str, Any]) -> None:
         # Through JSON, so that YAML gets plain values only.
         plain = json.loads(json.dumps(value, default=str))
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=_ANY_WIDTH)
-        click.echo(f"{name}:\n{indent(text, '  ')}", nl=False)
+        click.echo(f"{name}:\n{textwrap.indent(text, '  ')}", nl=False)
 
 
 def show_section(title: str, rows: Sequence[Any], columns: Sequence[str]) -> None:
@@ -77,6 +77,20 @@ def show_section(title: str, rows: Sequence[Any], columns: Sequence[str]) -> Non
     click.echo(title if rows else f"{title}: none")
     if rows:
         show_rows(rows, columns)
+
+
+def show_folded(head: str, text: str) -> None:
+    """Print a text after `head`, its further lines below its first."""
+    click.echo(
+        textwrap.fill(
+            text,
+            max(_width(), len(head) + LEAST_PROSE),
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 class _Column:

@@ -547,6 +547,26 @@ def test_a_queue_and_a_store_that_refuse_are_told_from_those_that_are_away(
     assert "does not answer" in said["catalog"]["what"]
 
 
+def test_findings_of_a_cause_are_shown_once_within_the_width_and_singly_as_json(
+    deployed: Deployed, refusing: str, call: Call
+) -> None:
+    record_clock(0.2)
+    deployed.patch.delenv("KFM_OBJECT_ROOT")
+    deployed.set(AWS_ENDPOINT_URL_S3=refusing, COLUMNS="80")
+    _, found = findings(call)
+    buckets = [one for one in found if one["check"].startswith("objects ")]
+    assert len(buckets) == len(deployed.registry.buckets)
+    lines = call("doctor").out.splitlines()
+    # A path is never cut, so that it can be copied.
+    assert all(len(line) <= 80 or "/" in line for line in lines)
+    shown = " ".join(" ".join(lines).split())
+    causes = [line for line in lines if line.startswith("fault")]
+    assert [line.split()[1] for line in causes] == ["catalog", "objects"]
+    examples = "; ".join(one["what"] for one in buckets[:2])
+    assert f"fault objects {len(buckets)} faults: {examples}; and {len(buckets) - 2} more observed: " in shown
+    assert f" {len(found)} faults, 0 warnings, " in shown
+
+
 @pytest.mark.clause("BEY-11", "PCS-10")
 def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unverified_is_not_wrong(
     deployed: Deployed, call: Call, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ from kfm_dagster.errors import KfmError, QueueUnavailableError
 from kfm_dagster.notifications.authenticity import Signatures
 from kfm_dagster.notifications.messages import QueueRules
 from kfm_dagster.notifications.sqs import Queue, connect
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockRule, ClockState, decide
@@ -208,7 +209,7 @@ def check_senders(
     Signatures(settings)  # refuses KFM_SNS_TRUSTED_URL or KFM_SNS_TRUSTED_CA alone, and a CA file with no certificate
     valid = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
     if valid:
-        yield ok(f"{valid} certificates of senders are kept here and hold")
+        yield ok(f"{counted(valid, 'certificate')} of senders, kept here and valid now")
         return
     silent = [url for url in _hosts(settings, registry) if not (answers or _answers)(url)]
     if silent:
