@@ -79,6 +79,6 @@ def test(*, as_json: bool) -> int:
         {"channel": channel, "service": answer.service, "answer": answer.error or "taken"}
         for channel, answer in answers
     ]
-    show_rows(rows, TRIED, as_json=as_json)
+    show_rows(rows, TRIED, as_json=as_json, whole=True)
     all_taken = all(answer.error is None for _, answer in answers)
     return ExitCode.DONE if all_taken else ExitCode.FINISHED_WITH_FAILURES

@@ -22,7 +22,7 @@ from kfm_dagster.settings import Settings
 if TYPE_CHECKING:
     from kfm_dagster.ingest.rehearsal import Rehearsal
 
-LIST_COLUMNS = ("id", "reader", "buckets", "title")
+LIST_COLUMNS = ("id", "reader", "title", "buckets")
 SHOWN_CHARACTERS = 160
 """Characters shown of a property; a reference system as WKT has a thousand, three times an Item. `--json` has all."""
 
@@ -53,8 +53,7 @@ def list_datasets(*, as_json: bool) -> None:
         }
         for contract in registry
     ]
-    table = rows if as_json else [row | {"buckets": " ".join(row["buckets"])} for row in rows]
-    show_rows(table, LIST_COLUMNS, as_json=as_json)
+    show_rows(rows, LIST_COLUMNS, as_json=as_json)
 
 
 @dataset.command()

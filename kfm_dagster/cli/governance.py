@@ -21,7 +21,7 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.decisions import LOG
 
-PENDING_COLUMNS = ("proposal_id", "at", "proposed_by", "command", "units", "expires_at", "change_ref", "reason")
+PENDING_COLUMNS = ("proposal_id", "at", "proposed_by", "command", "units", "reason", "expires_at", "change_ref")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")

@@ -17,6 +17,7 @@ from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from kfm_dagster.followers.geoparquet.search import PropertyCondition, SearchCriteria
 
-COLUMNS = ("collection", "id", "start", "end", "bbox")
+COLUMNS = ("id", "collection", "start", "end", "bbox")
 _CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -114,7 +115,7 @@ def search(
     if not tables and where:
         _warn_unknown(settings, collections or existing, wanted)
     if parquet is not None:
-        click.echo(f"{_write(parquet, tables)} Items in {parquet}")
+        click.echo(f"{counted(_write(parquet, tables), 'Item')} in {parquet}")
         return
     matches = [item for table in tables for item in to_items(table)]
     show_rows(matches if as_json else map(_row, matches), COLUMNS, as_json=as_json)

@@ -40,6 +40,10 @@ class Lazy(NamedTuple):
         command = getattr(importlib.import_module(module), name)
         if not isinstance(command, click.Command):
             raise TypeError(f"{self.path} is no command")
+        if isinstance(command, click.Group) and not isinstance(command, LazyGroup):
+            for subcommand in command.commands.values():
+                # Without a short help, click cuts the summary in mid-sentence.
+                subcommand.short_help = _first_paragraph(subcommand.help)
         return command
 
     def summary(self) -> str:
@@ -49,8 +53,12 @@ class Lazy(NamedTuple):
         source = spec.loader.get_source(module) if spec and isinstance(spec.loader, InspectLoader) else None
         for statement in ast.parse(source or "").body:
             if isinstance(statement, ast.FunctionDef) and statement.name == name:
-                return " ".join((ast.get_docstring(statement) or "").split("\n\n")[0].split())
+                return _first_paragraph(ast.get_docstring(statement))
         raise TypeError(f"{self.path} is no function")
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").split("\n\n")[0].split())
 
 
 class LazyCommands(UserDict[str, Any]):

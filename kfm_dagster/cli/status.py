@@ -35,7 +35,7 @@ def status(*, as_json: bool) -> int:
     else:
         click.echo(report.headline)
         if report.matters:
-            show_rows(report.matters, MATTER_COLUMNS)
+            show_rows(report.matters, MATTER_COLUMNS, whole=True)
         units = [{"dataset": name, **counts} for name, counts in report.units.items()]
         show_section("units", units, UNIT_COLUMNS)
     return ExitCode.DONE if report.well else ExitCode.FINISHED_WITH_FAILURES

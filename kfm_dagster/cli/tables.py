@@ -1,8 +1,9 @@
-"""Tables of the commands: ids are never folded, and foreign texts are never read as markup.
+"""Tables of the commands: a row of a list is one line, and foreign texts are never read as markup.
 
-In a terminal, and in a pipe where COLUMNS is set, a table has that width: URIs are shortened in the middle, prose folds
-between words, then UUIDs are shown by a prefix that every command accepts. A table that still needs more is wider than
-the terminal. In any other pipe a row is a single line, so that grep finds whole rows.
+In a terminal, and in a pipe where COLUMNS is set, a table has that width. A list shows UUIDs by a prefix that every
+command accepts, cuts the other ids and texts except in the first column, and then leaves out columns: those without
+values, and the last ones. A table of `whole` values folds prose between words instead, so that its commands and errors
+can be copied; it may be wider than the terminal. In any other pipe a row is a single line of whole values, for grep.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from kfm_dagster.views.view import json_row
 
 _ANY_WIDTH = 10_000
 """Columns of a pipe; a table is only as wide as its content."""
-LEAST_URI = 32
-"""Columns of a shortened URI: the bucket's beginning, and the end of the key, which distinguishes objects."""
+LEAST_ID = 24
+"""Columns of a shortened URI or id: the beginning, and more of the end, which distinguishes objects."""
 LEAST_PROSE = 16
-"""Least width of legible folded prose, in columns."""
+"""Least width of legible prose, in columns."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+(Z|\+00:00)")
 _ELLIPSIS = "…"
 
 
-def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = False) -> None:
+def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = False, whole: bool = False) -> None:
     """Print rows: `columns` as a table, `none` for no rows, or all fields as JSON lines.
 
-    A row is a mapping, a dataclass or a model.
+    A row is a mapping, a dataclass or a model. `columns` are in the order of importance, unless values stay `whole`.
     """
     if as_json:
         for row in rows:
@@ -49,14 +51,17 @@ def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = Fa
         click.echo("none")
         return
     width = _width()
-    fitted = _fitted(columns, cells, width)
+    natural = [_Column(name, [line[index] for line in cells]) for index, name in enumerate(columns)]
+    fitted = _folded(natural, width) if whole else _cut(natural, width)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in fitted:
         table.add_column(column.name, overflow="fold", width=column.width)
     for line in zip(*(column.cells for column in fitted), strict=True):
         table.add_row(*map(Text, line))
     # Never narrower than cells that may not fold: a terminal wraps a wider line without adding characters.
-    Console(width=max(width, sum(column.width + 2 for column in fitted) + 1)).print(table)
+    Console(width=max(width, width + _excess(fitted, width))).print(table)
+    if left_out := [column.name for column in natural if column not in fitted]:
+        click.echo(f"left out of {width} columns: {', '.join(left_out)}", err=True)
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:
@@ -64,7 +69,7 @@ def show_fields(fields: Mapping[str, Any]) -> None:
     nested = {name: value for name, value in fields.items() if value and isinstance(value, Mapping | list | tuple)}
     rows = [{"field": name, "value": value} for name, value in fields.items() if name not in nested]
     if rows or not nested:
-        show_rows(rows, ("field", "value"))
+        show_rows(rows, ("field", "value"), whole=True)
     for name, value in nested.items():
         # Through JSON, so that YAML gets plain values only.
         plain = json.loads(json.dumps(value, default=str))
@@ -72,11 +77,11 @@ def show_fields(fields: Mapping[str, Any]) -> None:
         click.echo(f"{name}:\n{textwrap.indent(text, '  ')}", nl=False)
 
 
-def show_section(title: str, rows: Sequence[Any], columns: Sequence[str]) -> None:
+def show_section(title: str, rows: Sequence[Any], columns: Sequence[str], *, whole: bool = True) -> None:
     """Print rows under a title, or `none`."""
     click.echo(title if rows else f"{title}: none")
     if rows:
-        show_rows(rows, columns)
+        show_rows(rows, columns, whole=whole)
 
 
 def show_folded(head: str, text: str) -> None:
@@ -102,58 +107,76 @@ class _Column:
         self.width = self._natural()
 
     @property
-    def uris(self) -> bool:
-        """Whether every value is a single URI."""
-        return any(self.cells) and all("://" in cell and len(cell.split()) == 1 for cell in self.cells if cell)
+    def is_blank(self) -> bool:
+        """Whether no row has a value other than zero."""
+        return not any(cell.strip("0") for cell in self.cells)
 
     @property
-    def uuids(self) -> bool:
-        """Whether every value is a UUID."""
-        return any(self.cells) and all(_UUID.fullmatch(cell) for cell in self.cells if cell)
+    def is_prose(self) -> bool:
+        """Whether a value has several words."""
+        return any(len(cell.split()) > 1 for cell in self.cells)
 
-    def shorten_uris(self, excess: int) -> int:
-        """Cut at most `excess` columns from the middle of each URI; return the columns saved."""
-        before, width = self.width, max(len(self.name), LEAST_URI, self.width - excess)
-        self.cells = [_without_middle(cell, width) for cell in self.cells]
+    @property
+    def least(self) -> int:
+        """Width of the shortest legible cells."""
+        return min(self.width, max(len(self.name), LEAST_PROSE if self.is_prose else LEAST_ID))
+
+    def cut(self, excess: int) -> None:
+        """Narrow the column by at most `excess`: prose loses its end, an id or URI its middle."""
+        width = max(self.least, self.width - max(0, excess))
+        shorten = _without_end if self.is_prose else _without_middle
+        self.cells = [shorten(" ".join(cell.split()), width) for cell in self.cells]
         self.width = self._natural()
-        return before - self.width
 
-    def fold_prose(self, excess: int) -> int:
-        """Narrow the column by at most `excess`, down to its longest word; return the columns saved."""
+    def fold(self, excess: int) -> None:
+        """Narrow the column by at most `excess`, down to its longest word."""
         longest = max((len(word) for cell in self.cells for word in cell.split()), default=0)
-        before, self.width = (
-            self.width,
-            max(len(self.name), min(self.width, max(longest, LEAST_PROSE, self.width - excess))),
-        )
-        return before - self.width
+        self.width = max(len(self.name), min(self.width, max(longest, LEAST_PROSE, self.width - excess)))
 
-    def shorten_uuids(self) -> int:
-        """Shorten UUIDs to distinct prefixes that commands accept; return the columns saved."""
+    def shorten_uuids(self) -> None:
+        """Shorten UUIDs to distinct prefixes that commands accept; leave other values."""
         whole = set(self.cells)
+        if not any(whole) or not all(_UUID.fullmatch(cell) for cell in whole if cell):
+            return
         length = SHORTEST_PREFIX
         while len({cell[:length] for cell in whole}) < len(whole):
             length += 1
-        before, self.cells = self.width, [cell[:length] for cell in self.cells]
+        self.cells = [cell[:length] for cell in self.cells]
         self.width = self._natural()
-        return before - self.width
 
     def _natural(self) -> int:
         return max(len(self.name), *(Text(cell).cell_len for cell in self.cells), 1)
 
 
-def _fitted(names: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[_Column]:
-    columns = [_Column(name, [line[index] for line in cells]) for index, name in enumerate(names)]
-    excess = sum(column.width + 2 for column in columns) + 1 - width
+def _excess(columns: Sequence[_Column], width: int) -> int:
+    return sum(column.width + 2 for column in columns) + 1 - width
+
+
+def _cut(columns: Sequence[_Column], width: int) -> list[_Column]:
     for column in columns:
-        if excess > 0 and column.uris:
-            excess -= column.shorten_uris(excess)
-    for column in sorted(columns, key=lambda candidate: -candidate.width):
-        if excess > 0 and not column.uris:
-            excess -= column.fold_prose(excess)
+        if _excess(columns, width) > 0:
+            column.shorten_uuids()
+    kept = list(columns)
+    spare = sorted(columns[:0:-1], key=lambda column: not column.is_blank)
+    while spare and columns[0].width + sum(column.least + 2 for column in kept[1:]) + 3 > width:
+        kept.remove(spare.pop(0))
+    for column in sorted(kept[1:], key=lambda column: -column.width):
+        column.cut(_excess(kept, width))
+    return kept
+
+
+def _folded(columns: list[_Column], width: int) -> list[_Column]:
+    for column in sorted(columns, key=lambda column: -column.width):
+        if (excess := _excess(columns, width)) > 0:
+            column.fold(excess)
     for column in columns:
-        if excess > 0 and column.uuids:
-            excess -= column.shorten_uuids()
+        if _excess(columns, width) > 0:
+            column.shorten_uuids()
     return columns
+
+
+def _without_end(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + _ELLIPSIS
 
 
 def _without_middle(text: str, width: int) -> str:
@@ -167,7 +190,10 @@ def _without_middle(text: str, width: int) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return rfc3339(value, timespec="seconds")
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return " ".join(value)
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    return _MOMENT.sub(r"\1Z", text)
 
 
 def _width() -> int:

@@ -124,9 +124,9 @@ def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: boo
     if as_json:
         show_rows(totals if counts else records, (), as_json=True)
         return
-    show_section("by dataset and reason", totals, IGNORED_COUNTS.columns)
+    show_section("by dataset and reason", totals, IGNORED_COUNTS.columns, whole=False)
     if records:
-        show_section("newest", records, IGNORED.columns)
+        show_section("newest", records, IGNORED.columns, whole=False)
 
 
 @click.command()

@@ -94,14 +94,14 @@ CASES = View(
     filter=CaseFilter,
     row=QuarantineCase,
     query=_cases,
-    columns=("wal_id", "dataset", "reason", "error_code", "attempts", "opened_at", "object_uri"),
+    columns=("wal_id", "dataset", "error_code", "object_uri", "reason", "attempts", "opened_at"),
 )
 SWITCHES = View(
     name="switches",
     summary="Kill switches that are on.",
     row=KillSwitch,
     query=_switches,
-    columns=("dataset", "engaged_at", "engaged_by", "expires_at", "change_ref", "reason"),
+    columns=("dataset", "engaged_at", "engaged_by", "reason", "expires_at", "change_ref"),
 )
 LOG = View(
     name="log",
@@ -109,5 +109,5 @@ LOG = View(
     filter=LogFilter,
     row=GovernanceEntry,
     query=_entries,
-    columns=("entry_id", "at", "actor", "action", "dataset", "wal_id", "change", "approved_by", "change_ref", "reason"),
+    columns=("entry_id", "at", "actor", "action", "dataset", "wal_id", "reason", "change", "approved_by", "change_ref"),
 )

@@ -162,7 +162,7 @@ IGNORED = View(
     filter=IgnoredFilter,
     row=KeptIgnoredRecord,
     query=_newest,
-    columns=("received_at", "dataset", "reason", "records", "bucket", "key", "message_id"),
+    columns=("received_at", "dataset", "reason", "key", "bucket", "records", "message_id"),
 )
 IGNORED_COUNTS = View(
     name="ignored counts",

@@ -171,7 +171,7 @@ UNITS = View(
     filter=UnitFilter,
     row=create_model("Unit", **{name: _FIELDS[name] for name in UNIT_COLUMNS}),
     query=search_units,
-    columns=("wal_id", "dataset", "status", "attempts", "last_error_code", "updated_at", "object_uri"),
+    columns=("wal_id", "dataset", "status", "object_uri", "last_error_code", "attempts", "updated_at"),
     links={"object_uri": lambda row: f"/units/{row['wal_id']}"},
     end="next",
 )

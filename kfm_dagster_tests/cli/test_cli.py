@@ -8,7 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib import resources
@@ -60,6 +60,14 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
             yield from commands(command, *path, name)
         else:
             yield (*path, name)
+
+
+def command_at(path: Sequence[str]) -> click.Command:
+    command: click.Command = kfm
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return command
 
 
 def test_every_command_has_help_with_an_example(call: Call) -> None:
@@ -161,6 +169,15 @@ def test_commands_that_only_read_load_no_contract(
         assert "KFM_CONTRACTS_DIR" in call(*command).err
     for command in (["status"], ["wal", "list"]):
         assert "KFM_CONTRACTS_DIR" not in call(*command).err
+
+
+def test_no_group_cuts_the_summary_of_a_command(call: Call) -> None:
+    for path in commands(kfm):
+        *group, name = path or ("",)
+        if group:
+            summary = " ".join((command_at(path).help or "").split("\n\n")[0].split())
+            listed = " ".join(call(*group, "--help").out.split())
+            assert f" {name} {summary}" in listed, path
 
 
 def test_a_group_without_a_command_shows_its_help(call: Call) -> None:
@@ -530,6 +547,55 @@ def test_wal_rejected_lists_what_its_options_name_and_prints_a_message_as_it_cam
         answer = call("wal", "rejected", "--message", given, "--body")
         assert (answer.code, answer.out) == (ExitCode.USAGE, "")
         assert said in answer.err
+
+
+NOT_HERE = {
+    "alerts test", "announcements failing", "announcements list", "dlq list", "export verify", "reconcile",
+    "stac check", "stac rebuild", "stac status", "retention run",
+}  # fmt: skip
+"""Lists of a channel, receiver, queue, bucket or API that this test lacks, and an action."""
+EMPTY = {"alerts list", "gaps", "governance pending", "items search", "replay list", "replay intents", "retention plan"}
+"""Lists without a row in this ledger."""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_list_has_a_line_for_each_row_within_the_width_and_json_lines(
+    width: int,
+    call: Call,
+    ledger: dict[str, NoddWalRecord],
+    ignored: None,
+    rejected: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = ledger[Status.FAILED].wal_id
+    assert (
+        call("units", "quarantine", failing, "--reason-code", "operator_request", "--reason", "a review of errors").code
+        == 0
+    )
+    days = ("--from", DAY, "--to", DAY, "--reason", "the first fill of the catalog")
+    assert call("backfill", "run", "nexrad-l2", *days).code == 0
+    assert call("pause", "all", "--reason", "the catalog is being moved, in several steps of one day each").code == 0
+    words = {"units history": [failing], "units ignored": ["--counts"]}
+    monkeypatch.setenv("COLUMNS", str(width))
+    lists, faults = set(), {}
+    for path in commands(kfm):
+        is_list = any(
+            isinstance(option, click.Option) and (option.help or "").startswith("One JSON object per line")
+            for option in command_at(path).params
+        )
+        line = " ".join(path)
+        is_action = line not in words and any(parameter.required for parameter in command_at(path).params)
+        if not is_list or is_action or line in NOT_HERE:
+            continue
+        lists.add(line)
+        shown, as_json = call(*path, *words.get(line, [])), call(*path, *words.get(line, []), "--json")
+        table = shown.out.splitlines()
+        rule = [number for number, text in enumerate(table) if set(text.strip()) == {"─"}]
+        body = [text for text in table[rule[0] + 1 :] if text.strip()] if rule else []
+        if max(map(len, table), default=0) > width or len(body) != len(as_json.rows) or bool(body) is (line in EMPTY):
+            faults[line] = (shown, as_json)
+    assert not faults
+    assert len(lists) > 12
 
 
 def test_wal_show_says_what_the_list_says_and_the_history_every_transition_oldest_first(

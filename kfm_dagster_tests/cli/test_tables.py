@@ -1,4 +1,4 @@
-"""Tables: what stands in them can be copied, whatever the width."""
+"""Tables: a row of a list is one line within the width; whole values can be copied, whatever the width."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kfm_dagster.cli.tables import LEAST_PROSE, LEAST_URI, show_fields, show_rows
+from kfm_dagster.cli.tables import LEAST_ID, LEAST_PROSE, show_fields, show_rows
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, AmbiguousIdError, whole_id
 from kfm_dagster.governance.switches import KillSwitch
 
@@ -24,12 +25,18 @@ ROWS = [
 COLUMNS = ("wal_id", "status", "object_uri", "why")
 
 
-def shown(columns: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def shown(
+    columns: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    whole: bool = False,
+) -> list[str]:
     if columns is None:
         monkeypatch.delenv("COLUMNS", raising=False)
     else:
         monkeypatch.setenv("COLUMNS", str(columns))
-    show_rows(ROWS, COLUMNS)
+    show_rows(ROWS, COLUMNS, whole=whole)
     return [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 
@@ -40,30 +47,50 @@ def test_a_pipe_of_no_width_holds_a_row_in_a_line(
     assert [line.split(maxsplit=3) for line in lines] == [list(row.values()) for row in ROWS]
 
 
-def test_a_narrow_table_shortens_uris_folds_prose_and_shows_ids_by_a_prefix_that_tells_them_apart(
+def test_a_narrow_list_shows_ids_by_distinct_prefixes_and_cuts_uris_in_the_middle_and_prose_at_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = shown(80, monkeypatch, capsys)
-    assert max(map(len, lines)) <= 80
-    first = [line.split() for line in lines if "quarantined" in line]
-    prefixes = [cells[0] for cells in first]
-    assert prefixes == [wal_id[: SHORTEST_PREFIX + 2] for wal_id in IDS]  # the first eight characters are the same
-    for cells in first:
-        assert len(cells[2]) == LEAST_URI
-        head, _, tail = cells[2].partition("…")
-        assert URI.startswith(head)
-        assert URI.endswith(tail)
-        assert (len(head), len(tail)) == ((LEAST_URI - 1) // 3, LEAST_URI - 1 - (LEAST_URI - 1) // 3)
-    words = {word for line in lines for word in line.split()}
-    assert set(ROWS[0]["why"].split()) <= words
+    for columns in (80, 100, 120):
+        heading, _, *lines = shown(columns, monkeypatch, capsys)
+        assert max(map(len, [heading, *lines])) <= columns
+        assert len(lines) == len(ROWS)
+        for line, row in zip(lines, ROWS, strict=True):
+            wal_id, status, uri, why = line.split(maxsplit=3)
+            assert wal_id == row["wal_id"][: SHORTEST_PREFIX + 2]  # the first eight characters are the same
+            assert status == row["status"]
+            assert len(uri) >= LEAST_ID
+            head, _, tail = uri.partition("…")
+            assert len(head) < len(tail) or not tail
+            assert URI.startswith(head)
+            assert URI.endswith(tail)
+            assert len(why) >= LEAST_PROSE
+            assert row["why"].startswith(why.removesuffix("…"))
+
+
+def test_a_list_leaves_out_columns_without_values_and_then_the_last_and_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"key": "x" * 30, "zero": 0, "status": "failed", "none": None, "at": "2026-01-31T06:00:00.123456Z", "last": 7}
+    for columns, left_out in ((81, []), (80, ["none"]), (74, ["none", "zero"]), (68, ["none", "zero", "last"])):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show_rows([row], tuple(row))
+        printed = capsys.readouterr()
+        kept = [name for name in row if name not in left_out]
+        assert printed.out.split()[: len(kept)] == kept
+        assert "2026-01-31T06:00:00Z" in printed.out
+        assert max(map(len, printed.out.splitlines())) <= columns
+        named = sorted(left_out, key=list(row).index)
+        assert printed.err == (f"left out of {columns} columns: {', '.join(named)}\n" if left_out else "")
 
 
 def test_no_id_is_folded_at_any_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for columns in (20, 40, 60, 79, 100, 140, 200):
-        text = " ".join(shown(columns, monkeypatch, capsys))
+    for columns, whole in product((20, 40, 60, 79, 100, 140, 200), (False, True)):
+        text = " ".join(shown(columns, monkeypatch, capsys, whole=whole))
         for wal_id in IDS:
             assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text), columns
-            assert columns < 140 or wal_id in text, columns
+            assert columns < 200 or wal_id in text, columns
+        # An object's URI and words of prose are whole where they are meant to be copied.
+        assert not whole or {URI, *str(ROWS[0]["why"]).split()} <= set(text.split())
 
 
 def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
@@ -71,7 +98,7 @@ def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
 ) -> None:
     for prose, columns, widest in (("one two three four five six", 10, LEAST_PROSE), (f"{'x' * 30} is a word", 20, 30)):
         monkeypatch.setenv("COLUMNS", str(columns))
-        show_rows([{"why": prose}], ("why",))
+        show_rows([{"why": prose}], ("why",), whole=True)
         *_, rule = (line for line in capsys.readouterr().out.splitlines() if set(line.strip()) == {"─"})
         assert len(rule.strip()) in {widest, widest + 1, widest + 2}
 
@@ -79,7 +106,7 @@ def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
 def test_the_widest_prose_is_folded_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     row = {"short": "one two three four five", "long": "one two three four five six seven eight nine ten"}
-    show_rows([row], ("short", "long"))
+    show_rows([row], ("short", "long"), whole=True)
     assert capsys.readouterr().out.count(row["short"]) == 2
 
 
