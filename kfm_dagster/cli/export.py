@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from kfm_dagster.cli.files import refuse_unwritable
 from kfm_dagster.cli.session import opened_database, opened_pipeline
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, gather_release
-from kfm_dagster.exports.bundle.folder import verify_release, write_release
+from kfm_dagster.exports.bundle.folder import refuse_foreign, verify_release, write_release
 from kfm_dagster.exports.bundle.signing import open_signer, trusted_certificates
 from kfm_dagster.exports.dcat import export_dcat
 from kfm_dagster.exports.graph import FILES, export_graph
@@ -121,12 +122,14 @@ def graph(*, out: Path | None, as_json: bool) -> None:
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
     """Write `PTN_EXPORT` into a folder (default KFM_HOME/exports), signed by `key` or the settings'.
 
-    A key created for it is reported on stderr. Raises KfmError without having written anything, except such a
-    key where only the folder refuses.
+    A key created for it is reported on stderr. Raises KfmError without having written anything.
     """
     settings = Settings.load()
     with opened_pipeline(settings, read_only=True) as pipeline:
         release = gather_release(pipeline)
+        folder = (out or settings.home / "exports").absolute() / BUNDLE
+        refuse_foreign(folder)
+        refuse_unwritable(folder, "the export", "name another folder with --out")
         # After all that may refuse, so that a key is created only for a release to sign.
         signer = open_signer(settings, key)
         if signer.created is not None:
@@ -134,7 +137,6 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
                 f"kfm: created signing key {signer.fingerprint}: {signer.created}; keep it, and keep it secret",
                 err=True,
             )
-        folder = (out or settings.home / "exports").absolute() / BUNDLE
         certificate = write_release(release, folder, signer)
     if as_json:
         summary = {"folder": str(folder), "files": list(LAYOUT)}

@@ -41,15 +41,20 @@ class NewFile(click.Path):
 
 def refuse_unwritable_home(home: Path) -> None:
     """Raise ConfigurationError where a data root cannot be created or written; creates nothing."""
+    refuse_unwritable(home, "the data root", "name another with KFM_HOME, or with --home where the command has it")
+
+
+def refuse_unwritable(place: Path, name: str, next_step: str) -> None:
+    """Raise ConfigurationError where a folder cannot be created or written; creates nothing."""
     try:
-        existing = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.exists())
+        existing = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.exists())
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise ConfigurationError(
-            "the data root cannot be written to",
-            observed=f"{home}: {error.strerror}",
+            f"{name} cannot be written to",
+            observed=f"{place}: {error.strerror}",
             expected="a writable folder, or a path where it can be created",
-            next_step="name another with KFM_HOME, or with --home where the command has it",
+            next_step=next_step,
         ) from None
 
 

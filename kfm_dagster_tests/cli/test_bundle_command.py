@@ -59,6 +59,17 @@ def test_what_is_not_publishable_leaves_neither_key_nor_bundle(
     assert opened or not home.exists()
 
 
+def test_where_nothing_can_be_written_no_key_is_made(recorded: None, call: Call, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "there" / "PTN_EXPORT").mkdir(parents=True)
+    (tmp_path / "there" / "PTN_EXPORT" / "mine.txt").touch()
+    before = state_of(tmp_path)
+    for place, code in (("/proc/x", ExitCode.USAGE), (str(tmp_path / "there"), ExitCode.REFUSED)):
+        answer = call("export", "--out", place)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), answer
+        assert "; next: " in answer.err
+        assert state_of(tmp_path) == before
+
+
 @pytest.mark.clause("PCS-19")
 def test_verifying_says_who_signed_when_and_changes_nothing(
     bundle: Path, call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -184,7 +184,7 @@ def write_release(release: Release, folder: Path, signer: BundleSigner) -> Path:
     """
     folder = folder.absolute()
     try:
-        _refuse_foreign(folder)
+        refuse_foreign(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _beside(folder) as part:
             _fill(part, release, signer)
@@ -303,7 +303,7 @@ def _put(part: Path, folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def refuse_foreign(folder: Path) -> None:
     """Refuse to replace anything but an earlier bundle, whole or damaged, or an empty folder."""
     if not folder.is_symlink() and not folder.exists():
         return
