@@ -21,7 +21,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed
 from kfm_dagster.demo.run import DEMO_ENVIRONMENT, run_demo
-from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
+from kfm_dagster.demo.sample_day import SAMPLE_DAY, mend_samples, publish_samples
 from kfm_dagster.deployment.drain import DrainResult
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.notifications.sqs import Queue
@@ -80,6 +80,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     type=click.Path(path_type=Path),
     help="Folder of real objects laid out as DIR/<bucket>/<key>, instead of the samples.",
 )
+@click.option("--mend", is_flag=True, help="Only store the spoilt samples of a running kfm ui whole, for a retry.")
 @click.option("--all-datasets", is_flag=True, help="Samples of every dataset that ships, not of three alone.")
 @click.option(
     "--home",
@@ -91,7 +92,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
 )
 @click.option("--timeout", default=900, show_default=True, type=POSITIVE, help="Seconds after which the demo gives up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> ExitCode:
+def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> ExitCode:
     """Ingest sample objects through a real queue, daemon and runs.
 
     Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
@@ -104,6 +105,14 @@ def demo(*, objects: Path | None, all_datasets: bool, home: Path, timeout: int, 
     if objects is not None and all_datasets:
         raise click.UsageError("--objects and --all-datasets exclude each other: a folder has the datasets that it has")
     refuse_unwritable_home(home)
+    if mend:
+        if objects is not None or all_datasets:
+            raise click.UsageError("--mend goes without --objects and --all-datasets")
+        uris = mend_samples(home)
+        click.echo(
+            json.dumps({"mended": uris}) if as_json else "".join(f"{uri} is whole\n" for uri in uris), nl=as_json
+        )
+        return ExitCode.DONE
     console = Console(stderr=True)
     with drain_bar(console) as report:
         result = run_demo(

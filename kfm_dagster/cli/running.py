@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.ingest.pipeline import Pipeline, utc_now
 from kfm_dagster.ingest.preflight import hold_roots, preflight
 from kfm_dagster.notifications.sqs import connect
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster.worker.resident import RunLocks, WorkedBatch, Worker
 
@@ -116,23 +118,21 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
-    from kfm_dagster.demo.sample_day import SAMPLE_DAY, repair_commands, sample_objects  # noqa: PLC0415
+    from kfm_dagster.demo.sample_day import SAMPLE_DAY, serve_samples  # noqa: PLC0415
 
     servers = stack.enter_context(EmbeddedCloud())
     servers.provision(registry)
-    feed = Feed(servers, registry)
-    for item in sample_objects():
-        feed.deliver(item)
     stack.enter_context(environment({**servers.environment(), **DEMO_ENVIRONMENT}))
     with closing(Pipeline.open(settings)) as pipeline:
         hold_roots(pipeline.settings, pipeline.database)
         begin_with(pipeline.window, SAMPLE_DAY)
+    serve_samples(Feed(servers, registry), endpoint_url=servers.endpoint_url, home=settings.home)
     return [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
         # The dialog opens with the partition of the address selected.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
-        "some are spoilt on purpose; to repair an object as its provider would, write it whole, then release its unit:",
-        *(f"  {command}" for command in repair_commands(servers, settings.home / "samples")),
+        "two are spoilt on purpose; to store them whole, as their providers would, before a retry of their units:",
+        f"  kfm demo --mend --home {shlex.quote(str(settings.home))}",
     ]
 
 
@@ -166,7 +166,7 @@ def drain(*, timeout: int, as_json: bool) -> None:
         click.echo(json.dumps(result.as_json()))
     else:
         units = sum(counts["received"] for counts in result.datasets.values())
-        click.echo(f"drained: {units} units in the ledger, {result.seconds:.0f} s")
+        click.echo(f"drained: {counted(units, 'unit')} in the ledger, {result.seconds:.0f} s")
 
 
 @contextmanager

@@ -6,18 +6,26 @@ object (`samples/`) or publishing it (`feed.py`). Everything is fixed: publishin
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
-from kfm_dagster.demo.cloud import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EmbeddedCloud
+from botocore.exceptions import BotoCoreError, ClientError
+
+from kfm_dagster.demo.cloud import aws_client
 from kfm_dagster.demo.feed import Feed, FeedObject, StoredAs
 from kfm_dagster.demo.samples import goes_abi, hrrr, nexrad_level2
+from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.redaction import error_text
 
 SAMPLE_DAY = date(2025, 4, 2)
 """A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
+
+MENDED = "samples-mended"
+"""File of the data root: the spoilt samples are stored whole from now on."""
+SERVED_AT = "samples-address"
+"""File of the data root: address of the cloud in which `kfm ui` stores the samples."""
 
 _GOES = (
     # satellite, product, band, hours after the first midnight
@@ -126,16 +134,30 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
     )
 
 
-def repair_commands(cloud: EmbeddedCloud, folder: Path) -> Iterator[str]:
-    """Write each spoilt sample whole to `folder/<bucket>/<key>`, and yield the command that uploads it.
-
-    Its provider would repair it in the same way.
-    """
+def serve_samples(feed: Feed, *, endpoint_url: str, home: Path) -> None:
+    """Store the samples for `kfm ui`, the spoilt ones whole after mend_samples; announce none."""
+    mended = (home / MENDED).exists()
     for item in sample_objects():
-        if item.delivery is StoredAs.WHOLE:
-            continue
-        file = folder / item.bucket / item.key
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(item.content)
-        address = f"{cloud.endpoint_url}/{item.bucket}/{item.key}"
-        yield f"curl -sS -u {ACCESS_KEY_ID}:{SECRET_ACCESS_KEY} -T {shlex.quote(str(file))} {shlex.quote(address)}"
+        feed.deliver(replace(item, delivery=StoredAs.WHOLE) if mended else item)
+    (home / SERVED_AT).write_text(endpoint_url, encoding="utf-8")
+
+
+def mend_samples(home: Path) -> list[str]:
+    """Store each spoilt sample whole, as its provider would, now and at later starts of `kfm ui`; return the URIs.
+
+    Raises DependencyUnavailableError unless `kfm ui` serves the samples of `home`.
+    """
+    spoilt = [item for item in sample_objects() if item.delivery is not StoredAs.WHOLE]
+    try:
+        s3 = aws_client("s3", endpoint_url=(home / SERVED_AT).read_text(encoding="utf-8"))
+        for item in spoilt:
+            s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.content)
+    except (OSError, BotoCoreError, ClientError) as error:
+        raise DependencyUnavailableError(
+            "the samples are not served here",
+            observed=error_text(error),
+            expected=f"kfm ui over {home}",
+            next_step="start kfm ui, or name its data root with --home",
+        ) from None
+    (home / MENDED).touch()
+    return [f"s3://{item.bucket}/{item.key}" for item in spoilt]

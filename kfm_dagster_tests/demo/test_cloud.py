@@ -20,12 +20,14 @@ import pytest
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent
+from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
+from kfm_dagster.demo.sample_day import sample_objects, serve_samples
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
 from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster_tests.commands import Call
 
 GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
 NEXRAD_KEY = "2025/04/02/KTWX/KTWX20250402_220636_V06"
@@ -255,6 +257,37 @@ def test_a_folder_of_chunks_is_announced_as_their_own_feed_does(
 def test_a_folder_that_is_none_is_refused(feed: Feed, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"observed .*absent"):
         feed.from_folder(tmp_path / "absent")
+
+
+def test_mended_samples_are_whole_at_once_and_after_another_start(
+    cloud: EmbeddedCloud, feed: Feed, call: Call, home: Path
+) -> None:
+    size = {item.key: len(item.content) for item in sample_objects()}
+    s3, spoilt = cloud.client("s3"), [item for item in sample_objects() if item.delivery is not StoredAs.WHOLE]
+
+    def whole() -> list[str]:
+        """Keys of the spoilt samples that are stored whole."""
+        stored = {
+            entry["Key"]: entry["Size"]
+            for bucket in {item.bucket for item in spoilt}
+            for entry in s3.list_objects_v2(Bucket=bucket).get("Contents", ())
+        }
+        return [item.key for item in spoilt if stored.get(item.key) == size[item.key]]
+
+    home.mkdir()
+    refusal = call("demo", "--mend", "--home", str(home))
+    assert (refusal.code, refusal.out, refusal.err.count("\n")) == (ExitCode.DEPENDENCY_UNAVAILABLE, "", 1)
+    assert "start kfm ui" in refusal.err
+    serve_samples(feed, endpoint_url=cloud.endpoint_url, home=home)
+    assert whole() == []
+    answer = call("demo", "--mend", "--home", str(home))
+    assert answer.out.splitlines() == [f"s3://{item.bucket}/{item.key} is whole" for item in spoilt]
+    assert len(whole()) == len(spoilt) == 2
+    for item in spoilt:
+        s3.delete_object(Bucket=item.bucket, Key=item.key)
+    serve_samples(feed, endpoint_url=cloud.endpoint_url, home=home)
+    assert len(whole()) == 2
+    assert call("demo", "--mend", "--all-datasets").code == ExitCode.USAGE
 
 
 def test_leaving_the_context_leaves_no_process() -> None:
