@@ -21,6 +21,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import (
     Backfill,
@@ -89,8 +90,8 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
         )
     if started is not None:
         click.echo(
-            f"{sum(map(len, days.values()))} days to list; the running deployment does it; kfm backfill status "
-            f"{started.backfill_id} --follow shows how far it is",
+            f"{counted(sum(map(len, days.values())), 'day')} to list; the running deployment does it; "
+            f"kfm backfill status {started.backfill_id} --follow shows how far it is",
             err=True,
         )
 
@@ -112,8 +113,7 @@ def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_
             if follow:
                 raise click.UsageError("--follow needs the id of a backfill")
             rows = [record.as_json() for record in newest_backfills(pipeline.database)]
-            table = rows if as_json else [row | {"datasets": " ".join(row["datasets"])} for row in rows]
-            show_rows(table, LIST_COLUMNS, as_json=as_json)
+            show_rows(rows, LIST_COLUMNS, as_json=as_json)
             return
         backfill_id = REPLAY.whole_in(pipeline.database, backfill_id)
         record = find_backfill(pipeline.database, backfill_id)

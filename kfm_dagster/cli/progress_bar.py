@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kfm_dagster.ingest.acknowledgement import Progress as QueueProgress
+from kfm_dagster.plural import counted
 
 
 def bar_of(console: Console, counted: str = "", text: str = "", *, transient: bool = False) -> Progress:
@@ -28,7 +29,7 @@ def drain_bar(console: Console) -> Iterator[Callable[[QueueProgress], None]]:
 
     def report(now: QueueProgress) -> None:
         bar.start()
-        waiting = f"{now.queued} messages queued, {now.waiting} units wait for a retry"
+        waiting = f"{counted(now.queued, 'message')} queued, {counted(now.waiting, 'unit')} in wait for a retry"
         bar.update(task, total=now.units or None, completed=now.terminal, waiting=waiting)
 
     try:

@@ -22,6 +22,7 @@ from kfm_dagster.errors import DependencyUnavailableError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots, refuse_foreign_roots
+from kfm_dagster.plural import counted
 from kfm_dagster.recovery.reconcile import ComparedDay, Difference, compare_day, repair_day
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.object_handle import ObjectReadError
@@ -143,7 +144,7 @@ def _show_repairs(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
         if row.get("proposal_id") is not None:
             click.echo(proposed_line(row["proposal_id"], row["repeated"]))
         elif row.get("replay_run_id") is not None:
-            click.echo(f"replay {row['replay_run_id']} repeats {row['repeated']} units", err=True)
+            click.echo(f"replay {row['replay_run_id']} repeats {counted(row['repeated'], 'unit')}", err=True)
         for kind, entries in row["names"].items() if names else ():
             for name in entries:
                 click.echo(f"{kind} {row['dataset']} {row['day']} {name}")
@@ -151,4 +152,4 @@ def _show_repairs(rows: Sequence[dict[str, Any]], *, names: bool) -> None:
     if any(row.get("entered") for row in rows):
         click.echo("the running deployment ingests the entered units; kfm gaps shows missing objects", err=True)
     if lost and not any(row.get("repeated") for row in rows):
-        click.echo(f"{lost} units have lost their Item: --repair with a --change-ref repeats them", err=True)
+        click.echo(f"{counted(lost, 'unit')} without their Item: --repair with a --change-ref repeats them", err=True)

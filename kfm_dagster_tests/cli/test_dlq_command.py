@@ -112,7 +112,7 @@ def test_a_drain_tells_what_became_of_each_message(dlq_fixture: DlqFixture, call
     dlq_fixture.dead_bodies()
     again = call("drain", *WHY, "--confirm")
     assert "malformed_json" in again.out
-    assert "1 messages stay" in again.out
+    assert "1 message left until" in again.out
 
 
 @pytest.mark.clause("RPL-06")

@@ -359,7 +359,7 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: d.queue("ring", RedrivePolicy=_redrive(d, dlq="ring")) or d.set(KFM_SQS_DLQ_QUEUE="ring"),
         "dead letters", FAULT, "ring", "correct KFM_SQS_DLQ_QUEUE",
     ),
-    "dead letters": (_letter, "dead letters", WARNING, "1 messages on letters", "kfm dlq"),
+    "dead letters": (_letter, "dead letters", WARNING, "1 message on letters", "kfm dlq"),
     "dead letters that do not stay": (
         lambda d: _letters(d, letters=86_400, messages=604_800), "dead letters", WARNING, "1 day", "raise",
     ),

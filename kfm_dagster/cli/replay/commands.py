@@ -47,6 +47,7 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision
+from kfm_dagster.plural import counted
 from kfm_dagster.recovery.intents import IntentAction, IntentPlan, IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine, Report
 from kfm_dagster.recovery.replay.runs import OPEN, ReplayRun, ReplayState, outcome_line
@@ -218,7 +219,9 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
                 engine.plan(selection, change_ref=decided["change_ref"]).refuse()
                 if not decided["reason"]:
                     raise click.UsageError("retrying units needs a --reason")
-            require_confirmation(f"replay {len(ready)} intents, and {len(units)} units?", confirmed=confirm)
+            require_confirmation(
+                f"replay {counted(len(ready), 'intent')}, and {counted(len(units), 'unit')}?", confirmed=confirm
+            )
             plans = [_carried_out(recovery, plan) if plan in ready else plan for plan in plans]
             if units:
                 started = start(engine, selection, decision_of(shell.settings, **decided))
@@ -272,7 +275,7 @@ def _run(
             raise click.UsageError("a reason is missing: --reason, or metadata.description of the selection")
         decision = decision_of(shell.settings, actor=actor, reason=why, change_ref=change_ref or selection.change_ref)
         if plan.units or plan.listings:
-            what = f"{len(plan.units)} records" if plan.units else f"{plan.listings} days of datasets"
+            what = counted(len(plan.units), "record") if plan.units else f"{counted(plan.listings, 'day')} of datasets"
             require_confirmation(f"repeat {what} ({selection.spec.mode})?", confirmed=confirm)
         started = start(engine, selection, decision)
         if started.replay_run_id is None or plan.listings:
@@ -281,7 +284,9 @@ def _run(
             show(ids, output=shell.output, as_table=lambda: click.echo(_line(started)))
             return ExitCode.DONE if started.proposal_id is None else ExitCode.WAITS_FOR_APPROVAL
         console = Console(stderr=True)
-        console.print(f"replay {started.replay_run_id} runs: {len(started.plan.units)} units", soft_wrap=True)
+        console.print(
+            f"replay {started.replay_run_id} runs: {counted(len(started.plan.units), 'unit')}", soft_wrap=True
+        )
         if detach:
             show_report(engine.report(started.replay_run_id), output=shell.output)
             return ExitCode.DONE
@@ -296,7 +301,7 @@ def _line(started: Started) -> str:
         return proposed_line(started.proposal_id, len(started.plan.units))
     if started.replay_run_id is None:
         return nothing_selected(started.plan)
-    return f"backfill {started.replay_run_id} runs: {started.plan.listings} days of datasets are listed"
+    return f"backfill {started.replay_run_id} runs: {counted(started.plan.listings, 'day')} of datasets to list"
 
 
 def follow(

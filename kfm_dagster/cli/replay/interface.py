@@ -28,6 +28,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.documents import read_yaml
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.plural import counted
 from kfm_dagster.recovery.replay.engine import Report
 from kfm_dagster.recovery.replay.plan import PlannedReplay
 from kfm_dagster.recovery.replay.runs import outcome_line
@@ -292,7 +293,7 @@ def _plan_table(plan: PlannedReplay) -> None:
         click.echo(nothing_selected(plan))
     more = ", and more match" if plan.more else ""
     days = plan.partitions
-    span = f"{len(days)} days, {min(days)} to {max(days)}" if days else ""
+    span = f"{counted(len(days), 'day')}, {min(days)} to {max(days)}" if days else ""
     fields = {
         "records": f"{len(plan.units)}{more}",
         "admissible": document["admissible"],

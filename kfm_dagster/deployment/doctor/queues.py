@@ -78,7 +78,7 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
     if waiting := queue.depth().visible:
         yield warning(
             "there are dead letters",
-            observed=f"{waiting} messages on {name}",
+            observed=f"{counted(waiting, 'message')} on {name}",
             expected="none",
             next_step="kfm dlq list, then kfm dlq drain (docs/runbooks/dlq-drain.md)",
         )
