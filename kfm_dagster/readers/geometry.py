@@ -66,7 +66,10 @@ def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any
     azimuths = _azimuths(latitude, radius_m)
     around = np.full(DISC_POINTS, 1.0)
     longitudes, latitudes, _ = _WGS84.fwd(around * longitude, around * latitude, azimuths, around * radius_m)
-    geojson: Mapping[str, Any] = mapping(antimeridian.fix_polygon(Polygon(zip(longitudes, latitudes, strict=True))))
+    rim = Polygon(zip(longitudes, latitudes, strict=True))
+    # The rim is counter-clockwise already, so that only a disc over the antimeridian needs antimeridian's 3 ms.
+    crosses = np.ptp(longitudes) > 180.0
+    geojson: Mapping[str, Any] = mapping(antimeridian.fix_polygon(rim) if crosses else rim)
     return geojson
 
 
