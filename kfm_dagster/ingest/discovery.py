@@ -287,8 +287,9 @@ class MessageParse(ChainNode):
         count["keys"] = int(count["keys"]) + 1
 
     def _listed(self) -> Iterator[Envelope]:
+        grammar = self.pipeline.registry.grammars[self.dataset]
         for listed in self.listing if self.account is None else self._list():
-            unit = parse_listed(self.contract, listed)
+            unit = parse_listed(grammar, listed)
             if unit is not None:
                 yield unit
 

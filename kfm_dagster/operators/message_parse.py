@@ -229,15 +229,16 @@ def _within(days: DayWindow | None, unit: Envelope | Ignored, *, sent_at: dateti
     return Ignored(IgnoreReason.OUTSIDE_WINDOW, unit.key, unit.bucket, unit.dataset)
 
 
-def parse_listed(contract: DatasetContract, listed: ListedObject) -> Envelope | None:
+def parse_listed(grammar: KeyGrammarReader, listed: ListedObject) -> Envelope | None:
     """Return a listed object's envelope; None if its key names no data object of the contract.
 
     ETag and size are those of the listing, and the event time is `last_modified`. The ETag is left out if the dataset's
     messages have none, so that listing and message give the same unit.
     """
+    contract = grammar.contract
     bucket, _, key = listed.uri.removeprefix("s3://").partition("/")
     try:
-        match = KeyGrammarReader(contract).match(key)
+        match = grammar.match(key)
     except InvalidKeyTimeError:
         return None
     if match is None or bucket not in contract.storage.buckets:

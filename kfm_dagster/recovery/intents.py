@@ -150,7 +150,8 @@ class IntentRecovery:
         node = self._listing_node(intent)
         if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
             return IntentAction.HOLD, "the contract has changed since; start the run again"
-        wal_ids = [unit.wal_id for entry in node.listing if (unit := parse_listed(node.contract, entry)) is not None]
+        grammar = node.pipeline.registry.grammars[node.dataset]
+        wal_ids = [unit.wal_id for entry in node.listing if (unit := parse_listed(grammar, entry)) is not None]
         with self.pipeline.database.snapshot() as tx:
             unknown = set(wal_ids) - set(self.pipeline.ledger.statuses(wal_ids, tx=tx))
         if not unknown:

@@ -301,7 +301,8 @@ def repair_day(
     proposal. Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.
     """
     refuse_switched_off(pipeline.ledger.switches, compared.dataset)
-    parsed = (parse_listed(pipeline.registry[compared.dataset], listed) for listed in compared.missing_units)
+    grammar = pipeline.registry.grammars[compared.dataset]
+    parsed = (parse_listed(grammar, listed) for listed in compared.missing_units)
     units = islice((unit for unit in parsed if unit is not None), limit)
     entered = 0
     for chunk in in_chunks(units, LISTING_CHUNK):

@@ -129,7 +129,7 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.clause("DAG-05", "WAL-04")
 def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: Pipeline, bucket: list[int]) -> None:
-    known = [parse_listed(pipeline.registry[DATASET], found) for found in objects_of_a_day(30)]
+    known = [parse_listed(pipeline.registry.grammars[DATASET], found) for found in objects_of_a_day(30)]
     units = [unit for unit in known if unit is not None]
     own_tx(pipeline.ledger).ensure(units)
     claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="earlier", limit=20)
@@ -235,7 +235,9 @@ def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> Non
 @pytest.mark.clause("BEY-14", "DAG-05")
 def test_no_further_day_is_listed_while_bulk_work_has_its_share(pipeline: Pipeline) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 20})
-    units = [unit for found in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry[DATASET], found))]
+    units = [
+        unit for found in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry.grammars[DATASET], found))
+    ]
     start(pipeline, DAY, DAY + timedelta(days=9))
     own_tx(pipeline.ledger).ensure(units[:1])  # live work is no matter
     own_tx(pipeline.ledger).ensure(units[1:10], lane=Lane.BULK)

@@ -414,14 +414,14 @@ def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
     listed = ListedObject(
         uri=announced.object_uri, size=1000, etag="0123456789abcdef0123456789abcdef", last_modified=seen
     )
-    unit = parse_listed(REGISTRY["goes-abi"], listed)
+    unit = parse_listed(REGISTRY.grammars["goes-abi"], listed)
     assert unit is not None
     assert unit.wal_id == announced.wal_id
     assert (unit.event_time, unit.schema_version, unit.raw) == (seen, "listing", RawReference())
     assert unit.partition == date(2025, 12, 3).isoformat()
-    assert parse_listed(REGISTRY["hrrr"], listed) is None
+    assert parse_listed(REGISTRY.grammars["hrrr"], listed) is None
     elsewhere = ListedObject(uri=f"s3://elsewhere/{announced.key}", size=1, etag=listed.etag, last_modified=seen)
-    assert parse_listed(REGISTRY["goes-abi"], elsewhere) is None
+    assert parse_listed(REGISTRY.grammars["goes-abi"], elsewhere) is None
 
 
 NAMES = ("Type", "Message", "TopicArn", "Records", "s3", "bucket", "object", "key", "name", "eTag")
