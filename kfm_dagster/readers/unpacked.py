@@ -80,7 +80,7 @@ class Unpacked:
         self._step = step
         self._limit = limit
         self._start = 0
-        self._data = bytearray()
+        self._data = b""
         self._ended = False
 
     @property
@@ -98,11 +98,11 @@ class Unpacked:
         end = start + length
         while (stop := self._start + len(self._data)) < end and not self._ended:
             discarded = min(start - self._start, len(self._data))
-            del self._data[:discarded]
+            self._data = self._data[discarded:]
             self._start += discarded
             # The bytes before the start are unpacked in steps, not at once.
             self._grow(max(end - max(stop, start), self._step))
-        return bytes(self._data[start - self._start : max(end - self._start, 0)])
+        return self._data[start - self._start : max(end - self._start, 0)]
 
     def _grow(self, most: int) -> None:
         if self._start + len(self._data) >= self._limit:
