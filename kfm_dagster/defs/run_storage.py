@@ -50,12 +50,13 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
     return None if queue is None or queue.max_concurrent_runs < 0 else queue.max_concurrent_runs
 
 
-def active_runs(instance: dg.DagsterInstance, *, claimed: Collection[str]) -> ActiveRuns:
-    """Count active runs by partition and lane, and the runs without claims so far.
+def active_runs(instance: dg.DagsterInstance, *, begun: Callable[[Collection[str]], Collection[str]]) -> ActiveRuns:
+    """Count active runs by partition and lane, and the runs among them that have not claimed units.
 
-    `claimed` are the root run ids that hold claims.
+    `begun` returns, of root run ids, the runs that have claimed their units.
     """
     runs = [(root_run_id(run), _key(run)) for run in _active(instance, PARTITION_TAG)]
+    claimed = begun({run_id for run_id, _ in runs})
     return ActiveRuns(
         active=Counter(key for _, key in runs), coming=Counter(key for run_id, key in runs if run_id not in claimed)
     )

@@ -150,7 +150,8 @@ def _plan(
             return []
         others = requested.by_others(context.sensor_name, at=pipeline.clock())
         # Read first, else a unit that a run claims in between counts as pending, too.
-        runs = active_runs(context.instance, claimed=set(pipeline.ledger.in_progress_runs())).with_requested(others)
+        begun = pipeline.stages.lifecycle.store.begun_runs
+        runs = active_runs(context.instance, begun=begun).with_requested(others)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
         waiting, unknown = of_known_days(on, days.has_partition_key)
         bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)

@@ -6,7 +6,7 @@ guards in the database (`sql/schema`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -84,6 +84,11 @@ class StageStore:
         """Return the runs with an unfinished attempt."""
         with self._database.snapshot() as view:
             return list(view.run("stages.unfinished_runs").scalars())
+
+    def begun_runs(self, run_ids: Collection[str]) -> set[str]:
+        """Return, of these runs, those with a succeeded stage: their units are claimed, perhaps settled."""
+        with self._database.snapshot() as view:
+            return set(view.run("stages.begun_runs", runs=sorted(run_ids)).scalars()) if run_ids else set()
 
     def open(
         self, run_id: str, stage: str, *, idempotency_key: str, input_hashes: Sequence[str], tx: Transaction

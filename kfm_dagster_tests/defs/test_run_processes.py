@@ -52,10 +52,10 @@ def test_a_run_whose_process_is_gone_has_failed_and_is_not_active(
     instance: dg.DagsterInstance, child: subprocess.Popen[bytes]
 ) -> None:
     run = begun(instance, child.pid)
-    assert active_runs(instance, claimed=()).active.total() == 1
+    assert active_runs(instance, begun=set).active.total() == 1
     child.kill()
     child.wait()
-    assert active_runs(instance, claimed=()).active.total() == 0
+    assert active_runs(instance, begun=set).active.total() == 0
     assert status_of(instance, run) is dg.DagsterRunStatus.FAILURE
     assert f"the run's process {child.pid} is gone" in [entry.message for entry in instance.all_logs(run.run_id)]
 

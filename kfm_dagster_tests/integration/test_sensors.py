@@ -13,7 +13,7 @@ import pytest
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.defs.chain import asset_keys
+from kfm_dagster.defs.chain import LANE_TAG, asset_keys
 from kfm_dagster.defs.resources import SqsQueueResource
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
@@ -33,6 +33,7 @@ from kfm_dagster_tests.integration.chain import (
     FakeQueue,
     announce,
     deliver,
+    enqueue,
     good,
     put,
     run_pending,
@@ -292,3 +293,21 @@ def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(face
     [request] = face.tick("nodd_ledger").run_requests
     face.launch(request)
     assert traces.statuses(face.pipeline) == {Status.IN_PROGRESS: 1, Status.SUCCEEDED: 1}
+
+
+@pytest.mark.clause("DAG-03")
+def test_the_next_run_of_a_day_is_requested_while_one_works_or_ends(face: Face, queue: FakeQueue) -> None:
+    """A run is expected to take new units until it has claimed its own; a run that has settled them takes none."""
+    first, second, third = volumes(3)
+    deliver(face.pipeline, first)
+    tags = {"dagster/partition": PARTITION, LANE_TAG: Lane.LIVE.value}
+    run = face.instance.create_run_for_job(
+        face.repository.get_job("ingest"), status=dg.DagsterRunStatus.STARTED, tags=tags
+    )
+    enqueue(face.pipeline, queue, second)
+    assert face.tick("nodd_messages").run_requests == []
+    run_pending(face.pipeline, run.run_id)
+    assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
+    deliver(face.pipeline, third)
+    face.tick("nodd_ledger")
+    assert [request.partition_key for request in face.tick("nodd_ledger").run_requests] == [PARTITION]

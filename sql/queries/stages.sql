@@ -13,6 +13,10 @@ ORDER BY opened_at, stage, attempt;
 SELECT DISTINCT run_id FROM stage_state @indexed_by(stage_state_unfinished)
 WHERE state IN ('pending', 'running') AND state = 'running' ORDER BY run_id;
 
+-- name: begun_runs
+-- Runs that have claimed their units: the stage that claims them is the first of a chain to succeed.
+SELECT DISTINCT run_id FROM stage_state WHERE run_id IN (@each(:runs)) AND state = 'succeeded';
+
 -- name: audit_head
 SELECT seq, hash FROM stage_audit ORDER BY seq DESC LIMIT 1;
 
