@@ -43,10 +43,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
-APPROVAL = "Change or incident of the approval."
-change_ref_option = click.option("--change-ref", help=f"{APPROVAL} Needed in prod.")
+change_ref_option = click.option("--change-ref", help="Change or incident of the approval. Needed in prod.")
 REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
-override_ref_option = click.option("--change-ref", help=f"{APPROVAL} Always needed.")
 
 
 def dry_run_option(command: Command) -> Command:
@@ -62,19 +60,10 @@ class _Reason(click.Option):
         return super().process_value(ctx, value if is_given or not ctx.params.get("dry") else "dry run")
 
 
-def _deciding(change_ref: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def decision_options(command: Command) -> Command:
+    """Add the options of a decision: --reason, --change-ref, --actor."""
     reason = click.option("--reason", required=True, cls=_Reason, help="Reason, recorded in the governance log.")
-
-    def with_decision(command: Command) -> Command:
-        return reason(change_ref(actor_option(command)))
-
-    return with_decision
-
-
-decision_options = _deciding(change_ref_option)
-"""The options of a decision: --reason, --change-ref, --actor."""
-override_options = _deciding(override_ref_option)
-"""The options of an override, which needs a --change-ref everywhere."""
+    return reason(change_ref_option(actor_option(command)))
 
 
 def decision_of(settings: Settings, *, actor: str | None, reason: str, change_ref: str | None) -> Decision:
