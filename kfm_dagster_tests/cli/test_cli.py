@@ -507,7 +507,8 @@ def test_wal_ignored_lists_what_its_options_name_and_counts_by_dataset_and_reaso
     ]
     shown = call("wal", "ignored").out
     assert "by dataset and reason" in shown
-    assert "hrrr.b/2.idx" in shown
+    [newest] = [line.split() for line in shown.splitlines() if "hrrr.b/2.idx" in line]
+    assert newest[1:3] == ["hrrr", "sidecar"]
     assert "hrrr.b/2.idx" not in call("wal", "ignored", "--counts").out
     assert call("wal", "ignored", "--dataset", "goes-abi").out == "by dataset and reason: none\n"
 

@@ -43,3 +43,17 @@ def test_an_error_is_raised_and_no_thread_begins_more(most: int) -> None:
 def test_as_many_threads_work_as_configured() -> None:
     together = threading.Barrier(4, timeout=10)
     Threads(most=4).concurrently(lambda _: together.wait(), range(4))
+
+
+@pytest.mark.parametrize(("at_once", "ticks"), [(True, 1), (False, 0)])
+def test_the_first_call_is_at_once_or_after_an_interval(*, at_once: bool, ticks: int) -> None:
+    calls, called = [], threading.Event()
+
+    def tick() -> None:
+        calls.append(1)
+        called.set()
+
+    options = {"at_once": True} if at_once else {}
+    with Threads(most=1).repeating(tick, seconds=3_600, name="ticking", **options):
+        assert called.wait(10 if at_once else 0.05) is at_once
+    assert len(calls) == ticks

@@ -248,7 +248,10 @@ def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: St
     opened(store, database, "waits")
     moved(store, database, opened(store, database, "works"), StageState.RUNNING)
     moved(store, database, opened(store, database, "ended"), StageState.RUNNING, StageState.FAILED)
+    moved(store, database, opened(store, database, "claimed"), StageState.RUNNING, StageState.SUCCEEDED)
     assert store.unfinished_runs() == ["works"]
+    assert store.begun_runs(["waits", "works", "ended", "claimed"]) == {"claimed"}
+    assert store.begun_runs(["works"]) == store.begun_runs([]) == set()
 
 
 def test_many_writers_make_one_chain(database: Database, store: StageStore) -> None:

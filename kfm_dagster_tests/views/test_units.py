@@ -26,9 +26,10 @@ from kfm_dagster.ledger.search import OPERATORS, UnitFilter
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
-from kfm_dagster.views import units
+from kfm_dagster.views import decisions, feeds, units
 from kfm_dagster.views.feeds import GAPS
 from kfm_dagster.views.units import FailureFilter, UnitCount, count_units, failure_groups, search_units
+from kfm_dagster.views.view import View
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
 
@@ -255,3 +256,13 @@ def _is_meant(record: NoddWalRecord, wanted: UnitFilter) -> bool:
         and (wanted.since is None or record.event_time >= wanted.since)
         and (wanted.until is None or record.event_time < wanted.until)
     )
+
+
+def test_the_columns_of_every_list_are_fields_of_its_rows() -> None:
+    modules = (decisions, feeds, units)
+    views = [value for module in modules for value in vars(module).values() if isinstance(value, View)]
+    assert len(views) >= 11
+    for view in views:
+        fields = {*getattr(view.row, "model_fields", ()), *getattr(view.row, "__dataclass_fields__", ())}
+        unknown = {*view.columns, *view.links} - fields
+        assert all(hasattr(view.row, name) for name in unknown), view.name
