@@ -152,7 +152,7 @@ def mend_samples(home: Path) -> list[str]:
         s3 = aws_client("s3", endpoint_url=(home / SERVED_AT).read_text(encoding="utf-8"))
         for item in spoilt:
             s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.content)
-    except (OSError, BotoCoreError, ClientError) as error:
+    except (OSError, ValueError, BotoCoreError, ClientError) as error:  # ValueError: a damaged address
         raise DependencyUnavailableError(
             "the samples are not served here",
             observed=error_text(error),

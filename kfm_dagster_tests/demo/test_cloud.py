@@ -21,7 +21,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
-from kfm_dagster.demo.sample_day import sample_objects, serve_samples
+from kfm_dagster.demo.sample_day import SERVED_AT, sample_objects, serve_samples
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
 from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
@@ -275,9 +275,12 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
         return [item.key for item in spoilt if stored.get(item.key) == size[item.key]]
 
     home.mkdir()
-    refusal = call("demo", "--mend", "--home", str(home))
-    assert (refusal.code, refusal.out, refusal.err.count("\n")) == (ExitCode.DEPENDENCY_UNAVAILABLE, "", 1)
-    assert "start kfm ui" in refusal.err
+    for address in (None, b"no address", b"http://127.0.0.1:1\nx", b"\xff", b"http://127.0.0.1:1"):
+        if address is not None:
+            (home / SERVED_AT).write_bytes(address)
+        refusal = call("demo", "--mend", "--home", str(home))
+        assert (refusal.code, refusal.out, refusal.err.count("\n")) == (ExitCode.DEPENDENCY_UNAVAILABLE, "", 1), address
+        assert "start kfm ui" in refusal.err
     serve_samples(feed, endpoint_url=cloud.endpoint_url, home=home)
     assert whole() == []
     answer = call("demo", "--mend", "--home", str(home))
