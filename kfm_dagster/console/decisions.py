@@ -275,8 +275,7 @@ def _of_filters(pages: Pages) -> list[Route]:
             {"dataset": dataset, "error_code": code, "units": units}
             for (dataset, code), units in plan.breakdown.items()
         ]
-        template = "discard_plan.html" if request.url.path.startswith("/discards") else "release_plan.html"
-        return pages.page(request, template, query=unit_filter.query(), plan=plan, breakdown=breakdown)
+        return pages.page(request, "quarantined_plan.html", query=unit_filter.query(), plan=plan, breakdown=breakdown)
 
     return [
         Route("/replays", listed, methods=["GET"]),

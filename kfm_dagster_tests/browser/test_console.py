@@ -158,7 +158,7 @@ def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboar
         page.screenshot(path=picture)
         assert picture.stat().st_size > 10_000
         expect(page.get_by_role("heading", level=1)).to_have_text("1 unit needs a decision")
-        page.get_by_role("link", name="Retry 1 unit").click()
+        page.get_by_role("link", name="Retry 1 quarantined unit").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Retry 1 unit")
         page.go_back()
         page.get_by_role("link", name="nexrad-l2 quarantined: looked_odd").click()

@@ -264,6 +264,9 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
 def test_all_of_a_filter_is_released_as_it_was_seen(console: Console) -> None:
     anna = console.browser("anna")
     wanted = {"dataset": "nexrad-l2", "status": "quarantined", "code": "looked_odd"}
+    front = anna.get("/", headers={"accept": "text/html"}).text
+    buttons = re.findall(r'href="(\S*)/dry-run\S*">Retry [0-9,]+ (\w+) units?<', front)
+    assert buttons == [("/releases", "quarantined")]
     page = anna.get("/releases/dry-run", params=wanted).text
     assert f"eligible<b>{QUARANTINED}</b>" in page
     given = {**wanted, **REASON, "seen": re.findall(r'name="seen" value="(\w+)"', page)[0]}
