@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacResult
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog.envelopes import candidates
@@ -31,19 +29,6 @@ ON_A_GROWING_CATALOG = settings(
 def root(tmp_path: Path) -> Path:
     """Folder of the catalog."""
     return tmp_path / "catalog"
-
-
-def of_run(contracts: ContractRegistry, run_id: str, envelopes: Sequence[Envelope]) -> list[Candidate]:
-    """What a run's stac-register makes of the envelopes; the Items name the run."""
-    return [
-        stac_register(
-            envelope,
-            contract=contracts[envelope.dataset],
-            grammar=contracts.grammars[envelope.dataset],
-            run_state={"dataset_id": f"{envelope.dataset}.stac_register", "run_id": run_id},
-        )
-        for envelope in envelopes
-    ]
 
 
 @pytest.fixture
@@ -82,7 +67,7 @@ def write(catalog: Catalog, contracts: ContractRegistry) -> Write:
         results = []
         for dataset in sorted({envelope.dataset for envelope in envelopes}):
             own = [envelope for envelope in envelopes if envelope.dataset == dataset]
-            results += catalog.register(of_run(contracts, run_id, own), fence=open_fence)
+            results += catalog.register(candidates(contracts, own, run_id), fence=open_fence)
         return results
 
     return write

@@ -11,6 +11,7 @@ from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata
 from kfm_dagster.contracts.identity import rfc3339, wal_id
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.governance.masking import outline
 from kfm_dagster.operators.stac_register import stac_register
 
 MD5 = "0123456789abcdef0123456789abcdef"
@@ -59,16 +60,7 @@ _NEXRAD_PROPERTIES: dict[str, Any] = {
 
 def box(west: float, south: float, east: float, north: float) -> dict[str, Any]:
     """A rectangle, split at the antimeridian when west > east."""
-    if west > east:
-        return {
-            "type": "MultiPolygon",
-            "coordinates": [
-                box(west, south, 180.0, north)["coordinates"],
-                box(-180.0, south, east, north)["coordinates"],
-            ],
-        }
-    ring = [[west, south], [east, south], [east, north], [west, north], [west, south]]
-    return {"type": "Polygon", "coordinates": [ring]}
+    return outline((west, south, east, north))
 
 
 def goes(
@@ -131,19 +123,19 @@ def nexrad() -> Envelope:
     )
 
 
-def run_state(dataset: str) -> dict[str, str]:
+def run_state(dataset: str, run_id: str = RUN_ID) -> dict[str, str]:
     """The node and run that register an Item."""
-    return {"dataset_id": f"{dataset}.stac_register", "run_id": RUN_ID}
+    return {"dataset_id": f"{dataset}.stac_register", "run_id": run_id}
 
 
-def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope]) -> list[Candidate]:
-    """What stac-register makes of the envelopes."""
+def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope], run_id: str = RUN_ID) -> list[Candidate]:
+    """What a run's stac-register makes of the envelopes; the Items name the run."""
     return [
         stac_register(
             envelope,
             contract=contracts[envelope.dataset],
             grammar=contracts.grammars[envelope.dataset],
-            run_state=run_state(envelope.dataset),
+            run_state=run_state(envelope.dataset, run_id),
         )
         for envelope in envelopes
     ]

@@ -178,13 +178,27 @@ def test_of_two_issues_of_an_item_the_one_that_is_still_held_stands(register: Re
 
 
 @pytest.mark.clause("BEY-01")
-def test_a_late_older_issue_is_told_which_unit_superseded_it(register: Register) -> None:
-    oldest, older, newer = (goes(0, created=created) for created in (1, 4, 9))
+@pytest.mark.parametrize(
+    "issues",
+    [
+        pytest.param([goes(0, created=created) for created in (1, 4, 9)], id="by the contract's precedence"),
+        pytest.param(
+            [goes(0, version=text * 4, sequencer=text) for text in ("0055AE00", "0055AED6", "0055AED7")],
+            id="by the sequencer of one key",
+        ),
+    ],
+)
+def test_a_late_older_issue_changes_nothing_and_is_told_which_unit_superseded_it(
+    register: Register, root: Path, issues: list[Envelope]
+) -> None:
+    oldest, older, newer = issues
     first, stands = register(older, newer)
+    before = trees.files(root)
     [late] = register(oldest)
     for result in (first, late):
         assert (result.write_status, result.superseded, result.superseded_by) == (NO_OP, True, newer.wal_id)
-        assert result.content_sha256 == stands.content_sha256
+        assert (result.content_sha256, result.issues) == (stands.content_sha256, ())
+    assert trees.files(root) == before
     [again] = register(newer)
     assert (again.write_status, again.superseded, again.superseded_by) == (NO_OP, False, None)
 

@@ -52,30 +52,6 @@ def test_first_is_created_same_is_no_op_different_is_updated(register: Register,
     trees.assert_consistent(root)
 
 
-@pytest.mark.parametrize(
-    ("newer", "older"),
-    [
-        pytest.param(goes(0, created=9), goes(0, created=1), id="by the contract's precedence"),
-        pytest.param(
-            goes(0, version="2" * 32, sequencer="0055AED6DCD9"),
-            goes(0, version="1" * 32, sequencer="0055AED6DCD90281E5"[:10]),
-            id="by the sequencer of one key, padded on the right",
-        ),
-    ],
-)
-def test_an_older_issue_that_comes_late_changes_nothing(
-    register: Register, root: Path, newer: Envelope, older: Envelope
-) -> None:
-    (stands,) = register(newer)
-    before = trees.files(root)
-    (late,) = register(older)
-    assert late.write_status is NO_OP
-    assert late.issues == ()
-    assert late.content_sha256 == stands.content_sha256
-    assert trees.files(root) == before
-    assert statuses(register(newer)) == [NO_OP]
-
-
 @pytest.mark.clause("WAL-04")
 @pytest.mark.parametrize("which", ["the newer", "the older", "both"])
 def test_a_version_without_a_sequencer_is_ordered_by_its_event(

@@ -25,8 +25,8 @@ from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
-from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write, of_run
-from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad, with_metadata
+from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write
+from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad, with_metadata
 from kfm_dagster_tests.moments import dying, full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
@@ -208,7 +208,7 @@ def test_a_writer_that_saw_an_item_which_was_undone_meanwhile_is_refused(
             write("rival", goes(0, platform="goes-17"))
 
     with meanwhile(moment, overtake, nth=nth):
-        [refused] = catalog.register(of_run(contracts, "late", [goes(0, platform="goes-18")]), fence=open_fence)
+        [refused] = catalog.register(candidates(contracts, [goes(0, platform="goes-18")], "late"), fence=open_fence)
     assert (refused.write_status, refused.issues[0].code) == (FAILED, StacIssue.CATALOG_CONFLICT)
     assert len(trees.files(root)) == (0 if not rewritten else 6)
     assert own_tx(catalog).undo("goes-abi", "late") == NOTHING
@@ -226,7 +226,7 @@ def test_a_run_is_undone_while_others_write(
         try:
             mine = open_catalog()
             for number in range(10, 18):
-                [result] = mine.register(of_run(contracts, "other", [goes(number)]), fence=open_fence)
+                [result] = mine.register(candidates(contracts, [goes(number)], "other"), fence=open_fence)
                 assert result.write_status is CREATED
         except BaseException as error:
             problems.append(error)
@@ -320,9 +320,9 @@ def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: Cont
     def objects() -> dict[str, bytes]:
         return {entry["path"]: bytes(store.get(entry["path"]).bytes()) for batch in store.list() for entry in batch}
 
-    catalog.register(of_run(contracts, "base", [goes(0), goes(1)]), fence=open_fence)
+    catalog.register(candidates(contracts, [goes(0), goes(1)], "base"), fence=open_fence)
     before = objects()
-    catalog.register(of_run(contracts, "run", changes()), fence=open_fence)
+    catalog.register(candidates(contracts, changes(), "run"), fence=open_fence)
     report = own_tx(catalog).undo("goes-abi", "run")
     assert (len(report.restored), len(report.removed)) == (1, 5)
     assert objects() == before
