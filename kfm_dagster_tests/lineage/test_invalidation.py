@@ -21,7 +21,7 @@ from kfm_dagster.lineage.unit import IngestRun, LineageUnit
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.schemas import facets, validate
-from kfm_dagster_tests.lineage.units import ingest_run, registered, superseded, units
+from kfm_dagster_tests.lineage.units import ingest_run, superseded, units
 from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.transactions import own_tx
 
@@ -175,12 +175,3 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
         if not death.died:
             break
     assert at > 15
-
-
-def test_a_replay_names_the_edition_that_follows_a_withdrawal(lineage: Lineage, contract: DatasetContract) -> None:
-    envelope = registered()
-    lineage.emit([LineageUnit.of(envelope)], run=run("run"), contract=contract, fence=open_fence)
-    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
-    replayed = LineageUnit.of(envelope.evolve(attempt=2, replay_run_id="replay", replay_reason="incident"))
-    lineage.emit([replayed], run=run("later"), contract=contract, fence=open_fence)
-    assert [link.revision for link in lineage.links_of(envelope.wal_id)] == ["replay"] * 2

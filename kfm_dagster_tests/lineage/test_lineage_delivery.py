@@ -14,7 +14,7 @@ from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.lineage.batches import LEASE, FolderFiles
-from kfm_dagster.lineage.delivery import MAX_REFUSALS, BackendUnavailableError, ClientBackend
+from kfm_dagster.lineage.delivery import MAX_REFUSALS, BackendUnavailableError
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineageUnit
 from kfm_dagster.storage.database import Database
@@ -22,7 +22,7 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_at, receiving
 from kfm_dagster_tests.lineage.units import ingest_run, units
-from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.moments import dying, meanwhile
 
 
 @pytest.fixture
@@ -207,21 +207,13 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     emit(quick, contract, 0, 3)
     overtaken: list[int] = []
 
-    class Slow:
-        def __init__(self, inner: ClientBackend) -> None:
-            self.inner = inner
+    def overtake() -> None:
+        clock.advance(LEASE.total_seconds() + 1)
+        overtaken.append(quick.deliver())
 
-        def send(self, event: Event) -> str | None:
-            if not overtaken:
-                clock.advance(LEASE.total_seconds() + 1)
-                overtaken.append(quick.deliver())
-            return self.inner.send(event)
-
-        def flush(self) -> None:
-            self.inner.flush()
-
-    slow = open_lineage(Slow(backend_at(receiver.url, monkeypatch)))
-    slow.deliver(within=timedelta(hours=1))
+    slow = open_lineage(backend_at(receiver.url, monkeypatch))
+    with meanwhile(Failpoint.LINEAGE_SEND_AFTER, overtake):
+        slow.deliver(within=timedelta(hours=1))
     assert overtaken == [6]
     # It sends the event that it had in hand, and stops.
     assert set(receiver.counts()) == set(both(0, 3))

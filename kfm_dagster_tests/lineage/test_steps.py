@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.lineage.batches import LineageBatches
 from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
@@ -34,6 +34,7 @@ from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, re
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import publish_staged
+from kfm_dagster_tests.moments import dying
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
@@ -226,25 +227,18 @@ def test_a_failure_that_a_later_content_has_overtaken_is_told_as_given_up(
 
 @pytest.mark.clause("IEN-11")
 def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
-    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
+    database: Database, nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
-    run_three_ways(nodes, node)
-    record, survived = LineageBatches.record, iter(())
-
-    def dying(self: LineageBatches, *given: Any, **named: Any) -> None:
-        if next(survived, None) is None:
-            raise KeyboardInterrupt
-        record(self, *given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LineageBatches, "record", dying)
-        for calls in range(4):
-            survived = iter(range(calls))
-            with pytest.raises(KeyboardInterrupt):
-                lineage.publish_staged()
-            assert events(root) == []
-    lineage.publish_staged()
-    assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 3
+    for at in count(1):
+        node.minimum = at
+        run_node(nodes, node, run_id=RUN, code=CODE)
+        with dying(database, at=at) as death:
+            lineage.publish_staged()
+        assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)), death
+        if not death.died:
+            break
+    assert at > 10
+    assert len(ends(root)) == at
 
 
 @pytest.mark.clause("IEN-11")
