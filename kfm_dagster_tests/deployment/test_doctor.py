@@ -243,12 +243,8 @@ def _children_end() -> Iterator[None]:
 def _newer_schema(deployed: Deployed) -> None:
     with closing(sqlite3.connect(deployed.home / "kfm.db")) as connection, connection:
         connection.execute("DROP TRIGGER IF EXISTS schema_version_is_not_changed")
-        names = [row[1] for row in connection.execute("PRAGMA table_info(schema_version)")]
-        values = {"number": 999, "name": "later", "sha256": "0" * 64}
-        chosen = [name for name in names if name in values]
-        marks = ", ".join("?" * len(chosen))
         connection.execute(
-            f"INSERT INTO schema_version ({', '.join(chosen)}) VALUES ({marks})", [values[name] for name in chosen]
+            "UPDATE schema_version SET number = 999 WHERE number = (SELECT max(number) FROM schema_version)"
         )
 
 

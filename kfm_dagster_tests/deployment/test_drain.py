@@ -29,6 +29,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 ADA = Decision(actor="ada", reason="a leak")
+HELD = "days of backfill {} not listed"
 NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
 
 
@@ -131,18 +132,6 @@ def test_a_drain_whose_time_is_over_names_the_days_that_are_left(pipeline: Pipel
         drained(pipeline, seconds=-1)
 
 
-def _cancelled(pipeline: Pipeline, started: Backfill) -> None:
-    ReplayEngine(pipeline=pipeline).stop(started.backfill_id, ADA)
-
-
-def _all_off(pipeline: Pipeline, _: Backfill) -> None:
-    pipeline.ledger.switches.engage("*", decision=ADA)
-
-
-def _one_off(pipeline: Pipeline, _: Backfill) -> None:
-    pipeline.ledger.switches.engage("hrrr", decision=ADA)
-
-
 def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
     known = pipeline.registry.contracts
     pipeline.ledger.registry = ContractRegistry.of([one for name, one in known.items() if name != "hrrr"])
@@ -152,10 +141,10 @@ def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
 @pytest.mark.parametrize(
     ("change", "listed", "said"),
     [
-        (_cancelled, 0, ""),
-        (_all_off, 0, "60 days of backfill {} not listed: every dataset is switched off"),
-        (_one_off, 30, "30 days of backfill {} not listed: hrrr is switched off"),
-        (_without_contract, 30, "30 days of backfill {} not listed: no contract names hrrr"),
+        (lambda p, started: ReplayEngine(pipeline=p).stop(started.backfill_id, ADA), 0, ""),
+        (lambda p, _: p.ledger.switches.engage("*", decision=ADA), 0, f"60 {HELD}: every dataset is switched off"),
+        (lambda p, _: p.ledger.switches.engage("hrrr", decision=ADA), 30, f"30 {HELD}: hrrr is switched off"),
+        (_without_contract, 30, f"30 {HELD}: no contract names hrrr"),
     ],
 )
 def test_a_drain_ends_without_the_days_that_nobody_lists_and_says_why(

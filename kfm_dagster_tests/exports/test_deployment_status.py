@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
-from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.deployment_status import LATE, REJECTED_SINCE, Matter, deployment_status
 from kfm_dagster.exports.metrics import exposition
@@ -29,13 +28,13 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import FolderFiles
-from kfm_dagster.lineage.openlineage import Event
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.alerts.recorded import Mailbox, Record, desk_over
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
+from kfm_dagster_tests.catalog.test_following import Mirror, fail
 from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Clock
@@ -67,19 +66,6 @@ class Planted:
     def settle(self, code: str | None, run_id: str = "run") -> None:
         [unit] = own_tx(self.pipeline.ledger).claim(dataset=RADAR, partition=DAY, run_id=run_id, limit=1)
         own_tx(self.pipeline.ledger).settle([finished(unit) if code is None else failed(unit, code)], run_id=run_id)
-
-
-class Away:
-    """A follower that takes nothing."""
-
-    name = "geoparquet"
-    after: Sequence[str] = ()
-
-    def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        raise FollowError(observed=f"{contract.id}: {len(changes)}")
-
-    def forget(self, contract: DatasetContract) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture
@@ -124,7 +110,9 @@ def silent(planted: Planted, product: str = "volumes") -> None:
 def put_off(planted: Planted) -> None:
     pipeline = planted.pipeline
     pipeline.catalog.register(candidates(pipeline.registry, [goes(0)]), fence=open_fence)
-    pipeline.following.catch_up([Away()])
+    away = Mirror()
+    away.name, away.first = "geoparquet", fail
+    pipeline.following.catch_up([away])
 
 
 def rejected(planted: Planted) -> None:
@@ -135,20 +123,11 @@ def rejected(planted: Planted) -> None:
     )
 
 
-class Refusing:
-    """A lineage backend that takes no event."""
-
-    def send(self, event: Event) -> str | None:
-        return "http transport: HTTPError: 422 Client Error"
-
-    def flush(self) -> None:
-        """Nothing waits in the background."""
-
-
 def lineage_recorded(planted: Planted) -> Lineage:
     pipeline = planted.pipeline
     root = FolderFiles(pipeline.settings.home / "lineage")
-    lineage = Lineage(pipeline.database, root, backend=Refusing(), clock=planted.clock)
+    refusing = Mock(**{"send.return_value": "http transport: HTTPError: 422 Client Error"})
+    lineage = Lineage(pipeline.database, root, backend=refusing, clock=planted.clock)
     lineage.emit(units(0, 2), run=ingest_run(), contract=pipeline.registry["goes-abi"], fence=open_fence)
     return lineage
 

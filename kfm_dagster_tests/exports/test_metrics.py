@@ -7,11 +7,12 @@ address (`console/test_console_app.py`), OTLP (`cli/test_console_command.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -251,47 +252,24 @@ def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 1795
 
 
-class TellingQueue:
-    """A queue that says how many messages it has, or that it does not answer."""
-
-    def __init__(self, depth: QueueDepth | None) -> None:
-        self.told = depth
-
-    def depth(self) -> QueueDepth:
-        if self.told is None:
-            raise QueueUnavailableError
-        return self.told
-
-
 @pytest.mark.clause("TEL-01")
 @pytest.mark.one_database
 def test_the_depth_is_what_waits_and_of_the_dead_letters_all_and_unknown_where_a_queue_is_silent(
-    pipeline: Pipeline,
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, depth = pipeline.settings, QueueDepth(visible=7, in_flight=2, delayed=0)
-    queue, dead = TellingQueue(depth), TellingQueue(depth)
-    asked = replace(
-        pipeline,
-        connect_queue=lambda *_: queue,  # type: ignore[arg-type, return-value]
-        connect_dead_letters=lambda _: dead,  # type: ignore[arg-type, return-value]
-    )
+    settings, connect = pipeline.settings, Mock()
+    connect.return_value.depth.return_value = QueueDepth(visible=7, in_flight=2, delayed=0)
+    asked = replace(pipeline, connect_queue=connect, connect_dead_letters=connect)
     watch = QueueWatch(asked)
     assert watch.depths() == {}
     watch.look()
     assert watch.depths() == {settings.sqs_primary_queue: 7, settings.sqs_dlq_queue: 9}
     found = values(asked, dict(watch.depths()))
     assert value(found, "nodd_sns_queue_depth", queue=settings.sqs_dlq_queue, env="dev") == 9
-    silent = QueueWatch(replace(asked, connect_dead_letters=lambda _: TellingQueue(None)))  # type: ignore[arg-type, return-value]
+    unanswered = Mock(**{"return_value.depth.side_effect": QueueUnavailableError})
+    silent = QueueWatch(replace(asked, connect_dead_letters=unanswered))
     silent.look()
     assert silent.depths() == {settings.sqs_primary_queue: 7}
-
-
-@pytest.mark.one_database
-def test_an_answer_of_a_queue_counts_for_a_minute(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = TellingQueue(QueueDepth(visible=7, in_flight=0, delayed=0))
-    connect: Callable[..., object] = lambda *_: queue  # noqa: E731
-    watch = QueueWatch(replace(pipeline, connect_queue=connect, connect_dead_letters=connect))  # type: ignore[arg-type]
-    watch.look()
-    assert len(watch.depths()) == 2
+    # An answer counts for a minute.
     monkeypatch.setattr("kfm_dagster.console.serving.FRESH_SECONDS", -1.0)
     assert watch.depths() == {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import obstore
 import pytest
@@ -31,6 +32,7 @@ from kfm_dagster_tests.recovery.dlq_fixture import one_attempt_only
 from kfm_dagster_tests.transactions import own_tx
 
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-7")
+MUST_NOT_BE_CALLED, DYING = Mock(side_effect=AssertionError), Mock(side_effect=chain.CrashError)
 
 
 def bundles(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
@@ -123,15 +125,11 @@ def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object
     announce_all(pipeline, old)
     later = new.event(event_time=new.event().event_time + timedelta(hours=1))
     chain.take(pipeline, chain.announce([later], registry=pipeline.registry))
-    monkeypatch.setattr(type(pipeline.objects), "open", _must_not_be_called)
+    monkeypatch.setattr(type(pipeline.objects), "open", MUST_NOT_BE_CALLED)
     assert EvidenceCollector(pipeline).collect() == 1
     [bundle] = bundles(pipeline).values()
     assert (bundle["reason"], bundle["found"]["state"]) == ("superseded", "overwritten")
     assert bundle["message"]["body"]["Message"]["Records"][0]["s3"]["object"]["key"] == old.key
-
-
-def _must_not_be_called(*_: object, **__: object) -> Any:
-    raise AssertionError("the object has been overwritten, there is data to check")
 
 
 @pytest.mark.clause("BEY-06")
@@ -272,9 +270,9 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
         quarantine_by_hand(pipeline, item)
         with monkeypatch.context() as patch:
             if failpoint == "before the bundle is stored":
-                patch.setattr(evidence.Artifacts, "put", _dying)
+                patch.setattr(evidence.Artifacts, "put", DYING)
             else:
-                patch.setattr(QuarantineCases, "attach", _dying)
+                patch.setattr(QuarantineCases, "attach", DYING)
             with pytest.raises(chain.CrashError):
                 EvidenceCollector(pipeline).collect()
     [case] = cases_of(pipeline).find(CaseState.OPEN)
@@ -286,10 +284,6 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
     stored = [path for path in (Path(pipeline.settings.storage) / "evidence").rglob("*") if path.is_file()]
     # The same facts are the same file, so not even an orphan is left.
     assert len(stored) == 1
-
-
-def _dying(*_: object, **__: object) -> Any:
-    raise chain.CrashError
 
 
 @pytest.mark.clause("SEC-09", "SEC-12")
@@ -331,7 +325,7 @@ def test_two_collectors_at_once_give_a_case_one_bundle(
     assert own_tx(other).of(due.wal_id) == [case]
     # Where no case is due, the collector reads nothing more.
     for name in ("histories", "messages", "attach"):
-        monkeypatch.setattr(QuarantineCases, name, _must_not_be_called)
+        monkeypatch.setattr(QuarantineCases, name, MUST_NOT_BE_CALLED)
     assert EvidenceCollector(pipeline).collect() == 0
 
 
@@ -344,13 +338,9 @@ def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
     # The artifact store takes nothing; the landing zone gives nothing.
     for request in ("put", "get"):
         with monkeypatch.context() as patch:
-            patch.setattr(obstore, request, _unavailable)
+            patch.setattr(obstore, request, Mock(side_effect=GenericError("no answer")))
             assert EvidenceCollector(pipeline).collect() == 0, request
     assert EvidenceCollector(pipeline).collect() == 1
-
-
-def _unavailable(*_: object, **__: object) -> Any:
-    raise GenericError("no answer")
 
 
 def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:

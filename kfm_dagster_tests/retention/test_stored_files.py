@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import sqlalchemy as sa
@@ -20,7 +21,6 @@ from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.retention import Pruned, Retention, RetentionKind, StoredFiles, stored_files
 from kfm_dagster.storage.artifacts import ArtifactReference
-from kfm_dagster.storage.s3 import Store
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.ledger.bench import JANE
@@ -233,23 +233,6 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
     assert len(own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RETENTION)) == 2
 
 
-@dataclass
-class DyingStore:
-    """A store whose process dies at the third deletion."""
-
-    store: Store
-    deleted: int = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
-
-    def delete(self, path: str) -> None:
-        if self.deleted == 2:
-            raise chain.CrashError
-        self.deleted += 1
-        self.store.delete(path)
-
-
 def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     pipeline: Pipeline, objects: Path, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,9 +245,10 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     monkeypatch.setattr("kfm_dagster.retention.DELETES", 1)
     pruner = retention.pruners[RetentionKind.ARTIFACTS]
     assert isinstance(pruner, StoredFiles)
-    dying = replace(pruner, store=cast("Store", DyingStore(pruner.store)))
+    dying = Mock(wraps=pruner.store)
+    dying.delete.side_effect = [DEFAULT, DEFAULT, chain.CrashError]
     with pytest.raises(chain.CrashError):
-        removed(replace(retention, pruners={RetentionKind.ARTIFACTS: dying}))
+        removed(replace(retention, pruners={RetentionKind.ARTIFACTS: replace(pruner, store=dying)}))
     assert len(outputs(pipeline)) == old - 2
     assert removed(retention).removed == old - 2
     assert outputs(pipeline) == set()
@@ -372,13 +356,8 @@ def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_objec
 def test_a_store_that_does_not_answer_is_one_line(
     pipeline: Pipeline, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Away:
-        def list(self, prefix: str, *, chunk_size: int) -> Any:
-            raise GenericError("connection refused: http://signed?secret")
-
-    retention = keeping(landing="30d")
-    away = StoredFiles(folder="landing", statement="retention.landing", store=Away(), database=pipeline.database)  # type: ignore[arg-type]
-    retention.pruners[RetentionKind.LANDING] = away  # type: ignore[index]
+    away = Mock(**{"list.side_effect": GenericError("connection refused: http://signed?secret")})
+    retention = replace(keeping(landing="30d"), pruners=stored_files(away, pipeline.database))
     with pytest.raises(DependencyUnavailableError, match=r"the store does not answer; .*KFM_STORAGE_URL") as refused:
         retention.plan()
     assert "secret" not in str(refused.value)
