@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.following import LEASE, FollowerRunner
+from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.catalog.store import Catalog
+from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.outbox import FIRST_PAUSE, LONGEST_PAUSE
@@ -148,14 +151,15 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
     failing, well = Mirror(), Mirror()
-    failing.first = fail
     write("run", goes(0))
     write("run", nexrad())
-    for pause in (15, 30):
+    full = PublishError(StacIssue.IO_ERROR, "the disk is full")
+    for pause, error, says in ((15, FollowError(observed="it is away"), "it is away"), (30, full, "KFM_VIRTUAL_URL")):
+        failing.first = Mock(side_effect=error)
         following.catch_up([failing, well])
         [place, _] = [one for one in following.states() if one.follower == failing.name]
         assert (place.behind, place.change_id) == (1, 0)
-        assert "it is away" in str(place.last_error)
+        assert says in str(place.last_error)
         clock.advance(pause - 1)
         following.catch_up([failing])
         assert place in following.states()

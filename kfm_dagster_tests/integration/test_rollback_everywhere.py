@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.catalog.publisher import FolderPublisher
+from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.errors import KfmError
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.chain import roll_back
@@ -26,11 +28,15 @@ from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.followers.geoparquet.test_geoparquet import published
 from kfm_dagster_tests.followers.stac_api.api import Api
-from kfm_dagster_tests.followers.virtual.test_virtual_runs import scan
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import deliver, put, run_chain, run_pending, volumes
+from kfm_dagster_tests.integration.chain import StoredObject, deliver, good, put, run_chain, run_pending, volumes
 
 GOES, GOES_DAY = "goes-abi", "2025-06-01"
+
+
+def scan(minute: int) -> StoredObject:
+    start = datetime(2025, 6, 1, 12, minute, tzinfo=UTC)
+    return good("noaa-goes19", *make_goes_abi(product="ABI-L1b-RadM1", start=start, satellite=19, band=13))
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import gc
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfm_dagster.catalog.publisher import FolderPublisher, open_publisher
+from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import EmbeddedCloud
@@ -22,23 +21,6 @@ from kfm_dagster_tests.followers.virtual.buckets import PAGE, Opened, client
 @pytest.fixture
 def contract(contracts: ContractRegistry) -> DatasetContract:
     return contracts["goes-abi"]
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> Path:
-    """The folder that stands for the provider's buckets."""
-    return tmp_path / "objects"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Where virtual stores are published."""
-    return tmp_path / "virtual"
-
-
-@pytest.fixture
-def follower(objects: Path, place: Path) -> VirtualZarr:
-    return VirtualZarr(FolderPublisher(place), ObjectStores(object_root=objects))
 
 
 @pytest.fixture
@@ -86,7 +68,7 @@ def bucket_place(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def bucket_follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
+def follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
     """One that publishes to a bucket of its own and reads objects from the server."""
     client(server).create_bucket(Bucket="ours")
     return VirtualZarr(open_publisher(bucket_place), ObjectStores(anonymous=True))

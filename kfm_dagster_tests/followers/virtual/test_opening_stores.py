@@ -35,11 +35,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def follower(bucket_follower: VirtualZarr) -> VirtualZarr:
-    return bucket_follower
-
-
 def assert_same(store: Any, contents: Sequence[bytes]) -> None:
     """Each step has what its object has: every variable of the store, undecoded, bit for bit."""
     assert store.sizes["t"] == len(contents)
@@ -161,7 +156,7 @@ def forecast_change(
 
 def test_a_run_is_one_cube_with_the_values_that_eccodes_reads(
     server: str,
-    bucket_follower: VirtualZarr,
+    follower: VirtualZarr,
     contracts: ContractRegistry,
     opened: Opened,
     reads: list[int],
@@ -172,9 +167,9 @@ def test_a_run_is_one_cube_with_the_values_that_eccodes_reads(
     for (key, content, _), path in zip(made, paths, strict=True):
         put(server, path.partition("/")[0], key, content)
     changes = [forecast_change(contracts, tmp_path, path) for path in paths]
-    bucket_follower.follow(contracts["hrrr"], changes[::-1])
+    follower.follow(contracts["hrrr"], changes[::-1])
     # A request for each message's header, of this contract's fields; the constant visibility of the last is refused.
-    assert bucket_follower.report == {"added": 4, "refused": 1}
+    assert follower.report == {"added": 4, "refused": 1}
     assert len(reads) == 3 + 3 + 5 + 5
     run = opened(FORECASTS, RUN, "hrrr")
     assert list(run["valid_time"].values) == [np.datetime64(f"2025-12-03T{6 + lead:02}", "ns") for lead in range(4)]

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ def shown(place: Path) -> dict[str, Any]:
     return {one["href"]: [one, json.loads((folder / one["href"]).read_bytes())] for one in stores}
 
 
-def objects_of(found: Mapping[str, Any]) -> set[str]:
-    return {uri for _, document in found.values() for uri in document["templates"].values()}
+def objects_of(place: Path) -> set[str]:
+    return {uri for _, document in shown(place).values() for uri in document["templates"].values()}
 
 
 def in_one_go(root: Path, contract: DatasetContract, granules: Sequence[Granule]) -> dict[str, Any]:
@@ -82,16 +82,41 @@ def test_stores_are_a_function_of_the_items_that_stand(
                 changes[granule.item_id] = change_of(granule, kind=WITHDRAWN)
         for _ in range(data.draw(st.integers(1, 2))):  # at least once
             follower.follow(contract, list(changes.values()))
-    found = shown(place)
-    assert found == in_one_go(root, contract, list(standing.values()))
-    assert objects_of(found) == {granule.uri for granule in standing.values()}
+    assert shown(place) == in_one_go(root, contract, list(standing.values()))
+    assert objects_of(place) == {granule.uri for granule in standing.values()}
 
 
-def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(
-    contract: DatasetContract, objects: Path, tmp_path: Path
-) -> None:
+@dataclass(frozen=True)
+class Stores:
+    """A place of virtual stores, the folder of the provider's buckets, and the follower."""
+
+    contract: DatasetContract
+    objects: Path
+    place: Path
+    follower: VirtualZarr
+
+    def follow(self, *granules: Granule, kind: ChangeKind = ChangeKind.CREATED) -> Counter[str]:
+        """Follow a change of each granule's Item, and return the follower's report."""
+        self.follower.follow(self.contract, [change_of(one, kind=kind) for one in granules])
+        return self.follower.report
+
+    def store(self, *granules: Granule) -> None:
+        put(self.objects, granules)
+
+    def uris(self) -> set[str]:
+        return objects_of(self.place)
+
+
+@pytest.fixture
+def stores(contract: DatasetContract, tmp_path: Path) -> Stores:
+    objects, place = tmp_path / "objects", tmp_path / "virtual"
+    return Stores(contract, objects, place, VirtualZarr(FolderPublisher(place), ObjectStores(object_root=objects)))
+
+
+def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(contract: DatasetContract, tmp_path: Path) -> None:
     before = [Granule(minute=minute, band=band) for minute in (0, 1, 2) for band in (13, 14)]
     late = [Granule(minute=3), Granule(minute=1, band=14, revision=1)]
+    objects = tmp_path / "objects"
     put(objects, before + late)
     old = in_one_go(objects, contract, before)
     standing = [one for one in before if one.item_id not in {before[0].item_id, late[1].item_id}]
@@ -112,22 +137,18 @@ def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(
     assert at > 15
 
 
-def test_what_nobody_names_is_removed_a_list_later(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr
-) -> None:
+def test_what_nobody_names_is_removed_a_list_later(stores: Stores) -> None:
     for minute in range(4):
-        put(objects, [Granule(minute=minute)])
-        follower.follow(contract, [change_of(Granule(minute=minute))])
+        stores.store(Granule(minute=minute))
+        stores.follow(Granule(minute=minute))
         # A reader of the list before finds its document still.
-        assert len(list((place / FOLDER).glob("*.json"))) == min(minute + 1, 2) + 1
+        assert len(list((stores.place / FOLDER).glob("*.json"))) == min(minute + 1, 2) + 1
 
 
-def test_a_list_that_another_writer_replaced_is_not_overwritten(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr
-) -> None:
+def test_a_list_that_another_writer_replaced_is_not_overwritten(stores: Stores) -> None:
     first, second = Granule(minute=0), Granule(minute=1)
-    put(objects, [first, second])
-    meanwhile = iter([lambda: follower.follow(contract, [change_of(second)])])
+    stores.store(first, second)
+    meanwhile = iter([lambda: stores.follow(second)])
 
     class Slow(FolderPublisher):
         """Is overtaken while it writes its document."""
@@ -139,34 +160,28 @@ def test_a_list_that_another_writer_replaced_is_not_overwritten(
             with super().staging(files) as staged:
                 yield staged
 
-    stalled = VirtualZarr(Slow(place), ObjectStores(object_root=objects))
+    stalled = replace(stores, follower=VirtualZarr(Slow(stores.place), ObjectStores(object_root=stores.objects)))
     with pytest.raises(FollowError, match="was replaced meanwhile"):
-        stalled.follow(contract, [change_of(first)])
-    assert objects_of(shown(place)) == {second.uri}
-    stalled.follow(contract, [change_of(first)])
-    assert objects_of(shown(place)) == {first.uri, second.uri}
+        stalled.follow(first)
+    assert stores.uris() == {second.uri}
+    stalled.follow(first)
+    assert stores.uris() == {first.uri, second.uri}
 
 
-def test_chunk_indexes_are_requests_of_their_own_and_made_once(
-    contract: DatasetContract, objects: Path, follower: VirtualZarr, reads: list[int]
-) -> None:
+def test_chunk_indexes_are_requests_of_their_own_and_made_once(stores: Stores, reads: list[int]) -> None:
     granules = [Granule(minute=minute) for minute in range(3)]
-    put(objects, granules)
-    changes = [change_of(one) for one in granules]
-    follower.follow(contract, changes)
-    assert follower.report == Counter(added=3)
-    follower.follow(contract, changes)
-    assert follower.report == Counter()
-    follower.follow(contract, [change_of(granules[0], kind=WITHDRAWN)])
-    assert follower.report == Counter(removed=1)
+    stores.store(*granules)
+    assert stores.follow(*granules) == Counter(added=3)
+    assert stores.follow(*granules) == Counter()
+    assert stores.follow(granules[0], kind=WITHDRAWN) == Counter(removed=1)
     assert sorted(reads) == sorted(len(one.content) for one in granules)
 
 
 def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_published(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, away = Granule(minute=0), Granule(minute=1)
-    put(objects, [good, away])
+    stores.store(good, away)
     answer = FolderObject.read
 
     def read(self: FolderObject, start: int, length: int) -> bytes:
@@ -176,21 +191,18 @@ def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_publish
 
     monkeypatch.setattr(FolderObject, "read", read)
     with pytest.raises(FollowError, match="503"):
-        follower.follow(contract, [change_of(good), change_of(away)])
-    assert objects_of(shown(place)) == {good.uri}
+        stores.follow(good, away)
+    assert stores.uris() == {good.uri}
     monkeypatch.undo()
-    follower.follow(contract, [change_of(good), change_of(away)])
-    assert follower.report == Counter(added=1)
-    assert objects_of(shown(place)) == {good.uri, away.uri}
+    assert stores.follow(good, away) == Counter(added=1)
+    assert stores.uris() == {good.uri, away.uri}
 
 
 @pytest.mark.parametrize("what", ["gone", "cut", "another format", "another size", "elsewhere"])
-def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr, what: str
-) -> None:
+def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else(stores: Stores, what: str) -> None:
     good, bad = Granule(minute=0), Granule(minute=1)
-    put(objects, [good, bad])
-    path = objects / "noaa-goes19" / bad.key
+    stores.store(good, bad)
+    path, outside = stores.objects / "noaa-goes19" / bad.key, stores.objects.parent / "outside.nc"
     match what:
         case "gone":
             path.unlink()
@@ -201,60 +213,50 @@ def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else
         case "another size":
             path.write_bytes(bad.content + b"more")
         case "elsewhere":
-            path.rename(objects.parent / "outside.nc")
-            path.symlink_to(objects.parent / "outside.nc")
+            path.rename(outside)
+            path.symlink_to(outside)
     changed = change_of(bad)
     if what == "another size" and changed.item is not None:
         # Of an upload in parts, whose ETag is no checksum, nothing but its size tells the version.
         del changed.item["assets"]["data"]["file:checksum"]
-    follower.follow(contract, [change_of(good), changed])
-    assert follower.report == Counter(added=1, left_out=1)
-    assert objects_of(shown(place)) == {good.uri}
+    stores.follower.follow(stores.contract, [change_of(good), changed])
+    assert stores.follower.report == Counter(added=1, left_out=1)
+    assert stores.uris() == {good.uri}
 
 
-def test_the_old_object_of_an_item_leaves_even_where_the_new_one_cannot_be_read(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr
-) -> None:
-    old, new = Granule(), Granule(revision=1)
-    put(objects, [old])
-    follower.follow(contract, [change_of(old)])
-    follower.follow(contract, [change_of(new, kind=ChangeKind.UPDATED)])
-    assert objects_of(shown(place)) == set()
+def test_the_old_object_of_an_item_leaves_even_where_the_new_one_cannot_be_read(stores: Stores) -> None:
+    stores.store(Granule())
+    stores.follow(Granule())
+    stores.follow(Granule(revision=1), kind=ChangeKind.UPDATED)
+    assert stores.uris() == set()
 
 
 @pytest.mark.parametrize("other", [{"west": 0.02}, {"scale": 0.06}, {"zlib": False, "shuffle": False}])
-def test_what_does_not_fit_has_a_store_of_its_own_under_the_same_name(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr, other: dict[str, Any]
-) -> None:
+def test_what_does_not_fit_has_a_store_of_its_own_under_the_same_name(stores: Stores, other: dict[str, Any]) -> None:
     granules = [Granule(minute=0), Granule(minute=1, **other), Granule(minute=2)]
-    put(objects, granules)
-    follower.follow(contract, [change_of(one) for one in granules])
-    listed = [one for one, _ in shown(place).values()]
+    stores.store(*granules)
+    stores.follow(*granules)
+    listed = [one for one, _ in shown(stores.place).values()]
     assert [(one["name"], one["steps"]) for one in listed] == [(NAME, 2), (NAME, 1)]
 
 
-def test_forgetting_leaves_nothing(
-    contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr
-) -> None:
+def test_forgetting_leaves_nothing(stores: Stores) -> None:
     of_two_days = [Granule(), Granule(minute=24 * 60)]
-    put(objects, of_two_days)
+    stores.store(*of_two_days)
     for granule in of_two_days:
-        follower.follow(contract, [change_of(granule)])
-    follower.forget(contract)
-    assert [path for path in place.rglob("*") if path.is_file()] == []
-    follower.forget(contract)
-    follower.follow(contract, [change_of(Granule())])
-    assert objects_of(shown(place)) == {Granule().uri}
+        stores.follow(granule)
+    stores.follower.forget(stores.contract)
+    assert [path for path in stores.place.rglob("*") if path.is_file()] == []
+    stores.follower.forget(stores.contract)
+    stores.follow(Granule())
+    assert stores.uris() == {Granule().uri}
 
 
-def test_a_dataset_that_asks_for_none_has_none(
-    contracts: ContractRegistry, contract: DatasetContract, objects: Path, place: Path, follower: VirtualZarr
-) -> None:
-    put(objects, [Granule()])
-    follower.follow(contract.model_copy(update={"virtual": []}), [change_of(Granule())])
-    assert not place.exists()
+def test_a_dataset_that_asks_for_none_has_none(stores: Stores, contracts: ContractRegistry) -> None:
+    stores.store(Granule())
     # Nor has an Item of no rule.
-    rules = [contract.virtual[0].model_copy(update={"match": {"product": "ABI-L2-LSTC"}})]
-    follower.follow(contract.model_copy(update={"virtual": rules}), [change_of(replace(Granule(), minute=1))])
-    assert not place.exists()
+    other = stores.contract.virtual[0].model_copy(update={"match": {"product": "ABI-L2-LSTC"}})
+    for number, rules in enumerate([[], [other]]):
+        replace(stores, contract=stores.contract.model_copy(update={"virtual": rules})).follow(Granule(minute=number))
+        assert not stores.place.exists()
     assert {one.id for one in contracts if one.virtual} == {"goes-abi", "hrrr"}
