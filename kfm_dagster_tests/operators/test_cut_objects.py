@@ -1,12 +1,11 @@
-"""Objects cut anywhere, of every size, with and without their sidecar: never `ok`."""
+"""Objects of every size that are cut, with and without their sidecar: never `ok`."""
 
 from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.reading import ends_of, index_of, match_of, messages_of, unit_of
+from kfm_dagster_tests.readers.reading import unit_of
 
 pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
 
@@ -66,41 +65,6 @@ def codes(found: Metadata) -> set[str]:
     return {issue.code for issue in found.issues}
 
 
-def cuts(size: int, boundaries: list[int]) -> Iterator[int]:
-    """Every 10 %, one byte less than all, and at each boundary: there, a byte to either side, and 20 bytes on."""
-    yield from (size * share // 10 for share in range(1, 10))
-    yield size - 1
-    for boundary in boundaries:
-        yield from (at for at in (boundary - 1, boundary, boundary + 1, boundary + 20) if 0 < at < size)
-
-
-def assert_never_ok(dataset: str, key: str, content: bytes, boundaries: list[int], index: bytes | None) -> None:
-    for at in sorted(set(cuts(len(content), boundaries))):
-        found = extract(dataset, key, BytesSource(content[:at]), index)
-        assert found.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}, at
-        # A shorter object that is whole in itself: only its index says that there was more.
-        whole_in_itself = dataset == "hrrr" and any(0 <= at - end <= 3 for end in ends_of(content))
-        assert (found.status is CheckStatus.FAILED) == (index is not None or not whole_in_itself), (at, found.issues)
-
-
-@pytest.mark.parametrize("with_index", [True, False], ids=["with index", "alone"])
-def test_a_cut_hrrr_object_is_never_ok(shared_data: Path, *, with_index: bool) -> None:
-    root = shared_data / "objects" / "noaa-hrrr-bdp-pds"
-    paths = sorted(root.rglob("*.grib2"))
-    assert len(paths) == 4
-    for path in paths:
-        content, key = path.read_bytes(), str(path.relative_to(root))
-        # One of them is a part of its object, with the first letters of the messages that followed.
-        content = content[: content.rindex(b"7777") + 4]
-        match = match_of("hrrr", key)
-        step = f"{int(match.groups['lead'])} hour fcst" if int(match.groups["lead"]) else "anl"
-        index = index_of(content, run=match.start, step=step) if with_index else None
-        assert (extract("hrrr", key, BytesSource(content), index).status is CheckStatus.OK) == with_index
-        # Ends of sections 0, 1 and 3; the last 7777; each message.
-        boundaries = [16, 37, 118, len(content) - 4, *messages_of(content)[1:], *ends_of(content)]
-        assert_never_ok("hrrr", key, content, boundaries, index)
-
-
 def spread(lengths: list[int], *, cut: int = 0) -> Spread:
     """A GRIB2 object of messages that are as long as given, cut by so many bytes."""
     pieces, at = {}, 0
@@ -124,6 +88,11 @@ def test_lengths_are_followed_at_any_size() -> None:
             assert (found.status, codes(found)) == (CheckStatus.SUSPECT, {"sidecar_missing"})
         else:
             assert (found.status, codes(found)) == (CheckStatus.FAILED, {"truncated_object"})
+
+
+def test_whole_messages_without_the_others_of_their_index_fail() -> None:
+    found = extract("hrrr", HRRR_KEY, BytesSource(HRRR[:376]), HRRR_INDEX.encode())
+    assert (found.status, codes(found)) == (CheckStatus.FAILED, {"sidecar_mismatch"})
 
 
 def test_more_messages_than_are_followed_are_suspect_at_best() -> None:

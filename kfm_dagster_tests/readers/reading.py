@@ -158,11 +158,6 @@ def messages_of(content: bytes) -> list[int]:
     return offsets
 
 
-def ends_of(content: bytes) -> list[int]:
-    """Where the messages of a GRIB2 object end, but for the last."""
-    return [at + struct.unpack_from(">Q", content, at + 8)[0] for at in messages_of(content)[:-1]]
-
-
 def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
     """An index as wgrib2 writes it, of names that no table has."""
     lines = (

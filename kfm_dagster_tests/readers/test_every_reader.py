@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -65,6 +66,9 @@ def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, 
         match = grammar.match(key)
         assert match is not None, key
         assert (bucket in contract.storage.buckets, match.start.date()) == (True, DAY), key
+        # Of Level III, whose keys have no folders, a listing has a few radars.
+        prefixes = contract.storage.day_prefixes(DAY)
+        assert any(fnmatchcase(key, f"{prefix}*") for prefix in prefixes) or dataset == "nexrad-l3", key
         assert contract.integrity.min_bytes <= len(content) < 150_000
         found = header_of(contract.metadata_extract.reader, content, key=key, groups=match.groups)
         assert {code for code, _ in found.findings} <= {"sidecar_missing"}, key

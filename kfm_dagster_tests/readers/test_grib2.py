@@ -12,7 +12,6 @@ import shapely.geometry
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.grib2_messages import (
     SPHERE,
     Field,
@@ -22,13 +21,13 @@ from kfm_dagster.demo.samples.grib2_messages import (
     mercator_grid,
     message,
 )
-from kfm_dagster.demo.samples.hrrr import PRODUCTS, REGIONS, make_hrrr
+from kfm_dagster.demo.samples.hrrr import REGIONS, make_hrrr
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_properties import duration
-from kfm_dagster_tests.readers.reading import Claiming, code_of, header_of, match_of
+from kfm_dagster_tests.readers.reading import Claiming, code_of, header_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -43,22 +42,6 @@ def groups_of(*, lead: int = 7, cycle: str = "06", day: str = "20251203") -> dic
 
 def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
     return [code for code, _ in metadata.findings]
-
-
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("region", REGIONS)
-@pytest.mark.parametrize("lead", [0, 7, 48])
-def test_sample_is_read_without_a_finding(product: str, region: str, lead: int, contracts: ContractRegistry) -> None:
-    key, content, index = make_hrrr(run=RUN, lead=lead, product=product, region=region)
-    match = match_of("hrrr", key)
-    found = read(content, key=key, groups=match.groups, index=index)
-    assert found.findings == ()
-    assert found.sidecars == (".idx",)
-    first = match.end - timedelta(minutes=45 if product == "subh" and lead else 0)
-    assert (found.start, found.end, found.datetime) == (first, match.end, first)
-    assert found.properties["grib:message-count"] == index.count("\n")
-    assert found.properties["forecast:horizon"] == duration(first - RUN)
-    assert set(contracts["hrrr"].metadata_extract.required) <= found.properties.keys()
 
 
 # Extents of all points of the Alaska sample grid as ecCodes 2.50.0 computes them (longitudes 0 to 360).

@@ -14,7 +14,7 @@ import pytest
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import contradictions
-from kfm_dagster.demo.samples import gefs, gfs, nbm
+from kfm_dagster.demo.samples import gefs, gfs, hrrr, nbm
 from kfm_dagster.demo.samples.grib2_messages import (
     Field,
     ForecastStep,
@@ -29,6 +29,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
 from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
+from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster.readers.grib_index import read_index
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers import test_grib2, test_grib2_gzip
@@ -40,6 +41,12 @@ MODEL_RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
 Made = tuple[str, bytes, str]
 MADE: list[tuple[str, Callable[[], Made]]] = [
+    *(
+        ("hrrr", lambda p=p, r=r, lead=lead: hrrr.make_hrrr(run=MODEL_RUN, lead=lead, product=p, region=r))
+        for p in hrrr.PRODUCTS
+        for r in hrrr.REGIONS
+        for lead in (0, 7, 48)
+    ),
     *(
         ("gfs", lambda p=p, r=r, lead=lead: gfs.make_gfs(run=MODEL_RUN, lead=lead, product=p, resolution=r))
         for p, r in gfs.PRODUCTS
@@ -97,9 +104,13 @@ def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
         match = match_of(dataset, key)
         source = CountingSource(content)
         found = read(source, key=key, groups=match.groups, index=index)
-        assert found.findings == ()
+        assert (found.findings, found.sidecars) == ((), (".idx",))
         assert source.requests == [4096]
-        assert MODEL_RUN <= found.start <= found.end == found.datetime == match.end
+        assert MODEL_RUN <= found.start <= found.end == match.end
+        # Of HRRR's steps within the hour the first counts.
+        assert found.datetime == (found.start if "wrfsubhf" in key else found.end)
+        assert found.start == match.end - timedelta(minutes=45) or "wrfsubhf" not in key or "f00." in key
+        assert found.properties["forecast:horizon"] == duration(found.datetime - MODEL_RUN)
         assert found.properties["grib:message-count"] == len(found.layers) == index.count("\n")
         assert sum(layer.length for layer in found.layers) == len(content)
         assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ from kfm_dagster.readers import isd
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata
 from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES, READ_BYTES
 from kfm_dagster_tests.readers.reading import code_of, header_of, match_of
-from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
+from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 STATION = Station(usaf="724580", wban="13984", latitude=39.55, longitude=-97.65, elevation_m=452, call_sign="KCNK")
 DAY = date(2025, 1, 2)
@@ -43,26 +40,6 @@ def packed(*reports: bytes) -> bytes:
 
 def is_whole(found: HeaderMetadata) -> bool:
     return not any(code is MetadataIssue.COMPLETENESS_UNCHECKED for code, _ in found.findings)
-
-
-@pytest.fixture(scope="module")
-def real(shared_data: Path, reference: Mapping[str, Any]) -> list[RealObject]:
-    """Every real station-year, gzipped as NODD has it."""
-    found = list(real_objects(shared_data, reference, "isd"))
-    assert len(found) >= 3
-    return found
-
-
-# --- real station-years
-
-
-def test_what_stands_for_a_missing_value_is_none(real: list[RealObject]) -> None:
-    found = {Path(one.key).stem: read(one.content, Path(one.key).stem).properties for one in real}
-    # Its last report has no call sign; most others have one.
-    assert found["720538-00164-2020"]["isd:call-signs"] == ["KLMO"]
-    assert found["720538-00164-2020"]["isd:wban"] == "00164"
-    assert not {"isd:wban", "isd:call-signs"} & found["010230-99999-2021"].keys()
-    assert found["010230-99999-2021"]["isd:position-count"] == 2
 
 
 # --- what it says
@@ -114,6 +91,13 @@ def test_mandatory_columns_have_their_place_unit_and_missing_value() -> None:
         "dew_point_temperature": (-11.5, "degC"),
         "sea_level_pressure": (1013.5, "hPa"),
     }
+
+
+def test_what_stands_for_a_missing_value_is_none() -> None:
+    silent = moved(REPORTS, b"99999", slice(51, 56))
+    assert read(packed(REPORTS[0], *silent[1:])).properties["isd:call-signs"] == ["KCNK"]
+    unnamed = read(packed(*moved(silent, b"99999", slice(10, 15))), "724580-99999-2025")
+    assert not {"isd:wban", "isd:call-signs"} & unnamed.properties.keys()
 
 
 def test_a_station_that_moved_has_every_place_and_stands_at_the_last_one_that_it_names() -> None:
@@ -217,25 +201,13 @@ def test_what_follows_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused
 # --- bounds
 
 
-@pytest.mark.clause("OPR-06")
-def test_an_object_is_read_once_in_few_requests(real: list[RealObject]) -> None:
-    for one in real:
-        name, content = Path(one.key).stem, one.content
-        source = CountingSource(content)
-        read(source, name)
-        rest = max(0, len(content) - FIRST_BYTES)
-        assert source.asked[0] == (0, min(FIRST_BYTES, len(content)))
-        assert len(source.requests) == 1 + -(-rest // READ_BYTES)
-        assert sum(source.requests) == len(content)
-
-
 def stored(text: bytes) -> bytes:
     """Gzip that packs nothing, so that text makes an object of its own size."""
     packer = zlib.compressobj(level=0, wbits=31)
     return packer.compress(text) + packer.flush()
 
 
-@pytest.mark.clause("OPR-20", "OPR-07")
+@pytest.mark.clause("OPR-06", "OPR-20", "OPR-07")
 def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_unchecked() -> None:
     report = REPORTS[0]
     content = stored(REPORTS[1] + report * (MAX_OBJECT_BYTES // len(report) + 100))
@@ -244,6 +216,8 @@ def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_uncheck
         source = CountingSource(content[:cut])
         found = read(source)
         assert not is_whole(found)
+        assert source.asked[0] == (0, FIRST_BYTES)
+        assert len(source.requests) == 1 + -(-(MAX_OBJECT_BYTES - FIRST_BYTES) // READ_BYTES)
         assert sum(source.requests) == MAX_OBJECT_BYTES
         assert found.end == found.start
         assert found.properties["isd:end-known"] is False
