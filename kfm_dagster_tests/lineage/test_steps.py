@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import socket
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema_rs
 import prov.model
@@ -46,16 +46,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
 ]
-
-
-class Meter:
-    """Measures the same every time."""
-
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    def begin(self) -> Callable[[], Energy | None]:
-        return lambda: MEASURED
 
 
 @pytest.fixture
@@ -105,7 +95,8 @@ def run_three_ways(nodes: IdempotentNodes, node: CountLines) -> None:
 def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
     database: Database, lineage: Lineage, root: Path, node: CountLines, official: dict[str, Any]
 ) -> None:
-    nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=Meter(), usd_per_hour=36.0))
+    energy = Mock(**{"begin.return_value.return_value": MEASURED})
+    nodes = IdempotentNodes(database, clock=lambda: NOON, meter=StepMeter(energy=energy, usd_per_hour=36.0))
     run_three_ways(nodes, node)
     assert lineage.publish_staged() == 4  # two runs, two paths
     assert lineage.publish_staged() == 0
