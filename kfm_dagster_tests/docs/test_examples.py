@@ -6,8 +6,7 @@ import ast
 import json
 import shutil
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +22,6 @@ from docs.examples.atmo_window.running import SAMPLE, Workspace, open_workspace
 from docs.examples.atmo_window.window import Window
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.idempotent_node.transaction import Output
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import commands, script, shell, told
@@ -57,26 +55,12 @@ def weather(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(weather: Path, tmp_path: Path, database_url: str) -> Callable[..., AbstractContextManager[Workspace]]:
-    """Opens the one workspace of a test, on both databases."""
-
-    def opening(home: str = "home", **more: Any) -> AbstractContextManager[Workspace]:
-        return open_workspace(
-            home=tmp_path / home, weather=weather, database_url=database_url, salt=SALT, clock=Ticking(), **more
-        )
-
-    return opening
-
-
-@pytest.fixture
-def workspace(opened: Callable[..., AbstractContextManager[Workspace]]) -> Iterator[Workspace]:
-    with opened() as found:
-        yield found
-
-
-def rows(workspace: Workspace, output: Output, home: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a window, by place."""
-    return {row["place"]: row for row in pq.read_table(home / output.record["artifact"]["uri"]).to_pylist()}
+def workspace(weather: Path, tmp_path: Path, database_url: str) -> Iterator[Workspace]:
+    """The workspace of a test, on both databases."""
+    with open_workspace(
+        home=tmp_path / "home", weather=weather, database_url=database_url, salt=SALT, clock=Ticking()
+    ) as opened:
+        yield opened
 
 
 def files(home: Path) -> dict[str, bytes]:
@@ -132,7 +116,8 @@ def test_two_clean_runs_leave_the_same_bytes(weather: Path, tmp_path: Path) -> N
 
 @pytest.mark.clause("IEN-13")
 def test_a_window_has_what_the_observations_say(workspace: Workspace, tmp_path: Path) -> None:
-    found = rows(workspace, workspace.run(NOON, run_id=RUNS[0]).output, tmp_path / "home")
+    artifact = workspace.run(NOON, run_id=RUNS[0]).output.record["artifact"]
+    found = {row["place"]: row for row in pq.read_table(tmp_path / "home" / artifact["uri"]).to_pylist()}
     told = [line.split(",") for line in (SAMPLE / "observations" / "airports.csv").read_text().splitlines()[1:]]
     temperatures = [float(row[3]) for row in told if row[0] == "KICT" and "T12:" in row[1]]
     assert found["KICT"]["observations"] == len(temperatures) == 6

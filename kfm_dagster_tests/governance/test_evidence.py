@@ -45,12 +45,9 @@ def bundle_of(pipeline: Pipeline, case: QuarantineCase) -> dict[str, Any]:
     return read_evidence(pipeline.store, case.evidence_file)
 
 
-def announce_all(pipeline: Pipeline, *items: chain.StoredObject) -> None:
-    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in items))
-
-
-def quarantine_by_hand(pipeline: Pipeline, *items: chain.StoredObject) -> None:
-    announce_all(pipeline, *items)
+def quarantine_by_hand(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
+    chain.put(objects, items)
+    chain.notify_each(pipeline, *items)
     records = traces.records(pipeline)
     wal_ids = [records[item.uri].wal_id for item in items]
     own_tx(pipeline.ledger).quarantine(wal_ids, reason_code="looked_odd", decision=JANE)
@@ -60,7 +57,7 @@ def quarantine_by_hand(pipeline: Pipeline, *items: chain.StoredObject) -> None:
 def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipeline: Pipeline, objects: Path) -> None:
     sound, cut, gone = chain.volumes(3)[0], chain.truncated(chain.volumes(3)[1]), chain.missing(chain.volumes(3)[2])
     chain.put(objects, [sound, cut, gone])
-    announce_all(pipeline, sound, cut, gone)
+    chain.notify_each(pipeline, sound, cut, gone)
     chain.work_until_done(pipeline)
 
     found = bundles(pipeline)
@@ -105,8 +102,7 @@ def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline, o
     sizes = (0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1)
     contents = [bytes(number % 251 for number in range(size)) for size in sizes]
     items = [chain.replaced(item, content) for item, content in zip(chain.volumes(len(sizes)), contents, strict=True)]
-    chain.put(objects, items)
-    quarantine_by_hand(pipeline, *items)
+    quarantine_by_hand(pipeline, objects, *items)
     assert EvidenceCollector(pipeline).collect() == len(items)
     found = bundles(pipeline)
     for item, content in zip(items, contents, strict=True):
@@ -122,7 +118,7 @@ def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object
     old = chain.volumes(1)[0]
     new = chain.replaced(old, old.announced + b"more")
     chain.put(objects, [new])
-    announce_all(pipeline, old)
+    chain.notify_each(pipeline, old)
     later = new.event(event_time=new.event().event_time + timedelta(hours=1))
     chain.take(pipeline, chain.announce([later], registry=pipeline.registry))
     monkeypatch.setattr(type(pipeline.objects), "open", MUST_NOT_BE_CALLED)
@@ -138,7 +134,7 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: P
     item = chain.volumes(1)[0]
     chain.put(objects, [item])
     if why == "hard fail":
-        announce_all(pipeline, item)
+        chain.notify_each(pipeline, item)
         claimed = own_tx(pipeline.ledger).claim(
             dataset=chain.DATASET, partition=chain.PARTITION, run_id="run-1", limit=1
         )
@@ -150,7 +146,7 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: P
         else:
             change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
             pipeline.registry = _governed(pipeline.registry, **change)
-        quarantine_by_hand(pipeline, item)
+        quarantine_by_hand(pipeline, objects, item)
     EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
@@ -260,14 +256,14 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
     chain.put(objects, [item])
     if failpoint == "settle committed":
         pipeline.registry = one_attempt_only(pipeline.registry)
-        announce_all(pipeline, item)
+        chain.notify_each(pipeline, item)
         with pytest.raises(chain.CrashError):
             chain.run_chain(
                 pipeline, "nexrad-l2", chain.PARTITION, "run-1", Source.LEDGER,
                 dies_at=chain.Failpoint(operator=Settle.operator, point="committed"),
             )  # fmt: skip
     else:
-        quarantine_by_hand(pipeline, item)
+        quarantine_by_hand(pipeline, objects, item)
         with monkeypatch.context() as patch:
             if failpoint == "before the bundle is stored":
                 patch.setattr(evidence.Artifacts, "put", DYING)
@@ -291,8 +287,7 @@ def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, *others = chain.volumes(3)
-    chain.put(objects, [odd, *others])
-    quarantine_by_hand(pipeline, odd, *others)
+    quarantine_by_hand(pipeline, objects, odd, *others)
     look = evidence.bundle_of
 
     def of_all_but_one(case: Any, record: Any, history: Any, *, observed: Any, message: Any) -> bytes:
@@ -313,8 +308,7 @@ def test_two_collectors_at_once_give_a_case_one_bundle(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = chain.volumes(1)[0]
-    chain.put(objects, [item])
-    quarantine_by_hand(pipeline, item)
+    quarantine_by_hand(pipeline, objects, item)
     other = cases_of(pipeline)
     [due] = other.due(limit=5)
     assert EvidenceCollector(pipeline).collect() == 1
@@ -333,8 +327,7 @@ def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = chain.volumes(1)[0]
-    chain.put(objects, [item])
-    quarantine_by_hand(pipeline, item)
+    quarantine_by_hand(pipeline, objects, item)
     # The artifact store takes nothing; the landing zone gives nothing.
     for request in ("put", "get"):
         with monkeypatch.context() as patch:
@@ -345,7 +338,7 @@ def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
 
 def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:
     item, listed = chain.volumes(2)
-    quarantine_by_hand(pipeline, chain.missing(item))
+    quarantine_by_hand(pipeline, objects, chain.missing(item))
     for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
         path.unlink()
     chain.put(objects, [chain.replaced(listed, b"")])
@@ -362,8 +355,7 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     pipeline: Pipeline, objects: Path
 ) -> None:
     item = chain.volumes(1)[0]
-    chain.put(objects, [item])
-    quarantine_by_hand(pipeline, item)
+    quarantine_by_hand(pipeline, objects, item)
     [record] = own_tx(pipeline.ledger).find()
     assert release(pipeline, record.wal_id, record.version, JANE) == {record.wal_id}
     chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-1", Source.LEDGER)
@@ -379,7 +371,7 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
 def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline: Pipeline, objects: Path) -> None:
     item = chain.truncated(chain.volumes(1)[0])
     chain.put(objects, [item])
-    announce_all(pipeline, item)
+    chain.notify_each(pipeline, item)
     chain.work_until_done(pipeline)
     [record] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts

@@ -64,7 +64,7 @@ def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
 
 def arrive(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
     chain.put(objects, items)
-    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in items))
+    chain.notify_each(pipeline, *items)
 
 
 def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:

@@ -153,10 +153,11 @@ def test_in_production_every_decision_needs_a_change_reference(
     assert {entry.change_ref for entry in own_tx(deployment.ledger.log).entries(limit=4)} == {"CHG-9"}
 
 
-@pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
-def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
-    call: Call, deployment: Pipeline, units: dict[str, Envelope]
+@pytest.mark.clause("WSM-16", "BEY-06", "SEC-02", "WSM-21")
+def test_a_release_outside_prod_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
+    call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KFM_ENV", "stage")
     wal_id = units["quarantined"].wal_id
     # The dry run needs no reason, says the same, and has left the unit as it was.
     for options, last in ((["--dry-run"], "dry run: no unit is retried\n"), ([*WHY, *CHANGE], "")):
@@ -172,7 +173,7 @@ def test_a_release_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
     assert (case.state, case.closed_by) == (CaseState.RELEASED, "jane")
     assert (case.closing_reason, case.change_ref) == ("seen by eye", "CHG-9")
     [row] = call("governance", "log", "--action", "release", "--json").rows
-    assert (row["wal_id"], row["change_ref"]) == (wal_id, "CHG-9")
+    assert (row["wal_id"], row["change_ref"], row["approved_by"]) == (wal_id, "CHG-9", None)
     assert row["change"] == "quarantined > pending (version 3)"
 
 

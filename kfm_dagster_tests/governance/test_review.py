@@ -36,6 +36,8 @@ JANE = Decision(actor="jane", reason="the source is fixed", change_ref="CHG-9")
 WHY = ["--reason", "the source is fixed", "--change-ref", "CHG-9"]
 APPROVING = ["--actor", "bob", "--reason", "seen the evidence", "--change-ref", "CHG-9"]
 REPAIR = ["replay", "run", "--mode", "repair-and-replace", "--allow-repair-and-replace", "--confirm", "--detach", *WHY]
+OUT = envelope(0)
+"""The unit that is quarantined in `prod`."""
 pytestmark = pytest.mark.clause("WSM-21")
 
 
@@ -56,12 +58,6 @@ def prod(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe
     opened.close()
 
 
-@pytest.fixture
-def out(prod: Pipeline) -> Envelope:
-    """The unit that is quarantined."""
-    return envelope(0)
-
-
 def status(pipeline: Pipeline, unit: Envelope) -> Status:
     return own_tx(pipeline.ledger).statuses([unit.wal_id])[unit.wal_id]
 
@@ -72,31 +68,29 @@ def proposed(answer: Answer) -> str:
     return answer.out.split()[1]
 
 
-def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(
-    call: Call, prod: Pipeline, out: Envelope
-) -> None:
-    number = proposed(call("release", out.wal_id, *WHY))
-    assert status(prod, out) is Status.QUARANTINED
+def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(call: Call, prod: Pipeline) -> None:
+    number = proposed(call("release", OUT.wal_id, *WHY))
+    assert status(prod, OUT) is Status.QUARANTINED
     [waits] = call("governance", "pending", "--json").rows
     assert (waits["proposal_id"], waits["proposed_by"], waits["command"]) == (int(number), "jane", "release")
-    assert waits["overrides"] == {"release": {out.wal_id: 2}}
+    assert waits["overrides"] == {"release": {OUT.wal_id: 2}}
 
     done = call("governance", "approve", number, *APPROVING)
     assert (done.code, done.out) == (ExitCode.DONE, f"proposal {number} is approved: 1 unit released\n")
-    assert status(prod, out) is Status.PENDING
+    assert status(prod, OUT) is Status.PENDING
     [entry] = own_tx(prod.ledger.log).entries(action=GovernanceAction.RELEASE)
     assert (entry.actor, entry.approved_by, entry.proposal_id) == ("jane", "bob", int(number))
-    assert (entry.wal_id, entry.record_version, entry.reason) == (out.wal_id, 3, "the source is fixed")
+    assert (entry.wal_id, entry.record_version, entry.reason) == (OUT.wal_id, 3, "the source is fixed")
     [approval] = own_tx(prod.ledger.log).entries(action=GovernanceAction.OVERRIDE_APPROVED)
     assert (approval.actor, approval.reason, approval.proposal_id) == ("bob", "seen the evidence", int(number))
     assert call("governance", "pending", "--json").rows == []
 
 
 def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_override_names_both(
-    call: Call, prod: Pipeline, out: Envelope
+    call: Call, prod: Pipeline
 ) -> None:
     statuses = ["--status", "quarantined", "--status", "succeeded"]
-    chosen = ["--wal-id", out.wal_id, "--wal-id", envelope(1).wal_id, *statuses]
+    chosen = ["--wal-id", OUT.wal_id, "--wal-id", envelope(1).wal_id, *statuses]
     number = proposed(call(*REPAIR, *chosen))
     assert own_tx(prod.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED) == []
     done = call("governance", "approve", number, *APPROVING, "--json")
@@ -141,24 +135,22 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
     assert {entry.wal_id for entry in entries} == {unit.wal_id for unit in units}
 
 
-def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(
-    call: Call, prod: Pipeline, out: Envelope
-) -> None:
+def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(call: Call, prod: Pipeline) -> None:
     own_tx(prod.ledger).ensure([envelope(2)])
     brakes = (
         ["quarantine", "add", envelope(2).wal_id, "--reason-code", "odd"],
         ["kill-switch", "on", "nexrad-l2"],
         ["kill-switch", "off", "nexrad-l2"],
-        ["discard", out.wal_id],
-        ["replay", "run", "--wal-id", out.wal_id, "--confirm"],
+        ["discard", OUT.wal_id],
+        ["replay", "run", "--wal-id", OUT.wal_id, "--confirm"],
     )
     for command in brakes:
         assert call(*command, *WHY).code == ExitCode.DONE, command
 
 
-def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod: Pipeline, out: Envelope) -> None:
+def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod: Pipeline) -> None:
     def a_proposal() -> str:
-        return proposed(call("release", out.wal_id, *WHY))
+        return proposed(call("release", OUT.wal_id, *WHY))
 
     def decided(what: str) -> str:
         number = a_proposal()
@@ -167,7 +159,7 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
 
     def expired() -> str:
         review = OverrideReview(prod.database, clock=lambda: prod.clock() - APPROVED_WITHIN)
-        return str(own_tx(review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}}))
+        return str(own_tx(review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {OUT.wal_id: 2}}))
 
     def moved() -> str:
         number, other = a_proposal(), a_proposal()
@@ -181,7 +173,7 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
         "no reason": (a_proposal, ["--reason", " "], "the reason is missing"),
         "withdrawn": (lambda: decided("withdraw"), [], "was decided on; observed override_withdrawn by bob"),
         "expired": (expired, [], "the proposal has expired"),
-        "moved": (moved, [], f"changed since it was read; observed {out.wal_id} at another version"),
+        "moved": (moved, [], f"changed since it was read; observed {OUT.wal_id} at another version"),
         "used": (lambda: str(_last(prod).proposal_id), [], "was decided on; observed override_approved by bob"),
     }
     for name, (make, more, said) in cases.items():
@@ -210,15 +202,15 @@ def test_a_replay_that_would_take_other_units_than_were_approved_is_refused(call
 
 
 def test_a_client_that_calls_itself_dev_cannot_go_alone_over_a_database_of_prod(
-    call: Call, prod: Pipeline, out: Envelope, monkeypatch: pytest.MonkeyPatch
+    call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "dev")
-    number = proposed(call("release", out.wal_id, *WHY))
+    number = proposed(call("release", OUT.wal_id, *WHY))
     assert call("governance", "approve", number, "--reason", "my own").code == ExitCode.REFUSED
     # And so the library that a command calls.
     before = every_row(prod.database)
     with pytest.raises(IllegalTransitionError, match=r"override_is_reviewed.*expected an approval by a second person"):
-        release(prod, out.wal_id, 2, JANE)
+        release(prod, OUT.wal_id, 2, JANE)
     assert every_row(prod.database) == before
 
 
@@ -240,10 +232,10 @@ WHERE wal_id = :wal_id
 """
 
 
-def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) -> None:
+def test_the_database_takes_no_forged_approval(prod: Pipeline) -> None:
     def entry(**changes: Any) -> dict[str, Any]:
         right = {
-            "at": prod.clock(), "actor": "jane", "action": "release", "wal_id": out.wal_id, "version": 3,
+            "at": rfc3339(prod.clock()), "actor": "jane", "action": "release", "wal_id": OUT.wal_id, "version": 3,
             "from_status": "quarantined", "to_status": "pending", "proposal_id": number, "approved_by": "bob",
         }  # fmt: skip
         return right | changes
@@ -255,13 +247,13 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) ->
     def typed(*rows: dict[str, Any]) -> None:
         with prod.database.engine.begin() as connection:
             for row in rows:
-                connection.execute(sa.text(ENTRY), _bound(connection, row))
-            connection.execute(sa.text(BACK), _bound(connection, {"at": prod.clock(), "wal_id": out.wal_id}))
+                connection.execute(sa.text(ENTRY), row)
+            connection.execute(sa.text(BACK), {"at": rfc3339(prod.clock()), "wal_id": OUT.wal_id})
 
-    number = own_tx(prod.ledger.review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {out.wal_id: 2}})
+    number = own_tx(prod.ledger.review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {OUT.wal_id: 2}})
     other = {GovernanceAction.RELEASE: {envelope(1).wal_id: 2}}
     another = own_tx(prod.ledger.review).propose(Command.RELEASE, JANE, other)
-    late = prod.clock() + APPROVED_WITHIN + timedelta(seconds=1)
+    late = rfc3339(prod.clock() + APPROVED_WITHIN + timedelta(seconds=1))
     forged: dict[str, list[dict[str, Any]]] = {
         "nobody approved": [entry(proposal_id=None, approved_by=None)],
         "an approver without an approval": [entry()],
@@ -290,10 +282,10 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline, out: Envelope) ->
     for proposal_id in (another, 1):
         with pytest.raises(DBAPIError, match="open_proposal"), prod.database.engine.begin() as connection:
             connection.exec_driver_sql(
-                f"INSERT INTO override_units VALUES ({proposal_id}, '{out.wal_id}', 2, 'release')"
+                f"INSERT INTO override_units VALUES ({proposal_id}, '{OUT.wal_id}', 2, 'release')"
             )
     typed(decides("bob"), entry())
-    assert status(prod, out) is Status.PENDING
+    assert status(prod, OUT) is Status.PENDING
 
 
 def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,21 +312,5 @@ def test_the_dagster_ui_releases_nothing_by_itself_in_any_environment(call: Call
     assert (status(deployment, envelope(0)), _last(deployment).approved_by) == (Status.PENDING, "bob")
 
 
-def test_outside_prod_one_person_releases_as_ever(
-    call: Call, deployment: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KFM_ENV", "stage")
-    own_tx(deployment.ledger).ensure([envelope(0)])
-    own_tx(deployment.ledger).quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
-    assert call("release", envelope(0).wal_id, *WHY).code == ExitCode.DONE
-    assert status(deployment, envelope(0)) is Status.PENDING
-    assert _last(deployment).approved_by is None
-
-
 def _last(pipeline: Pipeline) -> GovernanceEntry:
     return own_tx(pipeline.ledger.log).entries(action=GovernanceAction.RELEASE, limit=1)[0]
-
-
-def _bound(connection: sa.Connection, row: dict[str, Any]) -> dict[str, Any]:
-    """The row as the database takes it: SQLite has its times as text."""
-    return {**row, "at": rfc3339(row["at"])}

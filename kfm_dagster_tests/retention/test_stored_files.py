@@ -51,13 +51,9 @@ def grow_old(pipeline: Pipeline) -> None:
     clock_of(pipeline).now += LATER
 
 
-def announce_all(pipeline: Pipeline, *items: chain.StoredObject) -> None:
-    chain.take(pipeline, *(chain.announce([item.event()], registry=pipeline.registry) for item in items))
-
-
 def ingest(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
     chain.put(objects, items)
-    announce_all(pipeline, *items)
+    chain.notify_each(pipeline, *items)
     chain.work_until_done(pipeline)
     EvidenceCollector(pipeline).collect()
 
@@ -144,7 +140,7 @@ def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
     pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
 ) -> None:
     lost = chain.missing(chain.volumes(1)[0])
-    announce_all(pipeline, lost)
+    chain.notify_each(pipeline, lost)
     chain.run_chain(pipeline, "nexrad-l2", PARTITION, "first", Source.LEDGER)
     assert traces.records(pipeline)[lost.uri].status is Status.FAILED
     grow_old(pipeline)
@@ -159,7 +155,7 @@ def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
 
 def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline: Pipeline, keeping: Keeping) -> None:
     item = chain.volumes(1)[0]
-    announce_all(pipeline, item)
+    chain.notify_each(pipeline, item)
     own_tx(pipeline.ledger).quarantine(
         [traces.records(pipeline)[item.uri].wal_id], reason_code="looked_odd", decision=JANE
     )
@@ -173,7 +169,7 @@ def test_messages_stay_until_the_case_that_shows_them_has_its_evidence(pipeline:
 @pytest.mark.parametrize("status", ["pending", "in_progress"])
 def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, keeping: Keeping, status: str) -> None:
     item = chain.volumes(1)[0]
-    announce_all(pipeline, item)
+    chain.notify_each(pipeline, item)
     if status == "in_progress":
         own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition=PARTITION, run_id="run", limit=1)
     assert traces.records(pipeline)[item.uri].status == status

@@ -13,7 +13,8 @@ from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.telemetry.clock.reading import ClockReading, ClockState, decide
 from kfm_dagster.telemetry.clock.sources import ask_date, measure
 from kfm_dagster_tests.clocks import RULE
-from kfm_dagster_tests.telemetry.conftest import DateServer, http_date
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
+from kfm_dagster_tests.telemetry.conftest import dated
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
 WIDE = RULE.model_copy(update={"max_offset": timedelta(seconds=30)})
@@ -36,18 +37,18 @@ def holds(reading: ClockReading | None, offset: float) -> bool:
 
 
 @pytest.mark.clause("PCS-10")
-def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(date_server: DateServer) -> None:
-    found = ask_date(f"{date_server.url}/bucket", clock=utc_now)
+def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(date_server: WebServer) -> None:
+    found = ask_date(date_server.url("bucket"), clock=utc_now)
     assert holds(found, 0.0)
     assert found is not None
     assert found.source == "date:127.0.0.1"
-    assert date_server.asked == ["HEAD /bucket"]
+    assert [(request.command, request.path) for request in date_server.asked] == [("HEAD", "/bucket")]
     assert decide([found], WIDE, ts_start=utc_now()).locked
 
 
 @pytest.mark.clause("PCS-10")
-def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: DateServer, skewed: None) -> None:
-    readings = measure(WIDE, clock=utc_now, endpoint=date_server.url)
+def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: WebServer, skewed: None) -> None:
+    readings = measure(WIDE, clock=utc_now, endpoint=date_server.url(""))
     assert holds(readings[-1], -90.0)
     found = decide(readings, WIDE, ts_start=utc_now())
     assert found.state is ClockState.UNLOCKED
@@ -63,16 +64,15 @@ def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: DateServ
     ],
     ids=["no Date", "no date", "from a cache"],
 )
-def test_an_answer_that_tells_no_time_is_left_out(headers: dict[str, str], date_server: DateServer) -> None:
-    date_server.headers = lambda: headers
-    assert ask_date(date_server.url, clock=utc_now) is None
-    assert [one.source for one in measure(WIDE, clock=utc_now, endpoint=date_server.url)] == ["kernel"]
+def test_an_answer_that_tells_no_time_is_left_out(headers: dict[str, str], date_server: WebServer) -> None:
+    date_server.answers = lambda _: WebAnswer(headers=headers)
+    assert ask_date(date_server.url(""), clock=utc_now) is None
+    assert [one.source for one in measure(WIDE, clock=utc_now, endpoint=date_server.url(""))] == ["kernel"]
 
 
-def test_a_redirect_is_an_answer_and_is_not_followed(date_server: DateServer) -> None:
-    date_server.status = 307
-    date_server.headers = lambda: {"Date": http_date(NOW), "Location": f"{date_server.url}/elsewhere"}
-    assert holds(ask_date(date_server.url, clock=lambda: NOW), 0.0)
+def test_a_redirect_is_an_answer_and_is_not_followed(date_server: WebServer) -> None:
+    date_server.answers = lambda _: dated(NOW, 307, Location=date_server.url("elsewhere"))
+    assert holds(ask_date(date_server.url(""), clock=lambda: NOW), 0.0)
     assert len(date_server.asked) == 1
 
 
@@ -90,21 +90,21 @@ def test_a_server_that_never_answers_is_given_up() -> None:
         assert ask_date(url, clock=utc_now, seconds=0.05) is None
 
 
-def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_server: DateServer) -> None:
+def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_server: WebServer) -> None:
     # The second changes while the first answer is on its way; the machine's clock is right.
     near, past = NOW + timedelta(seconds=0.4), NOW + timedelta(seconds=0.6)
     times = [near, near, past, past, past + timedelta(seconds=0.1)]
-    date_server.headers = lambda: {"Date": http_date(past)}
+    date_server.answers = lambda _: dated(past)
 
-    readings = measure(RULE, clock=lambda: times.pop(0), endpoint=date_server.url)
+    readings = measure(RULE, clock=lambda: times.pop(0), endpoint=date_server.url(""))
 
     assert [decide([one], RULE, ts_start=NOW).locked for one in readings[1:]] == [False, True]
     assert len(date_server.asked) == 2
     assert decide(readings[1:], RULE, ts_start=NOW).locked
 
 
-def test_a_server_that_never_decides_is_asked_five_times(date_server: DateServer) -> None:
-    date_server.headers = lambda: {"Date": http_date(NOW + timedelta(seconds=1))}
-    readings = measure(RULE, clock=lambda: NOW, endpoint=date_server.url)
+def test_a_server_that_never_decides_is_asked_five_times(date_server: WebServer) -> None:
+    date_server.answers = lambda _: dated(NOW + timedelta(seconds=1))
+    readings = measure(RULE, clock=lambda: NOW, endpoint=date_server.url(""))
     assert len(readings) == 6
     assert len(date_server.asked) == 5
