@@ -48,56 +48,38 @@ _PREFIXES = {
     "xsd": "http://www.w3.org/2001/XMLSchema#",
 }
 _TEXTS = {
-    "title": "dct:title",
-    "description": "dct:description",
-    "identifier": "dct:identifier",
-    "rights": "dct:rights",
-    "keyword": "dcat:keyword",
-    "version": "dcat:version",
-    "versionNotes": "adms:versionNotes",
-    "name": "foaf:name",
-    "label": "rdfs:label",
-    "prefLabel": "skos:prefLabel",
-    "fn": "vcard:fn",
-    **{name: f"kfm:{name}" for name in ("dataset_id", "run_id", "inputs_hash", "outcome", "care_label")},
+    "dct": ("title", "description", "identifier", "rights"),
+    "dcat": ("keyword", "version"),
+    "adms": ("versionNotes",),
+    "foaf": ("name",),
+    "rdfs": ("label",),
+    "skos": ("prefLabel",),
+    "vcard": ("fn",),
+    "kfm": ("dataset_id", "run_id", "inputs_hash", "outcome", "care_label"),
 }
 _LINKS = {
-    "dataset": "dcat:dataset",
-    "distribution": "dcat:distribution",
-    "accessURL": "dcat:accessURL",
-    "mediaType": "dcat:mediaType",
-    "license": "dct:license",
-    "publisher": "dct:publisher",
-    "creator": "dct:creator",
-    "spatial": "dct:spatial",
-    "temporal": "dct:temporal",
-    "provenance": "dct:provenance",
-    "homepage": "foaf:homepage",
-    "theme": "dcat:theme",
-    "inScheme": "skos:inScheme",
-    "accrualPeriodicity": "dct:accrualPeriodicity",
-    "format": "dct:format",
-    "contactPoint": "dcat:contactPoint",
-    "hasEmail": "vcard:hasEmail",
-    "hasURL": "vcard:hasURL",
-    "wasGeneratedBy": "prov:wasGeneratedBy",
-    "run_state": "kfm:run_state",
+    "dcat": ("dataset", "distribution", "accessURL", "mediaType", "theme", "contactPoint"),
+    "dct": ("license", "publisher", "creator", "spatial", "temporal", "provenance", "accrualPeriodicity", "format"),
+    "foaf": ("homepage",),
+    "skos": ("inScheme",),
+    "vcard": ("hasEmail", "hasURL"),
+    "prov": ("wasGeneratedBy",),
+    "kfm": ("run_state",),
 }
-_TIMES = {
-    "issued": "dct:issued",
-    "modified": "dct:modified",
-    "startDate": "dcat:startDate",
-    "endDate": "dcat:endDate",
-    "recorded_at": "kfm:recorded_at",
-}
+_TIMES = {"dct": ("issued", "modified"), "dcat": ("startDate", "endDate"), "kfm": ("recorded_at",)}
+"""Terms by prefix; a term's name is the name of its member."""
 CONTEXT: Document = {
     **_PREFIXES,
     "id": "@id",
     "type": "@type",
     "bbox": {"@id": "dcat:bbox", "@type": "geo:wktLiteral"},
-    **_TEXTS,
-    **{name: {"@id": term, "@type": "@id"} for name, term in _LINKS.items()},
-    **{name: {"@id": term, "@type": "xsd:dateTime"} for name, term in _TIMES.items()},
+    **{name: f"{prefix}:{name}" for prefix, names in _TEXTS.items() for name in names},
+    **{
+        name: {"@id": f"{prefix}:{name}", "@type": kind}
+        for kind, terms in (("@id", _LINKS), ("xsd:dateTime", _TIMES))
+        for prefix, names in terms.items()
+        for name in names
+    },
 }
 
 _DAY = 86_400
