@@ -18,7 +18,7 @@ from kfm_dagster.cli.completion import BACKFILL, DATASET, REPLAY
 from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import ids_option, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.plural import counted
@@ -102,18 +102,21 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
     "--follow", is_flag=True, help="Show a progress bar until the backfill is over; 4 if units did not succeed."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a backfill, or each of its days.")
+@ids_option
 @click.pass_context
-def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_json: bool) -> None:
+def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_json: bool, ids: bool) -> None:
     """List the newest backfills, or show the ledger's state of each day of a backfill.
 
     Example: kfm backfill status bf-20261121T135100-1f2e3d --follow
     """
+    if follow and backfill_id is None:
+        raise click.UsageError("--follow needs the id of a backfill")
+    if ids and backfill_id is not None:
+        raise click.UsageError("--ids lists the backfills: leave out the id")
     with opened_pipeline(read_only=True) as pipeline:
         if backfill_id is None:
-            if follow:
-                raise click.UsageError("--follow needs the id of a backfill")
             rows = [record.as_json() for record in newest_backfills(pipeline.database)]
-            show_rows(rows, LIST_COLUMNS, as_json=as_json)
+            show_rows(rows, LIST_COLUMNS, as_json=as_json, ids_of="backfill_id" if ids else None)
             return
         backfill_id = REPLAY.whole_in(pipeline.database, backfill_id)
         record = find_backfill(pipeline.database, backfill_id)

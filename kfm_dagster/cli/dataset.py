@@ -12,7 +12,7 @@ import click
 
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import list_command
 from kfm_dagster.configs import read_text
 from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
 from kfm_dagster.errors import ContractError, ExitCode
@@ -22,7 +22,6 @@ from kfm_dagster.settings import Settings
 if TYPE_CHECKING:
     from kfm_dagster.ingest.rehearsal import Rehearsal
 
-LIST_COLUMNS = ("id", "reader", "title", "buckets")
 SHOWN_CHARACTERS = 160
 """Characters shown of a property; a reference system as WKT has a thousand, three times an Item. `--json` has all."""
 
@@ -36,14 +35,13 @@ def dataset() -> None:
 
 
 @dataset.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_datasets(*, as_json: bool) -> None:
+@list_command("id", "reader", "title", "buckets")
+def list_datasets() -> list[dict[str, Any]]:
     """List the datasets in force.
 
     Example: kfm dataset list --json
     """
-    registry = ContractRegistry.load(Settings.load().contracts_dir)
-    rows: list[dict[str, Any]] = [
+    return [
         {
             "id": contract.id,
             "title": contract.metadata.title,
@@ -51,9 +49,8 @@ def list_datasets(*, as_json: bool) -> None:
             "buckets": contract.storage.buckets,
             "topics": [topic.arn for topic in contract.notifications.topics],
         }
-        for contract in registry
+        for contract in ContractRegistry.load(Settings.load().contracts_dir)
     ]
-    show_rows(rows, LIST_COLUMNS, as_json=as_json)
 
 
 @dataset.command()

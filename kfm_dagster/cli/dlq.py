@@ -25,7 +25,7 @@ from kfm_dagster.cli.decision_options import (
 from kfm_dagster.cli.filter_options import option_group
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_fields, show_rows
+from kfm_dagster.cli.tables import list_command, show_fields, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.plural import counted
@@ -41,7 +41,6 @@ from kfm_dagster.recovery.dead_letters.work import (
 )
 from kfm_dagster.settings import Settings
 
-LETTER_COLUMNS = ("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
 GROUP_COLUMNS = ("class", "dataset", "error_code", "messages", "units", "no_replay", "recurred")
 MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "detail")
 USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, LetterOutcome.DISCARDED}
@@ -114,15 +113,14 @@ def status(*, as_json: bool) -> None:
 @dlq.command("list")
 @selecting
 @limit_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def list_letters(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
+@list_command("message_id", "class", "dataset", "error_code", "receive_count", "sent_at", "detail", "objects")
+def list_letters(*, selection: LetterSelection, limit: int) -> list[dict[str, Any]]:
     """List messages, the oldest first, by the state of their units.
 
     Example: kfm dlq list --class unreadable
     """
     with opened_pipeline(read_only=True) as pipeline:
-        rows = [letter.as_json() for letter in letters.look(pipeline, limit=limit) if selection.takes(letter)]
-    show_rows(rows, LETTER_COLUMNS, as_json=as_json)
+        return [letter.as_json() for letter in letters.look(pipeline, limit=limit) if selection.takes(letter)]
 
 
 @dlq.command()

@@ -13,7 +13,7 @@ import click
 
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import list_command
 from kfm_dagster.contracts.filters import BadFilterError, Filter, OfDataset
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.plural import counted
@@ -30,8 +30,6 @@ _COMPLETED: Mapping[str, click.ParamType[str]] = {
 limit_option = click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Maximum number of rows."
 )
-ids_option = click.option("--ids", is_flag=True, help="Only the first column, one per line, for xargs.")
-rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 
 
 def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
@@ -40,12 +38,9 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
     def decorated(command: Callable[[], None]) -> Callable[..., None]:
         @filter_options(view)
         @limit_option
-        @rows_as_json
-        @ids_option
+        @list_command(*view.columns)
         @wraps(command)
-        def listed(*, row_filter: Filter, limit: int, as_json: bool, ids: bool) -> None:
-            if ids and as_json:
-                raise click.UsageError("--ids and --json exclude each other")
+        def listed(*, row_filter: Filter, limit: int) -> Sequence[Any]:
             if isinstance(row_filter, OfDataset):
                 # Before the ledger is opened: a misspelt dataset is reported first, even without a ledger.
                 require_dataset(row_filter.dataset)
@@ -53,12 +48,10 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
                 if wal_id := getattr(row_filter, "wal_id", None):
                     row_filter = row_filter.model_copy(update={"wal_id": UNIT.whole_in(pipeline.database, wal_id)})
                 rows = view.query(pipeline, row_filter, None, limit + 1).rows
-            if ids:
-                click.echo("".join(f"{getattr(row, view.columns[0])}\n" for row in rows[:limit]), nl=False)
-            else:
-                show_rows(rows[:limit], view.columns, as_json=as_json)
             if len(rows) > limit:
-                click.echo(f"the first {counted(limit, 'row')}; more: --limit, or a narrower filter", err=True)
+                note = f"the first {counted(limit, 'row')}; more: --limit, or a narrower filter"
+                click.get_current_context().call_on_close(partial(click.echo, note, err=True))
+            return rows[:limit]
 
         return listed
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.filter_options import filter_options, rows_as_json
+from kfm_dagster.cli.filter_options import filter_options
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import rows_as_json, show_rows
 from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.exports.gap_picture import OPENING, draw, gap_picture
 from kfm_dagster.ledger.gaps import arrival_times

@@ -12,7 +12,7 @@ from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.kill_switch import list_switches
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import list_command
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.review import Command, Proposal
 from kfm_dagster.plural import counted
@@ -20,9 +20,6 @@ from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.decisions import LOG
-
-PENDING_COLUMNS = ("proposal_id", "at", "proposed_by", "command", "units", "reason", "expires_at", "change_ref")
-
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
@@ -48,19 +45,19 @@ governance.add_command(list_switches, "paused")
 
 
 @governance.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with every unit.")
-def pending(*, as_json: bool) -> None:
-    """List overrides that wait for a second person, the newest first.
+@list_command("proposal_id", "at", "proposed_by", "command", "units", "reason", "expires_at", "change_ref")
+def pending() -> list[dict[str, Any]]:
+    """List overrides that wait for a second person, the newest first; with --json also their units.
 
     Example: kfm governance pending
     """
     with opened_pipeline(read_only=True) as pipeline:
         review = pipeline.ledger.review
         with pipeline.database.snapshot() as tx:
-            rows = [proposal_row(proposal) for proposal in review.waiting(tx=tx)]
-            if as_json:
-                rows = [row | {"overrides": review.units(row["proposal_id"], tx=tx)} for row in rows]
-    show_rows(rows, PENDING_COLUMNS, as_json=as_json)
+            return [
+                proposal_row(proposal) | {"overrides": review.units(proposal.proposal_id, tx=tx)}
+                for proposal in review.waiting(tx=tx)
+            ]
 
 
 @governance.command()

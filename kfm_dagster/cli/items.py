@@ -14,7 +14,7 @@ import click
 
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.completion import POSITIVE
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import ids_option, show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.plural import counted
@@ -85,6 +85,7 @@ def items() -> None:
 @click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
 @click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="Write them as one GeoParquet file.")
 @click.option("--json", "as_json", is_flag=True, help="One Item per line.")
+@ids_option
 def search(
     *,
     collections: Sequence[str],
@@ -94,6 +95,7 @@ def search(
     limit: int,
     parquet: Path | None,
     as_json: bool,
+    ids: bool,
 ) -> None:
     """Search by time, box and properties, over the GeoParquet beside the catalog, without the database.
 
@@ -118,7 +120,8 @@ def search(
         click.echo(f"{counted(_write(parquet, tables), 'Item')} in {parquet}")
         return
     matches = [item for table in tables for item in to_items(table)]
-    show_rows(matches if as_json else map(_row, matches), COLUMNS, as_json=as_json)
+    rows = matches if as_json else map(_row, matches)
+    show_rows(rows, COLUMNS, as_json=as_json, ids_of="id" if ids else None)
 
 
 def _first(settings: Settings, collections: Sequence[str], wanted: SearchCriteria, limit: int) -> Iterator[pa.Table]:

@@ -26,9 +26,9 @@ from kfm_dagster.cli.decision_options import (
     require_confirmation,
     unknown_record,
 )
-from kfm_dagster.cli.filter_options import filter_options, lists, require_dataset, rows_as_json
+from kfm_dagster.cli.filter_options import filter_options, lists, require_dataset
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_fields, show_section
+from kfm_dagster.cli.tables import rows_as_json, show_fields, show_section
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import ArtifactError, ExitCode, KfmError, RecordMovedError

@@ -12,8 +12,9 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 import click
@@ -35,18 +36,54 @@ LEAST_PROSE = 16
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+(Z|\+00:00)")
 _ELLIPSIS = "…"
+rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+ids_option = click.option("--ids", is_flag=True, help="Only the ids, one per line, for xargs.")
 
 
-def show_rows(rows: Iterable[Any], columns: Sequence[str], *, as_json: bool = False, whole: bool = False) -> None:
-    """Print rows: `columns` as a table, `none` for no rows, or all fields as JSON lines.
+def list_command(
+    *columns: str, ids_of: str | None = None
+) -> Callable[[Callable[..., Iterable[Any] | None]], Callable[..., None]]:
+    """Return a decorator that makes a list command, with --json and --ids, of a function that returns rows.
+
+    `ids_of` is the column of the ids, by default the first. A function that returns None has printed its answer.
+    """
+
+    def decorated(command: Callable[..., Iterable[Any] | None]) -> Callable[..., None]:
+        @rows_as_json
+        @ids_option
+        @wraps(command)
+        def listed(*, as_json: bool, ids: bool, **arguments: Any) -> None:
+            if (rows := command(**arguments)) is not None:
+                show_rows(rows, columns, as_json=as_json, ids_of=(ids_of or columns[0]) if ids else None)
+
+        return listed
+
+    return decorated
+
+
+def show_rows(
+    rows: Iterable[Any],
+    columns: Sequence[str],
+    *,
+    as_json: bool = False,
+    whole: bool = False,
+    ids_of: str | None = None,
+) -> None:
+    """Print rows: `columns` as a table, `none` for no rows; all fields as JSON lines; or each value of `ids_of` once.
 
     A row is a mapping, a dataclass or a model. `columns` are in the order of importance, unless values stay `whole`.
     """
+    if as_json and ids_of:
+        raise click.UsageError("--ids and --json exclude each other")
     if as_json:
         for row in rows:
             click.echo(json.dumps(json_row(row)))
         return
-    cells = [[_cell(row[name] if isinstance(row, Mapping) else getattr(row, name)) for name in columns] for row in rows]
+    if ids_of:
+        for name in dict.fromkeys(_value(row, ids_of) for row in rows):
+            click.echo(name)
+        return
+    cells = [[_cell(_value(row, name)) for name in columns] for row in rows]
     if not cells:
         click.echo("none")
         return
@@ -185,6 +222,10 @@ def _without_middle(text: str, width: int) -> str:
         return text
     head = (width - 1) // 3
     return text[:head] + _ELLIPSIS + text[len(text) - (width - 1 - head) :]
+
+
+def _value(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def _cell(value: Any) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 
 from kfm_dagster.cli.completion import REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.decision_options import unknown_record
-from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset, rows_as_json
+from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset
 from kfm_dagster.cli.main import Lazy, LazyGroup
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_fields, show_rows, show_section
+from kfm_dagster.cli.tables import ids_option, list_command, rows_as_json, show_fields, show_rows, show_section
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.search import UnitFilter
@@ -94,7 +96,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("wal_id", type=UNIT)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def history(*, wal_id: str, as_json: bool) -> None:
     """Show every transition of a record, oldest first.
 
@@ -112,17 +114,20 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
 @limit_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
-def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: bool) -> None:
+@ids_option
+def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: bool, ids: bool) -> None:
     """Count and list ignored records of messages, with the reason, the newest message first.
 
     Example: kfm units ignored --dataset hrrr --reason sidecar --json
     """
+    if ids and counts:
+        raise click.UsageError("--ids and --counts exclude each other: counts have no ids")
     require_dataset(row_filter.dataset)
     with opened_pipeline(read_only=True) as pipeline:
         totals = IGNORED_COUNTS.query(pipeline, row_filter, None, limit).rows
         records = [] if counts else IGNORED.query(pipeline, row_filter, None, limit).rows
-    if as_json:
-        show_rows(totals if counts else records, (), as_json=True)
+    if as_json or ids:
+        show_rows(totals if counts else records, (), as_json=as_json, ids_of="message_id" if ids else None)
         return
     show_section("by dataset and reason", totals, IGNORED_COUNTS.columns, whole=False)
     if records:
@@ -133,8 +138,8 @@ def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: boo
 @filter_options(REJECTIONS)
 @click.option("--body", is_flag=True, help="Print the message that --message names, unchanged.")
 @limit_option
-@rows_as_json
-def rejected(*, row_filter: RejectionFilter, body: bool, limit: int, as_json: bool) -> None:
+@list_command(*REJECTIONS.columns, ids_of="message_id")
+def rejected(*, row_filter: RejectionFilter, body: bool, limit: int) -> Sequence[Any] | None:
     """List rejected messages and records, with the reason, the newest first.
 
     Example: kfm units rejected --reason malformed_json --json
@@ -145,6 +150,5 @@ def rejected(*, row_filter: RejectionFilter, body: bool, limit: int, as_json: bo
         if body and row_filter.message is not None:
             message_id = REJECTED_MESSAGE.whole_in(pipeline.database, row_filter.message)
             click.echo(rejected_message(pipeline.deliveries, pipeline.landing, message_id))
-            return
-        page = REJECTIONS.query(pipeline, row_filter, None, limit)
-    show_rows(page.rows, REJECTIONS.columns, as_json=as_json)
+            return None
+        return REJECTIONS.query(pipeline, row_filter, None, limit).rows

@@ -560,7 +560,7 @@ EMPTY = {"alerts list", "gaps", "governance pending", "items search", "replay li
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_every_list_has_a_line_for_each_row_within_the_width_and_json_lines(
+def test_every_list_has_a_line_for_each_row_within_the_width_json_lines_and_ids(
     width: int,
     call: Call,
     ledger: dict[str, NoddWalRecord],
@@ -578,7 +578,7 @@ def test_every_list_has_a_line_for_each_row_within_the_width_and_json_lines(
     assert call("pause", "all", "--reason", "the catalog is being moved, in several steps of one day each").code == 0
     words = {"units history": [failing], "units ignored": ["--counts"]}
     monkeypatch.setenv("COLUMNS", str(width))
-    lists, faults = set(), {}
+    lists, with_ids, faults = set(), set(), {}
     for path in commands(kfm):
         is_list = any(
             isinstance(option, click.Option) and (option.help or "").startswith("One JSON object per line")
@@ -595,7 +595,14 @@ def test_every_list_has_a_line_for_each_row_within_the_width_and_json_lines(
         body = [text for text in table[rule[0] + 1 :] if text.strip()] if rule else []
         if max(map(len, table), default=0) > width or len(body) != len(as_json.rows) or bool(body) is (line in EMPTY):
             faults[line] = (shown, as_json)
+        if any("--ids" in option.opts for option in command_at(path).params):
+            rows, ids = call(*path, "--json").rows, call(*path, "--ids").out.splitlines()
+            if not all(any(name in map(str, row.values()) for row in rows) for name in ids) or bool(ids) != bool(rows):
+                faults[f"{line} --ids"] = (rows, ids)
+            assert "exclude each other" in call(*path, "--ids", "--json").err
+            with_ids.add(line)
     assert not faults
+    assert {"units rejected", "units ignored", "dataset list", "governance pending", "backfill status"} <= with_ids
     assert len(lists) > 12
 
 

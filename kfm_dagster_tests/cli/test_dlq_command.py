@@ -141,6 +141,7 @@ def test_redrive_and_discard_treat_what_they_are_for(dlq_fixture: DlqFixture, ca
     moved = call("redrive", *WHY, "--limit", "1", "--confirm", "--json")
     assert (moved.code, moved.document["report"]["outcomes"]) == (ExitCode.DONE, {"moved": 1, "left": 2})
     rows = [json.loads(line) for line in call("list", "--json").out.splitlines()]
+    assert call("list", "--ids").out.split() == [row["message_id"] for row in rows]
     named = {row["class"]: row["message_id"] for row in rows}
     gone = call("discard", named["unreadable"], *WHY, "--confirm")
     assert (gone.code, standing(dlq_fixture)[1]) == (ExitCode.DONE, 1)

@@ -197,6 +197,8 @@ def test_a_detached_replay_is_paused_resumed_and_stopped_by_its_id(stand: Stand,
         assert (answer.code, answer.document["state"]) == (0, state)
     assert call("pause", name, "--reason", "too late").code == 3
     assert [row["state"] for row in call("status", "--json").document] == ["stopped"]
+    assert call("status", "--ids").out.split() == [row["replay_run_id"] for row in call("status", "--json").document]
+    assert "--ids lists the replays" in call("status", "--ids", "--json").err
     assert {
         entry.actor for entry in own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_PAUSED)
     } == {"jane"}

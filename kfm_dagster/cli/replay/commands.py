@@ -44,7 +44,7 @@ from kfm_dagster.cli.replay.interface import (
     starting,
 )
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import ids_option, show_rows
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.plural import counted
@@ -142,16 +142,20 @@ def from_spec(*, shell: Shell, file: Path, dry: bool, **how: Any) -> ExitCode:
 
 @replay.command()
 @click.argument("replay_run_id", type=REPLAY, required=False)
+@ids_option
 @everywhere
-def status(*, shell: Shell, replay_run_id: str | None) -> None:
+def status(*, shell: Shell, replay_run_id: str | None, ids: bool) -> None:
     """Show the progress of a replay, or list the newest replays.
 
     Example: kfm replay status --output json
     """
+    if ids and (replay_run_id is not None or shell.output != "table"):
+        raise click.UsageError("--ids lists the replays: leave out the id, --json and --output")
+    ids_of = "replay_run_id" if ids else None
     with _engine(shell, read_only=True) as engine:
         if replay_run_id is None:
             rows = [run.as_json() for run in engine.newest()]
-            show(rows, output=shell.output, as_table=lambda: show_rows(rows, RUN_COLUMNS))
+            show(rows, output=shell.output, as_table=lambda: show_rows(rows, RUN_COLUMNS, ids_of=ids_of))
         else:
             replay_run_id = REPLAY.whole_in(engine.pipeline.database, replay_run_id)
             show_report(engine.report(replay_run_id), output=shell.output)

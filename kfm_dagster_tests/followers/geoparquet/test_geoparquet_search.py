@@ -444,6 +444,7 @@ def test_the_command_finds_items_by_time_box_and_property(published: Path, call:
         assert all(row["type"] == "Feature" and row["stac_version"] == "1.1.0" for row in answer.rows)
         shown = call("items", "search", *arguments)
         assert shown.out.count("OR_ABI") == len(scans)
+        assert call("items", "search", *arguments, "--ids").out.split() == [row["id"] for row in answer.rows]
 
 
 def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
