@@ -75,7 +75,7 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
             most=MOST_MATTERS,
             undecided=+undecided,
             units=[{"dataset": dataset, **pulses[dataset], **counts} for dataset, counts in status.units.items()],
-            units_columns=("dataset", "last_24_hours", "newest_at", "lag", *Status),
+            units_columns=("dataset", "last_24_hours", "newest_arrival", "lag", *Status),
             units_links={name: partial(_units_path, name) for name in Status},
             matter_links={"what": lambda matter: matter.path},
             waits=None if oldest is None else max(status.at - oldest, timedelta(0)),
@@ -119,7 +119,7 @@ def pulse(view: Transaction, dataset: str, at: datetime) -> dict[str, Any]:
     units = view.run("console.newest_successes", dataset=dataset, limit=PULSE_UNITS).all()
     return {
         "last_24_hours": Markup(strip(hours, ended_by_hour(view, dataset, hours[0]))),  # noqa: S704, its own numbers
-        "newest_at": max((row.created_at for row in units), default=None),
+        "newest_arrival": max((row.created_at for row in units), default=None),
         "lag": duration(median((row.updated_at - row.created_at).total_seconds() for row in units)) if units else None,
     }
 

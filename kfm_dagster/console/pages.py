@@ -40,25 +40,32 @@ _PAGES = {
     "replay_run_id": "/replays/{}",
 }
 _STATES = {"status", "to_status", "state", "level", "urgency"}
+_WORDS = {"object_uri": "object", "replay_run_id": "replay", "run_id": "run", "to_status": "status", "wal_id": "unit"}
 _CODE = {"next_step", "replay_run_id", "run_id", "wal_id"}
 
 
 def heading(rows: Iterable[Any], name: str) -> Markup:
     """Return a column's heading: its name in words."""
     kind = Markup(' class="number"') if int in {type(_value(row, name)) for row in rows} else ""
-    return Markup('<th scope="col"{}>{}</th>').format(kind, name.replace("_", " "))
+    return Markup('<th scope="col"{}>{}</th>').format(kind, _words(name))
 
 
 @jinja2.pass_context
 def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Markup:
     """Return the cell of a row in a column; ids are shown by their prefix. A narrow screen shows its label."""
     value = _value(row, name)
-    kind = ' class="number"' if type(value) is int else ' class="time"' if isinstance(value, datetime) else ""
+    kind = (
+        ' class="number"'
+        if type(value) is int
+        else ' class="whole"'
+        if isinstance(value, datetime) or name in _PAGES
+        else ""
+    )
     content = time(context, value) if isinstance(value, datetime) else "" if value is None else _content(name, value)
     address = links[name](row) if name in links else _PAGES[name].format(value) if value and name in _PAGES else None
     if address is not None:
         content = Markup('<a href="{}">{}</a>').format(address, content)
-    label = Markup(' data-label="{}"').format(name.replace("_", " "))
+    label = Markup(' data-label="{}"').format(_words(name))
     return Markup("<td{}{}>{}</td>").format(Markup(kind), label, content)  # noqa: S704, one of the two above
 
 
@@ -71,8 +78,13 @@ def time(context: Mapping[str, Any], value: datetime | None) -> Markup:
     absolute = text.replace("T", " ").replace("Z", " UTC")
     age = context["at"] - value
     largest = " ".join(duration(age).split()[:2])
-    shown = f"{largest} ago" if timedelta(0) <= age < RECENT else absolute
+    is_recent = timedelta(0) <= age < RECENT
+    shown = absolute if not is_recent else "now" if age < timedelta(seconds=1) else f"{largest} ago"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(text, absolute, shown)
+
+
+def _words(name: str) -> str:
+    return _WORDS.get(name, name.replace("_", " "))
 
 
 def _value(row: Any, name: str) -> Any:

@@ -153,7 +153,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "object_link": alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
         "cases": [(case, _evidence(pipeline.store, case)) for case in details.cases],
-        "catalog": pipeline.settings.catalog_public_url.rstrip("/"),
+        "catalog": (pipeline.settings.catalog_public_url or pipeline.settings.catalog).rstrip("/"),
     }
 
 

@@ -102,7 +102,7 @@ def test_the_report_comes_as_json_or_as_a_page_and_is_the_same(worked: Ask) -> N
     assert {"stops_triggered", "retries", "replays", "kpis"} <= set(report)
     page = worked(PATH, Accept="text/html")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "<td>nexrad-l2.settle</td>" in page.text
+    assert ">nexrad-l2.settle</td>" in page.text
     assert report["audit"]["head"] in page.text
     assert "<h1>Validation</h1>" in worked(f"{PATH}?format=html").text
     assert worked(f"{PATH}?format=json&days=3650", Accept="text/html").headers["content-type"] == "application/json"

@@ -178,24 +178,30 @@ def test_a_cell_is_by_the_column_and_its_value() -> None:
         ("units", 1200, '<td class="number">1,200</td>'),
         ("exact", False, "<td>no</td>"),
         ("exact", True, "<td>yes</td>"),
-        ("at", AT, f'<td class="time"><time datetime="2026-01-31T06:00:00Z" title="{title}">{title}</time></td>'),
+        ("at", AT, f'<td class="whole"><time datetime="2026-01-31T06:00:00Z" title="{title}">{title}</time></td>'),
         ("status", Status.IN_PROGRESS, '<td><span class="badge in_progress">in progress</span></td>'),
-        ("dataset", "hrrr", '<td><a href="/datasets/hrrr">hrrr</a></td>'),
-        ("dataset", None, "<td></td>"),
-        ("wal_id", ID, f'<td><a href="/units/{ID}"><code>{ID[:8]}</code></a></td>'),
+        ("dataset", "hrrr", '<td class="whole"><a href="/datasets/hrrr">hrrr</a></td>'),
+        ("dataset", None, '<td class="whole"></td>'),
+        ("wal_id", ID, f'<td class="whole"><a href="/units/{ID}"><code>{ID[:8]}</code></a></td>'),
         ("next_step", "kfm doctor", "<td><code>kfm doctor</code></td>"),
         ("object_uri", "s3://b/a/c", '<td><code title="s3://b/a/c">c</code></td>'),
         ("code", "x", '<td><a href="/code/x">x</a></td>'),
         ("none", "x", "<td>x</td>"),
     ]
     for name, value, expected in cells:
-        label = f' data-label="{name.replace("_", " ")}">'
+        words = {"object_uri": "object", "wal_id": "unit"}.get(name, name.replace("_", " "))
+        label = f' data-label="{words}">'
         assert str(cell(NOW, {name: value}, name, links)) == expected.replace(">", label, 1)
 
 
 def test_a_time_of_the_last_two_days_is_an_age_with_the_time_as_its_title() -> None:
     two_days = timedelta(days=2)
-    ages = {timedelta(0): "0 ms ago", timedelta(minutes=61): "1 h ago", two_days - timedelta(seconds=1): "47 h ago"}
+    ages = {
+        timedelta(0): "now",
+        timedelta(seconds=1): "1.0 s ago",
+        timedelta(minutes=61): "1 h ago",
+        two_days - timedelta(seconds=1): "47 h ago",
+    }
     title = "2026-01-31 06:00:00 UTC"
     for age, shown in {**ages, two_days: title, -timedelta(seconds=1): title}.items():
         text = str(time({"at": AT + age}, AT))
