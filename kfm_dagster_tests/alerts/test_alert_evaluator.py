@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.alerts.evaluator import AlertEvaluator, Answer, Endpoint
+from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
 from kfm_dagster.alerts.store import (
     LEASE,
-    AlertMessage,
     AlertState,
 )
 from kfm_dagster.errors import ConfigurationError, RefusedError, UnknownNameError
@@ -25,6 +25,7 @@ from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET, Clock, Mailbox, Record, desk_over
+from kfm_dagster_tests.moments import DeathError
 from kfm_dagster_tests.transactions import own_tx
 
 HERE = f"path_desync: {STAGE} G3"
@@ -152,20 +153,17 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
 
 @pytest.mark.clause("PCS-18")
 def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
-    evaluator: AlertEvaluator, record: Record, box: Mailbox
+    database: Database, plan: AlertPlan, evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
     record.line(AuditKind.REPLAY, "diverged", run="r7")
     evaluator.evaluate()
     assert sorted(number for number, _ in box.taken) == [NOTIFY, PAGE, TICKET]
     assert "kfm runs show r7" in box.bodies[0]
-
-
-def test_one_url_of_two_channels_hears_an_alert_once(
-    database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
-) -> None:
-    evaluator = desk_over(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
-    record.line(AuditKind.REPLAY, "diverged")
-    evaluator.evaluate()
+    # One URL of two channels hears an alert once.
+    box.taken.clear()
+    two = desk_over(database, plan, now, box, urls="json://127.0.0.1:1/all page_ops=json://127.0.0.1:1/page")
+    record.line(AuditKind.REPLAY, "diverged", run="r8")
+    two.evaluate()
     assert sorted(number for number, _ in box.taken) == [1, 2]
 
 
@@ -252,15 +250,9 @@ def test_evaluators_at_once_tell_each_alert_once(
 def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
-    class DiesError(BaseException):
-        pass
-
-    def dies(endpoint: Endpoint, message: AlertMessage) -> Answer:
-        raise DiesError
-
     record.gate("G3")
-    dying = replace(desk_over(database, plan, now, box), send=dies)
-    with pytest.raises(DiesError):
+    dying = replace(desk_over(database, plan, now, box), send=Mock(side_effect=DeathError))
+    with pytest.raises(DeathError):
         dying.evaluate()
     for wait, taken in ((timedelta(seconds=30), 0), (LEASE, 1), (LEASE, 1)):
         now.at += wait

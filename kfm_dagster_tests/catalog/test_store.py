@@ -161,8 +161,8 @@ def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(
 
 
 @pytest.mark.clause("OPR-08")
-def test_the_catalog_opens_with_pystac_and_gives_each_item_once(
-    catalog: Catalog, contracts: ContractRegistry, root: Path
+def test_the_catalog_opens_with_pystac_and_gives_each_item_once_by_the_official_schemas(
+    catalog: Catalog, contracts: ContractRegistry, root: Path, shared_data: Path
 ) -> None:
     expected = set()
     for batch in ([goes(number) for number in range(8)], [hrrr()], [nexrad()]):
@@ -176,15 +176,7 @@ def test_the_catalog_opens_with_pystac_and_gives_each_item_once(
         assert item.get_collection() is not None
         assert item.get_collection().id == item.collection_id  # type: ignore[union-attr]
     trees.assert_consistent(root)
-
-
-@pytest.mark.clause("OPR-08")
-def test_every_document_satisfies_the_official_extension_schemas(
-    catalog: Catalog, contracts: ContractRegistry, root: Path, shared_data: Path
-) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
-    for batch in ([goes(0)], [hrrr()], [nexrad()]):
-        catalog.register(candidates(contracts, batch), fence=open_fence)
     for name, document in trees.walk(root).items():
         assert official.errors(document) == [], name
     assert official.checked == {"projection", "file", "processing", "sat", "eo", "raster", "forecast"}
@@ -290,7 +282,9 @@ def test_results_are_verified_by_what_the_index_has(catalog: Catalog, register: 
     catalog.verify(DATASET, created)
 
 
-def test_a_lost_or_torn_item_is_told(catalog: Catalog, register: Register, root: Path) -> None:
+def test_a_lost_or_torn_item_and_a_place_that_does_not_answer_are_told(
+    catalog: Catalog, register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = register(goes(0), goes(1))
     path = root / str(results[1].item_href)
     whole = path.read_bytes()
@@ -298,6 +292,11 @@ def test_a_lost_or_torn_item_is_told(catalog: Catalog, register: Register, root:
         path.unlink() if torn is None else path.write_bytes(torn)
         with pytest.raises(DependencyUnavailableError, match=str(results[1].item_href)):
             catalog.verify(DATASET, results)
+    silent = Mock(side_effect=PublishError(StacIssue.IO_ERROR, "the share is gone"))
+    monkeypatch.setattr(FolderPublisher, "read", silent)
+    with pytest.raises(DependencyUnavailableError, match="the share is gone") as raised:
+        catalog.verify(DATASET, results)
+    assert raised.value.next_step
 
 
 def test_an_item_that_the_index_does_not_know_is_told_and_nothing_is_made_up(
@@ -321,17 +320,6 @@ def test_another_writers_promotion_is_waited_for(
     readings = [{path: whole.replace(b"goes-19", b"goes-18")}, {path: whole}]
     monkeypatch.setattr(FolderPublisher, "read", Mock(side_effect=readings))
     catalog.verify(DATASET, told)
-
-
-def test_a_place_that_does_not_answer_is_told_with_what_to_do(
-    catalog: Catalog, register: Register, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = register(goes(0))
-    silent = Mock(side_effect=PublishError(StacIssue.IO_ERROR, "the share is gone"))
-    monkeypatch.setattr(FolderPublisher, "read", silent)
-    with pytest.raises(DependencyUnavailableError, match="the share is gone") as raised:
-        catalog.verify(DATASET, told)
-    assert raised.value.next_step
 
 
 def _collections(database: Database) -> list[object]:

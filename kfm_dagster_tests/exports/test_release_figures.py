@@ -117,15 +117,12 @@ def test_the_timeline_shows_how_long_an_attempt_took_and_its_number() -> None:
     assert last > max(each.ended or each.at for each in attempts)
 
 
-def test_a_crowded_row_drops_the_numbers_and_no_mark() -> None:
+def test_a_crowded_row_drops_the_numbers_and_no_mark_and_nothing_to_mark_is_said_without_a_time() -> None:
     [first, *_] = bundle_sample.attempts()
     crowd = [replace(first, at=first.at + timedelta(seconds=second), number=second + 1) for second in range(41)]
     assert not timeline(STAGES, marks([], crowd)).texts
     assert len(drawn([], crowd)["retry"]) == 41
     assert len(timeline(STAGES, marks([], crowd[:40])).texts) == 40
-
-
-def test_nothing_to_mark_is_said_without_a_made_up_time() -> None:
     axes = timeline([], [])
     assert axes.get_title() == "Nothing was retried, replayed or rolled back"
     assert not len(axes.get_xticks())

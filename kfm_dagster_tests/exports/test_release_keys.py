@@ -39,13 +39,10 @@ def test_a_key_is_made_once_where_only_its_owner_can_read_it(home: Path) -> None
     signed = verify_detached(b"x", sign_detached(b"x", again.secret), trusted_certificates(Settings.load()))
     assert signed.fingerprint == first.fingerprint
     assert b"PRIVATE" not in (home / "keys" / "release.asc").read_bytes()
-
-
-def test_a_certificate_that_was_lost_is_made_again_from_its_key(home: Path) -> None:
-    made = open_signer(Settings.load())
+    # A certificate that was lost is made again from its key.
     (home / "keys" / "release.asc").unlink()
-    assert open_signer(Settings.load()).fingerprint == made.fingerprint
-    assert [each.fingerprint.upper() for each in trusted_certificates(Settings.load())] == [made.fingerprint]
+    assert open_signer(Settings.load()).fingerprint == first.fingerprint
+    assert [each.fingerprint.upper() for each in trusted_certificates(Settings.load())] == [first.fingerprint]
 
 
 def test_processes_that_begin_together_share_one_key(home: Path) -> None:
@@ -105,7 +102,12 @@ def test_a_key_of_gpg_opens_with_its_passphrase_only(
     assert gpg("--verify", tmp_path / "signature", tmp_path / "manifest").returncode == 0
 
 
-def test_a_keyring_holds_every_certificate_that_is_trusted(home: Path, tmp_path: Path, key: pysequoia.Tsk) -> None:
+def test_a_keyring_holds_every_certificate_that_is_trusted_and_without_one_nothing_is(
+    home: Path, tmp_path: Path, key: pysequoia.Tsk
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"certificate to verify with is missing.*--certificate FILE"):
+        trusted_certificates(Settings.load())
+    assert not home.exists()
     ring = tmp_path / "ring.asc"
     other = pysequoia.Tsk.generate("the next key").extract_certificate()
     ring.write_text(f"{other}{key.extract_certificate()}")
@@ -127,12 +129,6 @@ def test_a_file_that_holds_another_thing_is_one_line(
             open_file(Settings.load(), file)
         assert str(file) in str(refusal.value)
         assert len(str(refusal.value)) < 500
-    assert not home.exists()
-
-
-def test_without_a_certificate_nothing_is_trusted_and_no_key_is_made(home: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"certificate to verify with is missing.*--certificate FILE"):
-        trusted_certificates(Settings.load())
     assert not home.exists()
 
 

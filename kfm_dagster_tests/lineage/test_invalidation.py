@@ -136,14 +136,13 @@ def test_what_is_told_of_a_withdrawal_keeps_to_the_official_schemas(
 def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
-    lineage.emit(
-        [*units(0, 1), LineageUnit.of(superseded(1, by=0))], run=run("run"), contract=contract, fence=open_fence
-    )
-    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
     import prov.model
     import rdflib
     from rdflib import PROV
 
+    batch = [*units(0, 1), LineageUnit.of(superseded(1, by=0))]
+    lineage.emit(batch, run=run("run"), contract=contract, fence=open_fence)
+    own_tx(lineage).invalidate(run_id="run", contract=contract, reason="S1")
     graph = rdflib.Graph()
     for path in root.glob("prov/**/*.jsonld"):
         graph.parse(path, format="json-ld")

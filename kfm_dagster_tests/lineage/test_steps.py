@@ -250,40 +250,25 @@ def test_several_tellers_tell_each_step_once(
     assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 40
 
 
-def test_a_backend_gets_the_steps(
-    database: Database, nodes: IdempotentNodes, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
+def test_a_backend_gets_a_step_of_a_governed_dataset_under_its_public_name_with_many_inputs_counted(
+    database: Database, nodes: IdempotentNodes, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    inputs = [tmp_path / f"{number}.txt" for number in range(101)]
+    for file in inputs:
+        file.write_text("wind\n")
+    node = CountLines(files=inputs, folder=tmp_path / "out", name="sage-grouse.count@2026-03-01")
     run_node(nodes, node, run_id=RUN, code=CODE)
     with receiving() as receiver:
         backend = backend_at(receiver.url, monkeypatch)
-        lineage = Lineage(database, str(root), backend=backend, clock=lambda: NOON)
+        lineage = Lineage(database, str(root), public=lambda _: "governed-1", backend=backend, clock=lambda: NOON)
         lineage.publish_staged()
         assert lineage.deliver() == 2
         assert [event["eventType"] for event in receiver.taken] == ["START", "COMPLETE"]
-
-
-def test_a_governed_dataset_is_told_under_its_public_name(
-    database: Database, nodes: IdempotentNodes, root: Path, node: CountLines
-) -> None:
-    node.name = "sage-grouse.count@2026-03-01"
-    run_node(nodes, node, run_id=RUN, code=CODE)
-    Lineage(database, str(root), public=lambda _: "governed-1", clock=lambda: NOON).publish_staged()
     [end] = ends(root)
     assert end["node"] == "governed-1.count@2026-03-01"
     files = [file for file in root.rglob("*") if file.is_file()]
     assert len(files) == 2
     assert not any(b"sage-grouse" in file.read_bytes() or "sage-grouse" in file.name for file in files)
-
-
-def test_a_manifest_of_many_inputs_is_counted(
-    nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, tmp_path: Path
-) -> None:
-    files = [tmp_path / f"{number}.txt" for number in range(101)]
-    for file in files:
-        file.write_text("wind\n")
-    node.files = files
-    run_node(nodes, node, run_id=RUN, code=CODE)
-    lineage.publish_staged()
     [dataset] = events(root)[1]["inputs"]
     statistics = dataset["inputFacets"]["inputStatistics"]
     assert (statistics["fileCount"], statistics["size"]) == (101, 505)
