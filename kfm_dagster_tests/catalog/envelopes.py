@@ -80,47 +80,23 @@ def goes(
         f"ABI-L1b-RadC/{start:%Y/%j/%H}/OR_ABI-L1b-RadC-M6C13_G19_s{_stamp(start)}_e{_stamp(end)}"
         f"_c{_stamp(end + timedelta(seconds=5 + created))}.nc"
     )
-    return _envelope(
-        dataset="goes-abi",
-        uri=f"s3://noaa-goes19/{key}",
-        start=start,
-        end=end,
-        bbox=bbox,
-        version=version,
-        sequencer=sequencer,
-        properties={**_GOES_PROPERTIES, **properties},
-    )
+    values = {"version": version, "sequencer": sequencer, "properties": {**_GOES_PROPERTIES, **properties}}
+    return _envelope("goes-abi", f"s3://noaa-goes19/{key}", start, end, bbox, **values)
 
 
 def hrrr() -> Envelope:
     """A forecast with its index."""
     uri = "s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
-    return _envelope(
-        dataset="hrrr",
-        uri=uri,
-        start=DAY,
-        end=DAY + timedelta(hours=6),
-        bbox=(-134.1, 21.1, -60.9, 52.6),
-        version=f"{MD5}-12",
-        sequencer=None,
-        properties=_HRRR_PROPERTIES,
-        sidecars={".idx": f"{uri}.idx"},
-    )
+    end, bbox = DAY + timedelta(hours=6), (-134.1, 21.1, -60.9, 52.6)
+    values = {"version": f"{MD5}-12", "properties": _HRRR_PROPERTIES, "sidecars": {".idx": f"{uri}.idx"}}
+    return _envelope("hrrr", uri, DAY, end, bbox, **values)
 
 
 def nexrad() -> Envelope:
     """A radar volume."""
-    start = DAY + timedelta(hours=4, minutes=5, seconds=6)
-    return _envelope(
-        dataset="nexrad-l2",
-        uri="s3://unidata-nexrad-level2/2025/12/03/KTWX/KTWX20251203_040506_V06",
-        start=start,
-        end=start + timedelta(minutes=6),
-        bbox=(-101.3, 34.8, -91.1, 43.1),
-        version=MD5,
-        sequencer=None,
-        properties=_NEXRAD_PROPERTIES,
-    )
+    uri = "s3://unidata-nexrad-level2/2025/12/03/KTWX/KTWX20251203_040506_V06"
+    start, bbox = DAY + timedelta(hours=4, minutes=5, seconds=6), (-101.3, 34.8, -91.1, 43.1)
+    return _envelope("nexrad-l2", uri, start, start + timedelta(minutes=6), bbox, properties=_NEXRAD_PROPERTIES)
 
 
 def run_state(dataset: str, run_id: str = RUN_ID) -> dict[str, str]:
@@ -148,15 +124,15 @@ def with_metadata(envelope: Envelope, **changes: Any) -> Envelope:
 
 
 def _envelope(
-    *,
     dataset: str,
     uri: str,
     start: datetime,
     end: datetime,
     bbox: tuple[float, float, float, float],
-    version: str,
-    sequencer: str | None,
+    *,
     properties: dict[str, Any],
+    version: str = MD5,
+    sequencer: str | None = None,
     sidecars: dict[str, str] | None = None,
 ) -> Envelope:
     if "forecast:horizon" in properties:

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
@@ -76,46 +75,40 @@ def extracted(dataset: str, root: Path, path: str) -> Envelope:
 
 _RUN = datetime(2025, 4, 2, 12, tzinfo=UTC)
 
-REAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "gfs": ("gfswave.t18z.atlocn.0p16.f001.grib2", "gfs.t12z.pgrb2.0p25.f023"),
-        "goes-abi": (
-            "OR_ABI-L1b-RadM1-M6C01_G16_s20200010001262_e20200010001320_c20200010001364.nc",
-            "OR_ABI-L1b-RadC-M6C06_G17_s20193002001196_e20193002003575_c20193002004003.nc",
-            "OR_ABI-L2-CMIPM1-M3C03_G16_s20171931811268_e20171931811326_c20171931811389.nc",
-            "OR_ABI-L2-LSTC-M6_G16_s20200472301168_e20200472303540_c20200472304538.nc",
-            "OR_ABI-L2-FDCC-M6_G17_s20193002001196_e20193002003569_c20193002004132.nc",
-        ),
-        "goes-glm": ("OR_GLM-L2-LCFA_G18_s20230261900000_e20230261900200_c20230261900213.nc",),
-        "hrrr": ("hrrr.t00z.wrfsfcf12.grib2", "hrrr.t06z.wrfsfcf01.grib2"),
-        "mrms": (
-            "MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",
-            "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
-        ),
-        "nexrad-l2": ("KTLX20140101_000624_V06.gz", "KCRP20200101_000431_V06"),
-        "nexrad-l2-chunks": ("20260328-201457-055-E",),
-        "ocean": ("oisst-avhrr-v02r01.20220913.nc",),
-        "surface-obs": ("720538-00164-2020.gz",),
-    }
-)
+REAL: Mapping[str, tuple[str, ...]] = {
+    "gfs": ("gfswave.t18z.atlocn.0p16.f001.grib2", "gfs.t12z.pgrb2.0p25.f023"),
+    "goes-abi": (
+        "OR_ABI-L1b-RadM1-M6C01_G16_s20200010001262_e20200010001320_c20200010001364.nc",
+        "OR_ABI-L1b-RadC-M6C06_G17_s20193002001196_e20193002003575_c20193002004003.nc",
+        "OR_ABI-L2-CMIPM1-M3C03_G16_s20171931811268_e20171931811326_c20171931811389.nc",
+        "OR_ABI-L2-LSTC-M6_G16_s20200472301168_e20200472303540_c20200472304538.nc",
+        "OR_ABI-L2-FDCC-M6_G17_s20193002001196_e20193002003569_c20193002004132.nc",
+    ),
+    "goes-glm": ("OR_GLM-L2-LCFA_G18_s20230261900000_e20230261900200_c20230261900213.nc",),
+    "hrrr": ("hrrr.t00z.wrfsfcf12.grib2", "hrrr.t06z.wrfsfcf01.grib2"),
+    "mrms": (
+        "MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",
+        "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
+    ),
+    "nexrad-l2": ("KTLX20140101_000624_V06.gz", "KCRP20200101_000431_V06"),
+    "nexrad-l2-chunks": ("20260328-201457-055-E",),
+    "ocean": ("oisst-avhrr-v02r01.20220913.nc",),
+    "surface-obs": ("720538-00164-2020.gz",),
+}
 """Under their own keys, by the last part of them."""
 
-FILES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
-    {
-        # A part of the object of that key.
-        "nbm": (
-            (
-                "nbm/blend.t00z.core.f001.tmp.co.grib2",
-                "noaa-nbm-grib2-pds/blend.20250901/00/core/blend.t00z.core.f001.co.grib2",
-            ),
-        ),
-        # By the volume scan's start, as Unidata names them.
-        "nexrad-l3": (
-            ("nexrad-l3/KOUN_SDUS54_N0QTLX_201305202016", "unidata-nexrad-level3/TLX_N0Q_2013_05_20_20_16_43"),
-            ("nexrad-l3/Level3_MCI_TR0_20160526_2154.nids", "unidata-nexrad-level3/MCI_TR0_2016_05_26_21_54_42"),
-        ),
-    }
-)
+NBM = "noaa-nbm-grib2-pds/blend.20250901/00/core"
+FILES: Mapping[str, Mapping[str, str]] = {
+    # A part of the object of that key.
+    "nbm": {
+        "nbm/blend.t00z.core.f001.tmp.co.grib2": f"{NBM}/blend.t00z.core.f001.co.grib2",
+    },
+    # By the volume scan's start, as Unidata names them.
+    "nexrad-l3": {
+        "nexrad-l3/KOUN_SDUS54_N0QTLX_201305202016": "unidata-nexrad-level3/TLX_N0Q_2013_05_20_20_16_43",
+        "nexrad-l3/Level3_MCI_TR0_20160526_2154.nids": "unidata-nexrad-level3/MCI_TR0_2016_05_26_21_54_42",
+    },
+}
 """Real files and the keys that objects of their kind have."""
 
 
@@ -128,7 +121,7 @@ def place(root: Path, data: Path, dataset: str) -> list[str]:
         for file in real.parent.glob(name.removesuffix("055-E") + "*"):
             _write(root, file.relative_to(data / "objects").as_posix(), file.read_bytes())
         paths.append(real.relative_to(data / "objects").as_posix())
-    for name, path in FILES.get(dataset, ()):
+    for name, path in FILES.get(dataset, {}).items():
         _write(root, path, (data / "files" / name).read_bytes())
         paths.append(path)
     for path, content in _samples(dataset).items():

@@ -249,11 +249,9 @@ def _newer_schema(deployed: Deployed) -> None:
 
 
 def _letter(deployed: Deployed) -> None:
-    deployed.queue("letters", primary=False, MessageRetentionPeriod="1209600")
+    _letters(deployed, letters=14 * 86_400, messages=604_800)
     sqs = deployed.cloud.client("sqs")
-    sqs.send_message(QueueUrl=sqs.get_queue_url(QueueName="letters")["QueueUrl"], MessageBody="x")
-    redrive = {"deadLetterTargetArn": "arn:aws:sqs:us-east-1:123456789012:letters", "maxReceiveCount": 5}
-    deployed.queue("with-letters", RedrivePolicy=json.dumps(redrive))
+    sqs.send_message(QueueUrl=sqs.get_queue_url(QueueName="letters-1209600-604800")["QueueUrl"], MessageBody="x")
 
 
 def _redrive(deployed: Deployed, *, count: int = 5, dlq: str | None = None) -> str:

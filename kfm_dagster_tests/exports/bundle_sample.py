@@ -48,25 +48,15 @@ def transitions() -> list[StageTransition]:
 
 def attempts() -> list[Attempt]:
     """Three retries of stac_register, the last still at it, and a replay of metadata_extract."""
-    at = BEGAN + timedelta(hours=3, minutes=6)
-    retries = [
-        Attempt(
-            at=at + timedelta(seconds=4**number),
-            stage="nexrad-l2.stac_register",
-            kind=AttemptKind.RETRY,
-            number=number,
-            ended=at + timedelta(seconds=4**number + 3) if number < 3 else None,
-        )
-        for number in (1, 2, 3)
+    at, replayed = BEGAN + timedelta(hours=3, minutes=6), BEGAN + timedelta(hours=2, minutes=30)
+    begun = {number: at + timedelta(seconds=4**number) for number in (1, 2, 3)}
+    retry = {"stage": "nexrad-l2.stac_register", "kind": AttemptKind.RETRY}
+    ended = {number: begun[number] + timedelta(seconds=3) for number in (1, 2)}
+    replay = {"stage": "nexrad-l2.metadata_extract", "kind": AttemptKind.REPLAY, "number": 1}
+    return [
+        *(Attempt(at=begun[number], number=number, ended=ended.get(number), **retry) for number in begun),
+        Attempt(at=replayed, ended=replayed + timedelta(minutes=11), **replay),
     ]
-    replay = Attempt(
-        at=BEGAN + timedelta(hours=2, minutes=30),
-        stage="nexrad-l2.metadata_extract",
-        kind=AttemptKind.REPLAY,
-        number=1,
-        ended=BEGAN + timedelta(hours=2, minutes=41),
-    )
-    return [*retries, replay]
 
 
 def audit_lines(told: Sequence[StageTransition]) -> Iterator[bytes]:

@@ -71,17 +71,8 @@ def issue(
     own = key(name)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signer = own if by is None else by.key
-    usage = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+    usage = dict.fromkeys(others.split(), False)
     builder = (
         x509.CertificateBuilder(
             subject_name=subject,
