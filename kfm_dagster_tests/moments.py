@@ -31,9 +31,9 @@ class Death:
     reached: list[str] = field(default_factory=list)
 
     def reach(self, moment: str) -> None:
-        """Die here if it is time. Raises DeathError."""
+        """Die here if it is time, and at each later moment. Raises DeathError."""
         self.reached.append(moment)
-        if len(self.reached) == self.at:
+        if self.died:
             raise DeathError(moment)
 
     @property
@@ -42,20 +42,23 @@ class Death:
         return len(self.reached) >= self.at
 
     def __str__(self) -> str:
-        return f"died at {self.at}: {self.reached[-1:]}"
+        return f"died at {self.at}: {self.reached[self.at - 1 :][:1]}"
 
 
 @contextmanager
 def dying(database: Database | None = None, *, at: int, only: str = "") -> Iterator[Death]:
-    """End the block at its `at`-th statement or failpoint; `only` those failpoints whose names begin so."""
+    """End the block at its `at`-th statement or failpoint; `only`: at that of the failpoints whose names begin so."""
     death = Death(at)
 
     def executed(_connection: Any, statement: Any, *_: Any) -> None:
-        death.reach(str(statement))
+        if death.died or not only:
+            death.reach(str(statement))
 
     if database is not None:
         sa.event.listen(database.engine, "after_execute", executed)
-    failpoints.install(lambda failpoint, _: death.reach(failpoint.value) if failpoint.startswith(only) else None)
+    failpoints.install(
+        lambda failpoint, _: death.reach(failpoint.value) if death.died or failpoint.startswith(only) else None
+    )
     try:
         yield death
     except DeathError:

@@ -62,7 +62,7 @@ def test_a_crash_anywhere_and_a_replay_end_as_a_clean_run(node: CountLines, data
         assert not report.failed
         if not begun:
             # It died before its intent was durable: nothing has happened, and the caller asks for the run again.
-            run_node(made, crashed, run_id=RUN, code=CODE)
+            run_node(made, named(crashed.name), run_id=RUN, code=CODE)
         assert story(database, crashed) == expected, death
         if not death.died:
             break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 
 import pytest
 
@@ -15,9 +14,8 @@ from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.recovery.dead_letters.treatments import drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds, End
-from kfm_dagster_tests.integration.chain import CrashError
+from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.recovery.dlq_fixture import DECISION, MALFORMED, DlqFixture, reopened
-from kfm_dagster_tests.recovery.dying import dying
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
 
@@ -45,9 +43,10 @@ UNITS = 90
 
 def die_while(act: Callable[..., object], failpoint: Failpoint, nth: int, dlq_fixture: DlqFixture) -> None:
     """Act until dead."""
-    mortal, times = reopened(dlq_fixture, lease_seconds=LEASE_SECONDS), count(1)
-    with dying(lambda name: name == failpoint and next(times) == nth), pytest.raises(CrashError):
+    mortal = reopened(dlq_fixture, lease_seconds=LEASE_SECONDS)
+    with dying(mortal.pipeline.database, at=nth, only=failpoint) as death:
         act(mortal.pipeline, decision=DECISION, bounds=Bounds(batch_size=20))
+    assert death.died
     mortal.pipeline.close()
 
 

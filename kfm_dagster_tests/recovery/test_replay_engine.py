@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 from threading import Barrier
 from typing import Any
 
@@ -18,6 +19,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownNameError, UnknownReplayReasonError
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.exports.validation import validate_report
+from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
@@ -27,11 +29,11 @@ from kfm_dagster.recovery.replay.limits import HoldReason
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.recovery.replay.units import Admission
 from kfm_dagster.settings import Environment
+from kfm_dagster.storage.statements import statement
 from kfm_dagster_tests.alerts.recorded import messages, service_url
 from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
-from kfm_dagster_tests.integration.chain import CrashError
-from kfm_dagster_tests.recovery.dying import dying
+from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
 from kfm_dagster_tests.transactions import own_tx
 
@@ -195,36 +197,26 @@ def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(stand: Sta
         stand.engine.advance(run.replay_run_id)
 
 
-ENDS = ("database.commit.before", "database.commit.after")
-"""Besides its statements, the moments at which an advance dies."""
-
-
-def killed(stand: Stand, replay_run_id: str) -> list[str]:
+def killed(stand: Stand, replay_run_id: str) -> set[str]:
     """Advance, dead at a later moment each time, until one advance gets through; return the moments."""
-    points: list[str] = []
-    while True:
-        reached: list[str] = []
-
-        def is_last(name: str, reached: list[str] = reached) -> bool:
-            reached += [name] if "." in name and (not name.startswith("database.") or name in ENDS) else []
-            return len(reached) > len(points)
-
-        try:
-            with dying(is_last):
-                ReplayEngine(pipeline=stand.pipeline).advance(replay_run_id)
-        except CrashError:
-            points.append(reached[-1])
-        else:
-            return points
+    moments: set[str] = set()
+    for at in count(1):
+        with dying(stand.pipeline.database, at=at) as death:
+            ReplayEngine(pipeline=stand.pipeline).advance(replay_run_id)
+        if not death.died:
+            break
+        moments.add(death.reached[at - 1])
+    return moments
 
 
 @pytest.mark.clause("RPL-05")
 def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_and_doubles_nothing(stand: Stand) -> None:
     units = stand.bring("failed", 2) + stand.bring("succeeded", 2, first=2) + stand.bring("quarantined", 2, first=4)
     run = stand.engine.start(repair("failed", "succeeded", "quarantined", limits={"batch_size": 4}), PERSON)
-    points = set(killed(stand, run.replay_run_id))
-    assert {"replay.lock", "replay.next_batch", "replay.units_of_batch", "replay.decide"} <= points
-    assert {"ledger.requeue", "ledger.decide", "ledger.override", *ENDS} <= points
+    moments, dialect = killed(stand, run.replay_run_id), stand.pipeline.database.dialect
+    names = "replay.lock replay.next_batch replay.units_of_batch replay.decide ledger.requeue ledger.decide"
+    assert {str(statement(dialect, name)) for name in (*names.split(), "ledger.override")} <= moments
+    assert {Failpoint.DATABASE_COMMIT_BEFORE, Failpoint.DATABASE_COMMIT_AFTER} <= moments
     # One died just after its commit, so the batch of that one is in, once.
     assert set(admissions(stand, run.replay_run_id).values()) == {1}
     stand.carry_out(run.replay_run_id)
