@@ -12,7 +12,6 @@ import pytest
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import GovernanceAction
-from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import EnsureResult, RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Transaction
@@ -229,27 +228,6 @@ def test_a_claim_is_taken_back_while_a_newer_version_is_let_in(bench: Bench, rel
         # What was superseded and is tried once more finds its object overwritten, and goes there, too.
         bench.ledger.settle([failed(unit, "etag_mismatch") for unit in bench.claim(old)], run_id=RUN)
         assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
-
-
-@pytest.mark.clause("BEY-01")
-def test_a_superseded_unit_of_a_dead_run_is_not_let_in_again(bench: Bench) -> None:
-    old, new = version(1, sequencer="01"), version(2, sequencer="02")
-    bench.ledger.ensure([old])
-    bench.claim(old)
-    bench.ledger.ensure([new])
-    assert bench.ledger.release_lost(run_ids=[RUN]) == RecoverReport(quarantined=(old.wal_id,))
-
-
-@pytest.mark.clause("BEY-01", "WSM-07")
-def test_no_replay_lets_a_superseded_failure_in(bench: Bench) -> None:
-    old, new = version(1, sequencer="01"), version(2, sequencer="02")
-    bench.bring_to("failed", old)
-    bench.ledger.ensure([new])
-    assert standing(bench, [old]) == ["quarantined"]
-    for reason in ReplayReason:
-        assert bench.ledger.requeue([old.wal_id], reason=reason) == frozenset()
-    bench.clock.advance(10**6)
-    assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
 
 
 @pytest.mark.clause("BEY-01")

@@ -172,6 +172,11 @@ WAYS = {
         lambda scene, tx: scene.bench.ledger.ensure([scene.newer], tx=tx),
         ("quarantined", "superseded", "superseded"),
     ),
+    "a newer version of a failure is announced": way(
+        brought_to("failed"),
+        lambda scene, tx: scene.bench.ledger.ensure([scene.newer], tx=tx),
+        ("quarantined", ABSENT, "superseded"),
+    ),
     "a version is announced late": way(
         lambda scene: scene.bench.ledger.ensure([scene.newer]),
         lambda scene, tx: scene.bench.ledger.ensure([scene.unit], tx=tx),
@@ -179,6 +184,12 @@ WAYS = {
     ),
     "a run is lost": way(
         Scene.claimed, calling("release_lost", run_ids=[RUN]), ("failed", "worker_lost"), ("recovered", "worker_lost")
+    ),
+    "the run of a superseded unit is lost": way(
+        superseded,
+        calling("release_lost", run_ids=[RUN]),
+        ("failed", "worker_lost"),
+        ("quarantined", "worker_lost", "superseded"),
     ),
     "a lease is over": way(
         expired, calling("release_lost"), ("failed", "lease_expired"), ("recovered", "lease_expired")

@@ -241,20 +241,26 @@ def test_entries_are_found_by_each_filter_alone_and_together(bench: Bench) -> No
 
 @pytest.mark.clause("WAL-10")
 def test_a_switch_is_on_to_the_last_moment_before_it_expires(bench: Bench) -> None:
-    switches, now = bench.ledger.switches, bench.clock.now
+    switches, now, waiting = bench.ledger.switches, bench.clock.now, envelope()
+    bench.bring_to("pending", waiting)
     with pytest.raises(RefusedError, match="before it begins"):
         switches.engage("hrrr", JANE, expires_at=now)
-    for dataset in ("hrrr", "gfs"):
+    for dataset in ("hrrr", "gfs", waiting.dataset):
         switches.engage(dataset, JANE, expires_at=now + timedelta(seconds=10))
     bench.clock.advance(9.999999)
     with pytest.raises(RefusedError, match="on already"):
         switches.engage("hrrr", JANE)
     assert own_tx(switches).off(["hrrr", "gfs", "goes-abi"]) == {"hrrr", "gfs"}
+    assert bench.claim() == []
     bench.clock.advance(0.000001)
     assert own_tx(switches).engaged() == {}
+    assert [unit.wal_id for unit in bench.claim()] == [waiting.wal_id]
     with pytest.raises(RefusedError, match="is not on"):
         switches.release("gfs", JANE)
     switches.engage("hrrr", JANE)
     switches.engage("gfs", JANE)
+    # An expired switch that is turned again stands as closed by its expiry.
+    closed = bench.ask("SELECT dataset, released_by FROM kill_switches WHERE released_at IS NOT NULL ORDER BY dataset")
+    assert [(row["dataset"], row["released_by"]) for row in closed] == [("gfs", "expiry"), ("hrrr", "expiry")]
     switches.release("hrrr", JANE)
     assert list(own_tx(switches).engaged()) == ["gfs"]

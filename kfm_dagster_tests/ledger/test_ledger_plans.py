@@ -79,7 +79,6 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("dead_letters.known_units", {}, RECORD),
     ("evidence.due", {}, "quarantine_cases_without_evidence"),
     ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),
-    ("lineage.unpublished_steps", {}, "etl_steps_unpublished"),
     ("lineage.unpublished_steps", {}, IN_ORDER),
 ]
 LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"

@@ -11,10 +11,10 @@ import pytest
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import FenceIssue, GateIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import Backoff, PermanentErrors, Retry
+from kfm_dagster.contracts.model import PermanentErrors, Retry
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.switches import EVERY_DATASET
-from kfm_dagster.ledger.policy import ReplayReason, backoff_seconds
+from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.factories import envelope, failed, finished
@@ -258,30 +258,6 @@ def test_a_claim_lost_while_switched_off_is_retried_once_it_is_on(bench: Bench) 
         assert bench.ledger.get(unit.wal_id).status == "failed"
         bench.ledger.switches.release("nexrad-l2", JANE)
         assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {("nexrad-l2", DAY): 1}
-
-
-@pytest.mark.clause("WAL-10")
-def test_other_datasets_go_on_and_a_switch_ends_when_it_expires(bench: Bench) -> None:
-    unit = envelope()
-    bench.bring_to("pending", unit)
-    bench.ledger.switches.engage("hrrr", JANE)
-    bench.ledger.switches.engage("nexrad-l2", JANE, expires_at=bench.clock.now + timedelta(minutes=5))
-    assert bench.claim(unit) == []
-    bench.clock.advance(299)
-    assert bench.claim(unit) == []
-    bench.clock.advance(1)
-    assert [one.wal_id for one in bench.claim(unit)] == [unit.wal_id]
-    # An expired switch may be turned again, and stands as closed by its expiry.
-    bench.ledger.switches.engage("nexrad-l2", JANE)
-    closed = [row["released_by"] for row in bench.ask("SELECT * FROM kill_switches WHERE released_at IS NOT NULL")]
-    assert closed == ["expiry"]
-
-
-@pytest.mark.clause("WSM-15")
-def test_no_wait_is_longer_than_the_contract_says() -> None:
-    for kind, waits in (("exp", [60, 100, 100]), ("const", [60, 60, 60])):
-        backoff = Backoff(kind=kind, base_seconds=60, maximum_seconds=100)
-        assert [backoff_seconds(backoff, key="unit", attempt=attempt) for attempt in (1, 2, 20)] == waits
 
 
 @pytest.mark.clause("WSM-15", "PCS-23")

@@ -183,22 +183,6 @@ def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
     assert (record.status, record.last_error_code, record.last_error_message) == ("succeeded", None, None)
 
 
-@pytest.mark.parametrize("fence", ["settled before", "unknown"])
-def test_settling_what_is_no_longer_ours_changes_nothing(bench: Bench, fence: str) -> None:
-    bench.ledger.ensure([envelope()])
-    (claimed,) = bench.claim()
-    if fence == "settled before":
-        bench.ledger.settle([failed(claimed)], run_id=RUN)
-    else:
-        claimed = envelope(99).evolve(attempt=1)
-    before = bench.ledger.find()
-    for outcome in (finished(claimed), failed(claimed)):
-        report = bench.ledger.settle([outcome], run_id=RUN)
-        assert report.lost == (claimed.wal_id,)
-        assert (report.succeeded, report.failed, report.quarantined) == ((), (), ())
-    assert bench.ledger.find() == before
-
-
 @pytest.mark.clause("OPR-09")
 @pytest.mark.parametrize("ended", ["never", "earlier", "in the same batch", "failed in it", "lost in it"])
 def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ended: str) -> None:
@@ -357,18 +341,6 @@ def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench)
     record = bench.ledger.get(unit.wal_id)
     assert (record.status, record.last_error_code, record.attempts) == ("quarantined", "worker_lost", 3)
     assert bench.ledger.in_progress_runs() == ["alive"]
-
-
-@pytest.mark.clause("WSM-11")
-def test_a_unit_that_dies_alone_in_its_last_attempt_is_given_up(bench: Bench) -> None:
-    unit = envelope(0)
-    bench.ledger.ensure([unit])
-    for attempt in (1, 2):
-        [held] = bench.claim(unit, run_id=f"run-{attempt}")
-        bench.ledger.settle([failed(held)], run_id=f"run-{attempt}")
-        bench.ledger.requeue([unit.wal_id])
-    bench.claim(unit, run_id="run-3")
-    assert bench.ledger.release_lost(run_ids=["run-3"]).quarantined == (unit.wal_id,)
 
 
 @pytest.mark.clause("WSM-11", "SEC-09")
