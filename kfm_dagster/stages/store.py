@@ -151,7 +151,7 @@ class StageStore:
         """
         if (attempt.state, to) not in POSSIBLE:
             raise StageMoveError("the stage cannot make this move", observed=f"{attempt.state} > {to}")
-        reasons = None if restricted is None else sorted(str(name) for name in restricted)
+        reasons = None if restricted is None else [str(name) for name in restricted]
         members = {**(details or {}), **({"error_class": error_class.value} if error_class else {})}
         if reasons:
             members["restricted"] = reasons

@@ -11,7 +11,7 @@ from kfm_dagster.configs import parse
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.stages.card import STATE_MACHINE, Card, StageState, StateMachine
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Stop, Verdict
-from kfm_dagster.stages.machine import decide, ending, idempotency_key, may_roll_back, may_start
+from kfm_dagster.stages.machine import decide, ending, idempotency_key, may_start
 
 CARD = Card.load()
 TEXT = CARD.files[STATE_MACHINE].decode()
@@ -70,17 +70,6 @@ def test_another_card_makes_something_else_of_the_same_verdicts() -> None:
     assert (ending(decide(late, stops), lax), ending(decide(late, stops), both)) == (StageState.FAILED,) * 2
     open_door = card('when: "deps_succeeded && G1..G3"', 'when: "G1"')
     assert may_start(decide(verdicts(verdict(Gate.G2, Finding(what="x"))), open_door), open_door, deps_succeeded=False)
-
-
-@pytest.mark.clause("PCS-02")
-def test_a_rollback_needs_what_the_card_asks_for() -> None:
-    facts = [(a, b) for a in (False, True) for b in (False, True)]
-    machine = CARD.machine
-    assert [may_roll_back(machine, has_checkpoint=a, do_compensate=b) for a, b in facts] == [False, False, False, True]
-    other = card("has_checkpoint && do_compensate", "has_checkpoint || do_compensate")
-    assert [may_roll_back(other, has_checkpoint=a, do_compensate=b) for a, b in facts] == [False, True, True, True]
-    none = card('\n  - {from: failed, to: rolled_back, when: "has_checkpoint && do_compensate"}')
-    assert not may_roll_back(none, has_checkpoint=True, do_compensate=True)
 
 
 @pytest.mark.clause("PCS-05")

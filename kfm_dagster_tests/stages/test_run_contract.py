@@ -17,13 +17,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Envelope
-from kfm_dagster.errors import ArtifactError, ContractError, DatabaseUnavailableError, StoreAccessError
+from kfm_dagster.errors import ArtifactError, ContractError
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.batch import SkipCause, StageBatch
-from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.stages.failure import RolledBackError, StageFailedError, may_be_of_a_unit
 from kfm_dagster.stages.run_contract import StageRunner
 from kfm_dagster_tests.factories import envelope, failed
@@ -157,24 +156,6 @@ def test_of_two_runs_that_compute_one_content_the_second_gives_way_or_keeps_its_
     assert ends == ([IntentStatus.SKIPPED, IntentStatus.APPLIED] if in_work else [IntentStatus.SKIPPED])
 
 
-@pytest.mark.clause("IEN-06")
-@pytest.mark.parametrize("moment", ["transform", "read back"])
-def test_a_stage_that_fails_leaves_a_failed_intent_that_its_next_attempt_takes_up(
-    runner: StageRunner, moment: str
-) -> None:
-    trouble = OSError("the disk is away")
-    broken = FakeNode([envelope(1)])
-    if moment == "transform":
-        broken.fails = trouble
-    else:
-        broken.verification_fails = trouble
-    with pytest.raises(StageFailedError, match="the disk is away"):
-        execute(runner, broken)
-    assert [intent.status for intent in runner.nodes.intents.of_run("run")] == [IntentStatus.FAILED]
-    execute(runner, FakeNode([envelope(1)]))
-    assert [intent.status for intent in runner.nodes.intents.of_run("run")] == [IntentStatus.APPLIED]
-
-
 @pytest.mark.clause("RSP-05", "RSP-06")
 @pytest.mark.parametrize(
     ("batch", "passed", "outcome"),
@@ -195,26 +176,6 @@ def test_an_executed_node_records_its_validations_and_only_success_causes_a_skip
     again = FakeNode(batch)
     assert (execute(runner, again).skipped is not None) == (outcome is Outcome.SUCCESS)
     assert ("transform" in again.calls) == (outcome is not Outcome.SUCCESS)
-
-
-@pytest.mark.clause("RSP-05")
-@pytest.mark.parametrize(
-    ("cause", "error_class"),
-    [
-        (ContractError("x"), ErrorClass.E_INPUT),
-        (StoreAccessError(), ErrorClass.E_INPUT),
-        (DatabaseUnavailableError(), ErrorClass.E_INTERNAL),
-        (RuntimeError("x"), ErrorClass.E_INTERNAL),
-    ],
-)
-def test_a_failing_node_is_classed_recorded_and_runs_again(
-    runner: StageRunner, cause: Exception, error_class: ErrorClass
-) -> None:
-    with pytest.raises(StageFailedError) as failure:
-        execute(runner, FakeNode([], fails=cause))
-    assert failure.value.error_class is error_class
-    assert runner.run_states.get("nexrad-l2.integrity_check", "run").outcome is Outcome.FAILED
-    assert execute(runner, FakeNode([envelope(1)])).state.outcome is Outcome.SUCCESS
 
 
 @pytest.mark.clause("DAG-02", "PCS-04")

@@ -14,8 +14,9 @@ from sqlalchemy.exc import OperationalError
 
 from kfm_dagster.configs import own_folder, parse
 from kfm_dagster.contracts.issues import GateIssue
-from kfm_dagster.errors import ContractError
+from kfm_dagster.errors import ContractError, DatabaseUnavailableError, StoreAccessError
 from kfm_dagster.idempotent_node.checkpoint import lock_node
+from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import AuditKind, verify_chain
 from kfm_dagster.stages.batch import SkipCause, StageBatch
@@ -33,6 +34,7 @@ from kfm_dagster_tests.transactions import own_tx
 FIRST, SECOND = "nexrad-l2.message_parse", "nexrad-l2.integrity_check"
 TEXT = Card.load().files[STATE_MACHINE].decode()
 CLASSES = {Gate.G1: ErrorClass.E_INPUT, Gate.G4: ErrorClass.E_DIM, Gate.G7: ErrorClass.E_UQ}
+ROLLBACK = '{from: failed, to: rolled_back, when: "has_checkpoint && do_compensate"}'
 Under = Callable[..., StageRunner]
 
 
@@ -268,15 +270,17 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
 
 @pytest.mark.clause("PCS-06")
 def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: StageRunner) -> None:
-    late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G5, 1)]), upstream=first(runner))
-    assert late.restricted == (Gate.G5,)
-    node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G6)])
+    late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
+    assert late.restricted == (Gate.G6,)
+    node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G5, 1)])
     after = execute(runner, node, upstream=late)
     assert after.restricted == (Gate.G5, Gate.G6)
     newest = own_tx(runner.lifecycle.store).newest("run", node.kind)
     assert newest.restricted == after.restricted
+    [*_, moved] = runner.lifecycle.store.audit.of_stage("run", node.kind)
+    assert moved["details"]["restricted"] == ["G5", "G6"]
     # A degraded path is no stop.
-    assert [event for kind, event in lines(runner) if kind in {"gate", "stop"}] == ["G5"]
+    assert [event for kind, event in lines(runner) if kind in {"gate", "stop"}] == ["G6"]
 
 
 @pytest.mark.clause("PCS-05", "PCS-06")
@@ -308,11 +312,15 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
 
 
-@pytest.mark.clause("PCS-04", "PCS-06")
+@pytest.mark.clause("PCS-04", "PCS-06", "RSP-05", "IEN-06")
 @pytest.mark.parametrize(
     ("trouble", "error_class", "again"),
     [
         ({"fails": OSError("away")}, ErrorClass.E_INTERNAL, True),
+        ({"fails": RuntimeError("wrong")}, ErrorClass.E_INTERNAL, True),
+        ({"fails": DatabaseUnavailableError()}, ErrorClass.E_INTERNAL, True),
+        ({"verification_fails": OSError("away")}, ErrorClass.E_INTERNAL, True),
+        ({"fails": StoreAccessError()}, ErrorClass.E_INPUT, False),
         ({"fails": ContractError("wrong")}, ErrorClass.E_INPUT, False),
         ({"verdicts": [fault(Gate.G1)]}, ErrorClass.E_INPUT, False),
         ({"verdicts": [fault(Gate.G4)]}, ErrorClass.E_DIM, False),
@@ -323,11 +331,19 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
 def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_person(
     runner: StageRunner, trouble: dict[str, Any], error_class: ErrorClass, *, again: bool
 ) -> None:
+    def intents() -> list[IntentStatus]:
+        return [intent.status for intent in runner.nodes.intents.of_run("run") if intent.node == node.name]
+
+    node, upstream = FakeNode([envelope(1)], **trouble), first(runner)
     with pytest.raises(StageFailedError) as failed:
-        execute(runner, FakeNode([envelope(1)], **trouble), upstream=first(runner))
+        execute(runner, node, upstream=upstream)
     assert failed.value.error_class is error_class
     assert (runner.lifecycle.retry_in("run", SECOND, error_class) is not None) == again
     assert state(runner) is StageState.ROLLED_BACK
+    assert (runner.run_states.get(SECOND, "run").outcome, intents()) == (Outcome.FAILED, [IntentStatus.FAILED])
+    # The next attempt takes its intent up.
+    assert execute(runner, FakeNode([envelope(1)]), upstream=upstream).state.outcome is Outcome.SUCCESS
+    assert intents() == [IntentStatus.APPLIED]
 
 
 @pytest.mark.clause("PCS-03", "PCS-15")
@@ -341,8 +357,9 @@ def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says
 
 
 @pytest.mark.clause("PCS-02")
-def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worked(under: Under) -> None:
-    runner = under(("checkpoints: [message_parse, ", "checkpoints: ["))
+@pytest.mark.parametrize("lacking", ["message_parse, ", f"\n  - {ROLLBACK}"], ids=["checkpoint", "transition"])
+def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worked(under: Under, lacking: str) -> None:
+    runner = under((lacking, ""))
     with pytest.raises(StageFailedError):
         execute(runner, FakeEffectNode([], fails=OSError("away")), upstream=first(runner))
     assert state(runner) is StageState.FAILED

@@ -19,7 +19,6 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.errors import KfmError
 from kfm_dagster.stages.audit import GENESIS, AuditEvent, AuditKind, as_jsonl, verify_chain
 from kfm_dagster.stages.card import POSSIBLE, ErrorClass, StageState
-from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.stages.store import StageAttempt, StageMoveError, StageStore
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.storage.test_constraints import STANDING, insert
@@ -217,31 +216,6 @@ def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_c
         moved(store, database, lost, StageState.SUCCEEDED)
     assert own_tx(store).newest("run", STAGE) == second
     assert "running>succeeded" not in [line["event"] for line in store.audit.lines()]
-
-
-def test_what_a_move_brings_is_kept_and_read_back(database: Database, store: StageStore) -> None:
-    running = moved(store, database, opened(store, database), StageState.RUNNING)
-    gate = running.event(AuditKind.GATE, "G5", {"passed": False})
-    with database.transaction() as tx:
-        done = store.move(
-            running,
-            StageState.SUCCEEDED,
-            restricted=[Gate.G6, Gate.G5],
-            checkpoint_uri="artifacts/x",
-            output_sha256="d" * 64,
-            lines=[gate],
-            tx=tx,
-        )
-    assert own_tx(store).newest("run", STAGE) == done
-    assert done.restricted == (Gate.G5, Gate.G6)
-    lines = store.audit.of_stage("run", STAGE)
-    assert [(line["kind"], line["event"]) for line in lines][-2:] == [
-        ("gate", "G5"),
-        ("transition", "running>succeeded"),
-    ]
-    assert lines[-1]["details"] == {"restricted": ["G5", "G6"]}
-    with pytest.raises(StageMoveError), database.transaction() as tx:
-        store.move(running, StageState.FAILED, error_class=ErrorClass.E_GATE, tx=tx)
 
 
 def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: StageStore) -> None:
