@@ -186,7 +186,7 @@ def _dataset(pages: Pages, request: Request) -> Response:
         switch=switch,
         hours=HOURS,
         throughput=Markup(bar_chart("Units that ended", hours, settled)),  # noqa: S704, its own numbers
-        latency=Markup(line_chart("From discovery to success", hours, lines)),  # noqa: S704, its own numbers
+        latency=medians and Markup(line_chart("From discovery to success", hours, lines)),  # noqa: S704, its own numbers
         view=FAILURES,
         groups=failure_groups(pipeline, FailureFilter(dataset=contract.id)),
     )

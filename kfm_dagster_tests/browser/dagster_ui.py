@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -89,10 +88,9 @@ class DagsterUi:
         expect(picture).to_be_visible()
         return picture
 
-    def screenshot(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def screenshot(self) -> bytes:
         size = self.page.viewport_size
         assert size is not None
         # Of a page that has room for everything, the middle: so much is read in a document.
         top = (size["height"] - PICTURE_HEIGHT) / 2
-        self.page.screenshot(path=path, clip={"x": 0, "y": top, "width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})
+        return self.page.screenshot(clip={"x": 0, "y": top, "width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +24,10 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.browser.dagster_ui import expect
+from kfm_dagster_tests.browser.pictures import keep_picture
 from kfm_dagster_tests.console import serving
-from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.integration.chain import good, open_pipeline, put, run_chain
+from kfm_dagster_tests.factories import envelope, failed
+from kfm_dagster_tests.integration.chain import Clock, good, open_pipeline, put, run_chain
 from kfm_dagster_tests.transactions import own_tx
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.one_database]
 
 TOKEN = "annas-token-of-20-chars"
-PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "console.png"
 WCAG_AA = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+BROKEN = "00000004-1111-4111-8111-111111111111"
 REJECTED = "2f6ea231-4157-48d2-976d-1df76d5f9ca6"
 DEPTHS = {"kfm-nodd-primary": 12, "kfm-nodd-dlq": 0}
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 960}
+MOST_HEIGHT = 1200
+"""Pixels of a document's picture; the front page has its map within them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,9 @@ class Served:
 @pytest.fixture(scope="module")
 def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("console")
+    clock = Clock()
     pipeline = open_pipeline(root / "home", root / "objects", console_tokens=SecretStr(f"anna={TOKEN}"))
+    pipeline.clock = clock
     put(root / "objects", [good(item.bucket, item.key, item.content) for item in sample_objects()])
     for number, dataset in enumerate(("goes-abi", "nexrad-l2", "hrrr"), 1):
         run_chain(pipeline, dataset, SAMPLE_DAY.isoformat(), f"{number:08}-1111-4111-8111-111111111111")
@@ -93,13 +97,16 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     own_tx(pipeline.deliveries).reject(
         [Rejection(message_id=REJECTED, record_index=0, reason_code="malformed_json", detail="no JSON")]
     )
-    open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id=str(uuid.UUID(int=1)))
+    open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id=str(uuid.UUID(int=1)), at=clock())
     unit = envelope(1)
     own_tx(pipeline.ledger).ensure([unit])
+    claimed = own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition="2025-12-03", run_id=BROKEN, limit=1)
+    own_tx(pipeline.ledger).settle([failed(one) for one in claimed], run_id=BROKEN)
     own_tx(pipeline.ledger).quarantine(
         [unit.wal_id], reason_code="looked_odd", decision=Decision(actor="bob", reason="a site that moved")
     )
-    [quarantined] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED, code="looked_odd")
+    clock.forward(14 * 60)
+    [quarantined] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED, code="missing_object")
     [succeeded, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, dataset="goes-abi")
     with serving.served(console_app(pipeline, depths=lambda: DEPTHS, deciding=pipeline)) as port:
         url = f"http://127.0.0.1:{port}"
@@ -149,19 +156,34 @@ def test_every_page_is_whole_readable_and_accessible(
         assert [line for line in complaints if "404" not in line] == []
 
 
+def test_the_documents_pictures_can_be_made(chromium: Browser, served: Served, tmp_path: Path) -> None:
+    pages = {
+        "console": "/",
+        "console-unit": f"/units/{served.quarantined.wal_id}",
+        "console-item": f"/units/{served.succeeded.wal_id}",
+        "console-retry": "/releases/dry-run?status=quarantined",
+        "console-alert": "/alerts",
+        "console-decisions": "/decisions",
+    }
+    with page_of(chromium, served, viewport=DESK, color_scheme="light") as (page, _):
+        sign_in(page)
+        for name, path in pages.items():
+            page.goto(path)
+            bottom = page.evaluate("document.querySelector('main').lastElementChild.getBoundingClientRect().bottom")
+            size = {"width": DESK["width"], "height": min(MOST_HEIGHT, bottom + 16)}
+            keep_picture(page.screenshot(clip={"x": 0, "y": 0, **size}, full_page=True), f"{name}.png", tmp_path)
+
+
 def test_a_quarantined_unit_is_found_from_the_front_page_and_released_by_keyboard(
-    chromium: Browser, served: Served, tmp_path: Path
+    chromium: Browser, served: Served
 ) -> None:
     with page_of(chromium, served, viewport=DESK) as (page, _):
         page.goto("/")
-        picture = PICTURE if os.environ.get("KFM_WRITE_PICTURE") == "1" else tmp_path / PICTURE.name
-        page.screenshot(path=picture)
-        assert picture.stat().st_size > 10_000
         expect(page.get_by_role("heading", level=1)).to_have_text("1 unit needs a decision")
         page.get_by_role("link", name="Retry 1 quarantined unit").click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Retry 1 unit")
         page.go_back()
-        page.get_by_role("link", name="nexrad-l2 quarantined: looked_odd").click()
+        page.get_by_role("link", name="nexrad-l2 quarantined: missing_object").click()
         page.get_by_role("link", name=served.quarantined.object_uri.rpartition("/")[2]).click()
         expect(page.get_by_text("kfm retry")).to_be_visible()
         assert page.locator("form[action$='/release']").count() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.browser.conftest import Running
 from kfm_dagster_tests.browser.dagster_ui import DagsterUi, expect
+from kfm_dagster_tests.browser.pictures import keep_picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.deployment]
 
@@ -31,18 +31,10 @@ WHOLE = {
     ("nexrad-l2", NEXT_DAY): 4,
 }
 """Whole objects in the buckets; beside them one GOES object of the first day is truncated."""
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
 
 def succeeded(records: dict[str, NoddWalRecord]) -> dict[str, NoddWalRecord]:
     return {uri: record for uri, record in records.items() if record.status is Status.SUCCEEDED}
-
-
-def draw(ui: DagsterUi, name: str, elsewhere: Path) -> None:
-    """Make a picture of the documentation; in its place only where that is asked for."""
-    picture = (PICTURES if os.environ.get("KFM_WRITE_PICTURE") == "1" else elsewhere) / name
-    ui.screenshot(picture)
-    assert picture.stat().st_size > 10_000
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +76,7 @@ def test_the_asset_graph_shows_the_whole_chain_of_every_dataset(
     assert [drawn[noun] for noun in CHAIN] == [groups] * len(CHAIN)
     assert drawn["path_arrival"] == 1
     assert {slug(contract.id) for contract in contracts} <= drawn.keys()
-    draw(ui, "asset-graph.png", tmp_path)
+    keep_picture(ui.screenshot(), "asset-graph.png", tmp_path)
 
 
 @pytest.mark.clause("DAG-08")
@@ -123,7 +115,7 @@ def test_an_asset_s_page_shows_counts_failing_units_link_and_footprints(
     (broken,) = records.keys() - succeeded(records).keys()
     link = ui.page.get_by_role("link", name="truncated_object: OR_ABI-L2-CMIPC")
     assert link.get_attribute("href") == f"{DEMO_ENVIRONMENT['KFM_CONSOLE_URL']}/units/{records[broken].wal_id}"
-    draw(ui, "asset-page.png", tmp_path)
+    keep_picture(ui.screenshot(), "asset-page.png", tmp_path)
 
     ui.open_partition("goes_abi", "stac_items", NEXT_DAY)
     assert int(ui.shown("run_units")) == int(ui.shown("items_created")) == WHOLE["goes-abi", NEXT_DAY]

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NEWCOMER = "newcomer"
 REASON = "the object is whole now"
 CHANGE = "INC-1"
+OPENING = re.compile(r"^    export AWS_ENDPOINT_URL.*?^    END$", re.MULTILINE | re.DOTALL)
+"""The lines of README that open an Item's file in xarray."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +177,9 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             expect(page.get_by_role("link", name="Item as JSON")).to_be_visible()
             decision = page.get_by_role("region", name="Decisions").locator("tr", has_text=REASON)
             expect(decision).to_contain_text(NEWCOMER)
+        [lines] = OPENING.findall((checkout / "README.md").read_text(encoding="utf-8"))
+        opened = shell(textwrap.dedent(lines), checkout, seconds=HANG_SECONDS, variables=newcomers(checkout))
+        assert "CMI  " in opened.stdout, opened.stdout
         page.get_by_role("link", name="Decisions").click()
         entries = page.get_by_role("region", name="Governance log").locator("tr", has_text=REASON)
         expect(entries).to_have_count(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape, unescape
 from pathlib import Path
 from urllib.parse import urlencode
@@ -259,6 +259,19 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
     page = anna.get(replay).text
     assert f"{units} pending" in page
     assert f'<progress aria-labelledby="progress" max="{units}" value="0">' in page
+
+
+def test_each_status_that_needs_a_decision_has_its_button(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A failed unit needs one where it gets no attempt by itself.
+    groups = [replace(group, retried=0) for group in own_tx(console.pipeline.ledger).failing()]
+    monkeypatch.setattr(console.pipeline.ledger, "failing", lambda **_: groups)
+    anna = console.browser("anna")
+    front = anna.get("/", headers={"accept": "text/html"}).text
+    assert f"<h1>{QUARANTINED + FAILED} units need a decision</h1>" in front
+    buttons = re.findall(r'class="button" href="(\S*)">Retry (\d) (\w+) units<', front)
+    assert [(units, status) for _, units, status in buttons] == [("2", "failed"), ("3", "quarantined")]
+    for link, units, _ in buttons:
+        assert f"eligible<b>{units}</b>" in anna.get(link).text
 
 
 def test_all_of_a_filter_is_released_as_it_was_seen(console: Console) -> None:

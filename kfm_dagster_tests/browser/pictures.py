@@ -1,0 +1,23 @@
+"""Pictures of the documents: screenshots in few colours, made by the tests that walk through the pages."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+from PIL import Image
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
+COLOURS = 256
+"""All that a palette has; chosen by an octree, because a median cut merges the few red and green points."""
+LEAST_BYTES, MOST_BYTES = 10_000, 120_000
+
+
+def keep_picture(screenshot: bytes, name: str, elsewhere: Path) -> None:
+    """Write a picture below docs/images with KFM_WRITE_PICTURE=1, else elsewhere, and check its size."""
+    picture = (PICTURES if os.environ.get("KFM_WRITE_PICTURE") == "1" else elsewhere) / name
+    Image.open(io.BytesIO(screenshot)).convert("RGB").quantize(COLOURS, Image.Quantize.FASTOCTREE).save(
+        picture, optimize=True
+    )
+    assert LEAST_BYTES < picture.stat().st_size < MOST_BYTES
