@@ -101,7 +101,9 @@ def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, 
 @click.option(
     "--follow", is_flag=True, help="Show a progress bar until the backfill is over; 4 if units did not succeed."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a backfill, or each of its days.")
+@click.option(
+    "--json", "as_json", is_flag=True, is_eager=True, help="One JSON object per line: a backfill, or each of its days."
+)
 @ids_option
 @click.pass_context
 def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_json: bool, ids: bool) -> None:

@@ -22,7 +22,7 @@ from kfm_dagster.cli.decision_options import (
     dry_run_option,
     require_confirmation,
 )
-from kfm_dagster.cli.filter_options import option_group
+from kfm_dagster.cli.filter_options import option_group, require_dataset
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import list_command, show_fields, show_rows
@@ -77,6 +77,8 @@ _BOUNDING = (
 
 
 def _selection(**names: Any) -> LetterSelection:
+    for dataset in names.get("datasets", ()):
+        require_dataset(dataset)
     return LetterSelection(**{name: frozenset(values) for name, values in names.items()})
 
 

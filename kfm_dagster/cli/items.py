@@ -14,6 +14,7 @@ import click
 
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.completion import POSITIVE
+from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.tables import ids_option, show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
@@ -83,8 +84,8 @@ def items() -> None:
 @click.option("--bbox", type=Box(), help="Only Items whose box meets this box; W > E crosses the antimeridian.")
 @click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
 @click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
-@click.option("--parquet", type=click.Path(path_type=Path, dir_okay=False), help="Write them as one GeoParquet file.")
-@click.option("--json", "as_json", is_flag=True, help="One Item per line.")
+@click.option("--parquet", type=NewFile(), help="Write them as one GeoParquet file.")
+@click.option("--json", "as_json", is_flag=True, is_eager=True, help="One Item per line.")
 @ids_option
 def search(
     *,

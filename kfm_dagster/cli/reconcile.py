@@ -76,9 +76,9 @@ def reconcile(
     decision = decision_of(settings, **decided) if repair else None
     rows, unrepaired, console = [], 0, Console(stderr=True)
     with opened_pipeline(settings, read_only=not repair) as pipeline:
-        (hold_roots if repair else refuse_foreign_roots)(pipeline.settings, pipeline.database)
         ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
         compared_days = _days(pipeline.registry, ids, _window(pipeline.clock().date(), days, first, last))
+        (hold_roots if repair else refuse_foreign_roots)(pipeline.settings, pipeline.database)
         with bar_of(console, transient=True) as bar:  # after the refusals, each of which is a single line
             for dataset, day in compared_days:
                 compared = _compared(pipeline, dataset, day, bar, read=read)

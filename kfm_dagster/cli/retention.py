@@ -12,8 +12,9 @@ from kfm_dagster.cli.decision_options import actor_of, actor_option
 from kfm_dagster.cli.session import opened_database
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import utc_now
-from kfm_dagster.retention import RETENTION, Pruned, Retention, RetentionKind, RetentionPolicy, retention_of
+from kfm_dagster.retention import REASON, RETENTION, Pruned, Retention, RetentionKind, RetentionPolicy, retention_of
 from kfm_dagster.settings import Settings
 
 PLAN = ("kind", "keep_days", "before", "older", "needed", "removable", "bytes")
@@ -54,7 +55,8 @@ def run(*, actor: str | None, as_json: bool) -> None:
 
     Example: kfm retention run
     """
-    who = actor_of(Settings.load(), actor)
+    # Before the stores are opened, which creates their folders.
+    who = Decision(actor=actor_of(Settings.load(), actor), reason=REASON).actor
     with _opened(writing=True) as pruning:
         rows = [_row(pruned, "removed") for pruned in pruning.run(actor=who)]
     _show(rows, RUN, policy=pruning.policy, as_json=as_json)

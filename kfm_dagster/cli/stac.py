@@ -18,7 +18,6 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
 from kfm_dagster.followers.stac_api.comparison import Comparison, DayComparison, compare
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
-from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.storage.database import Database
 
@@ -99,13 +98,24 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
     Example: kfm stac rebuild --collection goes-abi
     """
     with opened_pipeline() as pipeline:
+        owners, places = _owners(pipeline.registry, collections), {entry.name: entry for entry in pipeline.followers}
+        follower = _follower(places.values()) if place == PgstacFollower.name else places.get(place)
+        if follower is None:
+            raise ConfigurationError(
+                f"there is no {place} here",
+                expected=", ".join(places) or "a follower",
+                next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, or install what follows",
+            )
         hold_roots(pipeline.settings, pipeline.database)
-        if place != PgstacFollower.name:
-            show_rows(_refilled(pipeline, place, collections), REFILLED_COLUMNS, as_json=as_json)
+        if not isinstance(follower, PgstacFollower):
+            rows = [
+                {"collection_id": owner.stac.collection, "changes": pipeline.following.rebuild(follower, owner)}
+                for owner in owners
+            ]
+            show_rows(rows, REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE
-        follower = _follower(pipeline.followers)
         comparisons = []
-        for contract in _owners(pipeline.registry, collections):
+        for contract in owners:
             pipeline.following.rebuild(follower, contract)
             comparisons.append(_compared(pipeline.database, pipeline.settings.catalog, follower, contract))
         return _shown(comparisons, as_json=as_json)
@@ -118,20 +128,6 @@ def _follower(followers: Iterable[Follower]) -> PgstacFollower:
     raise ConfigurationError(
         "there is no STAC API", expected="its PostgreSQL database", next_step="set KFM_STAC_API_DSN"
     )
-
-
-def _refilled(pipeline: Pipeline, place: str, collections: Sequence[str]) -> list[dict[str, Any]]:
-    followers = {follower.name: follower for follower in pipeline.followers}
-    if place not in followers:
-        raise ConfigurationError(
-            f"there is no {place} here",
-            expected=", ".join(followers) or "a follower",
-            next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, or install what follows",
-        )
-    return [
-        {"collection_id": owner.stac.collection, "changes": pipeline.following.rebuild(followers[place], owner)}
-        for owner in _owners(pipeline.registry, collections)
-    ]
 
 
 def _owners(registry: ContractRegistry, collections: Sequence[str]) -> list[DatasetContract]:

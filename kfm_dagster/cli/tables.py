@@ -36,8 +36,17 @@ LEAST_PROSE = 16
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+(Z|\+00:00)")
 _ELLIPSIS = "…"
-rows_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-ids_option = click.option("--ids", is_flag=True, help="Only the ids, one per line, for xargs.")
+
+
+def _without_json(context: click.Context, _: click.Parameter, ids: bool) -> bool:  # noqa: FBT001 - click's signature
+    if ids and context.params.get("as_json"):
+        raise click.UsageError("--ids and --json exclude each other")
+    return ids
+
+
+# Eager, so that --ids sees it wherever it is typed.
+rows_as_json = click.option("--json", "as_json", is_flag=True, is_eager=True, help="One JSON object per line.")
+ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="Only the ids, one per line, for xargs.")
 
 
 def list_command(
@@ -73,8 +82,6 @@ def show_rows(
 
     A row is a mapping, a dataclass or a model. `columns` are in the order of importance, unless values stay `whole`.
     """
-    if as_json and ids_of:
-        raise click.UsageError("--ids and --json exclude each other")
     if as_json:
         for row in rows:
             click.echo(json.dumps(json_row(row)))

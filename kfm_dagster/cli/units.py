@@ -113,7 +113,13 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @filter_options(IGNORED)
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
 @limit_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: a record, or a count with --counts.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    is_eager=True,
+    help="One JSON object per line: a record, or a count with --counts.",
+)
 @ids_option
 def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: bool, ids: bool) -> None:
     """Count and list ignored records of messages, with the reason, the newest message first.

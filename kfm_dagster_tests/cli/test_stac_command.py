@@ -16,8 +16,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster_tests.catalog.conftest import of_run
-from kfm_dagster_tests.catalog.envelopes import DAY, goes, nexrad
+from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad
 from kfm_dagster_tests.cli.test_cli import DOWN, SECRET
 from kfm_dagster_tests.commands import Call
 
@@ -46,7 +45,7 @@ def deployment(home: Path, stac_api_url: str, monkeypatch: pytest.MonkeyPatch) -
     hold_roots(pipeline.settings, pipeline.database)
     contracts = ContractRegistry.load()
     for batch in ([goes(0), goes(1), goes(2)], [nexrad()]):
-        pipeline.catalog.register(of_run(contracts, "run", batch), fence=open_fence)
+        pipeline.catalog.register(candidates(contracts, batch, "run"), fence=open_fence)
     pipeline.following.catch_up(pipeline.followers, within=60)
     pipeline.close()
 
@@ -65,7 +64,7 @@ def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
     assert (day["day"], day["catalog"], day["api"]) == (TODAY, 3, 3)
     assert day["catalog_sha256"] == day["api_sha256"] != "0" * 64
 
-    [candidate] = of_run(ContractRegistry.load(), "run", [goes(1)])
+    [candidate] = candidates(ContractRegistry.load(), [goes(1)], "run")
     damages: list[tuple[str, tuple[int, int], str | None]] = [
         ("DELETE FROM items WHERE id = '{}'", (3, 2), "missing"),
         (
@@ -96,7 +95,7 @@ def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
 def test_a_dead_api_is_one_line_and_its_place_says_why(home: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_STAC_API_DSN", DOWN)
     pipeline = Pipeline.open(Settings.load())
-    pipeline.catalog.register(of_run(ContractRegistry.load(), "run", [goes(0)]), fence=open_fence)
+    pipeline.catalog.register(candidates(ContractRegistry.load(), [goes(0)], "run"), fence=open_fence)
     pipeline.following.catch_up(pipeline.followers)
     pipeline.close()
     [place] = call("stac", "status", "--json").rows
@@ -124,7 +123,7 @@ def test_geoparquet_that_somebody_removed_is_written_again(
     settings = Settings.load()
     pipeline = Pipeline.open(settings)
     hold_roots(pipeline.settings, pipeline.database)
-    pipeline.catalog.register(of_run(ContractRegistry.load(), "run", [goes(0), goes(1)]), fence=open_fence)
+    pipeline.catalog.register(candidates(ContractRegistry.load(), [goes(0), goes(1)], "run"), fence=open_fence)
     pipeline.following.catch_up(pipeline.followers)
     pipeline.close()
     files = sorted(Path(settings.catalog).rglob("*.parquet"))

@@ -108,6 +108,7 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
     evidence = second.repository.get_job("nodd_evidence")
     assert not evidence.execute_in_process(instance=second.instance, raise_on_error=False).success
     assert traces.statuses(second.pipeline) == {}
+    monkeypatch.setenv("KFM_GEOPARQUET", "true")
     for command in (
         ("reconcile", "--days", "1"),
         ("reconcile", "--days", "1", "--repair", "--reason", "x"),

@@ -29,6 +29,7 @@ from kfm_dagster.cli.decision_options import (
     require_confirmation,
 )
 from kfm_dagster.cli.files import NewFile
+from kfm_dagster.cli.filter_options import require_dataset
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.replay.inspect import MOST_ROWS, compare, inspect
 from kfm_dagster.cli.replay.interface import (
@@ -211,6 +212,7 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
 
     Example: kfm replay intents --dry-run
     """
+    require_dataset(dataset)
     with _engine(shell, read_only=dry) as engine:
         recovery = IntentRecovery(pipeline=engine.pipeline)
         plans = list(islice(recovery.plans(dataset=dataset), limit))

@@ -38,7 +38,6 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog import trees
-from kfm_dagster_tests.catalog.conftest import of_run
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes
 from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
 from kfm_dagster_tests.followers.changes import change
@@ -119,7 +118,7 @@ class Deployment(RuleBasedStateMachine):
     @rule(units=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
     def register(self, units: list[tuple[int, int]]) -> None:
         self.runs += 1
-        given = of_run(self.contracts, f"run-{self.runs}", [unit(*one) for one in units])
+        given = candidates(self.contracts, [unit(*one) for one in units], f"run-{self.runs}")
         self.catalog.register(given, fence=open_fence)
 
     @precondition(lambda self: self.runs)

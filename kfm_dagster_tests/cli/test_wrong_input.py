@@ -1,0 +1,126 @@
+"""Wrong input in every parameter of every command is one line and a stable exit code, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from kfm_dagster.cli.main import kfm
+from kfm_dagster.errors import ExitCode
+from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster_tests.commands import Call, state_of
+
+UNKNOWN_ID = "00000000-0000-8000-8000-000000000000"
+DAY = "2025-12-03"
+WRONG: dict[str, str] = {
+    **dict.fromkeys(("--from", "--to", "--first-day", "--last-day", "--partition"), "yesterday"),
+    **dict.fromkeys(("--event-time-start", "--event-time-end", "--created-after", "--created-before"), "yesterday"),
+    **dict.fromkeys(("dataset", "datasets", "dataset_id", "--dataset", "--dataset-in", "--like"), "no data set"),
+    **dict.fromkeys(("--error-code", "--error-code-in"), "no code"),
+    **dict.fromkeys(("wal_id", "wal_ids", "--wal-id", "replay_run_id", "backfill_id", "--message", "run"), UNKNOWN_ID),
+    **dict.fromkeys(("--env-file", "--svg", "--save", "--html"), "no/folder"),
+    **dict.fromkeys(("file", "--sample", "--objects", "--verify", "--certificate", "--key", "--parquet"), "no/file"),
+    **dict.fromkeys(("--config", "--selection-file"), "no/file"),
+    **dict.fromkeys(("--home", "--out"), "/proc/x"),
+    **dict.fromkeys(("--reason", "--actor"), " "),
+    **dict.fromkeys(("--role", "--retention-role", "--collection", "--place", "subscription"), "no such"),
+    **dict.fromkeys(("--bbox", "--time", "--where", "--expires", "--fields", "--topic", "--bucket"), "no such"),
+    **dict.fromkeys(("--replay-reason", "--reason-code"), "No Code"),
+    **dict.fromkeys(("--name", "--incident"), ""),
+    "--text": "ü",
+}
+"""A wrong value by parameter; a number and a choice have the same."""
+REQUIRED = {
+    **dict.fromkeys(("wal_id", "wal_ids", "replay_run_id", "backfill_id", "message_ids"), UNKNOWN_ID),
+    "--reason": "a test", "--from": DAY, "--to": DAY, "--like": "hrrr", "--bucket": "b", "--dataset": "hrrr",
+    "--reason-code": "a_test", "datasets": "hrrr", "dataset_id": "nam", "dataset": "hrrr", "alert_id": "1",
+    "proposal_id": "1", "subscription": "s", "file": "one.yaml", "replay from-spec file": "selection.yaml",
+    "run": "latest",
+}  # fmt: skip
+"""A right value of a parameter that the command needs besides."""
+SCOPE = ["--dataset", "nexrad-l2", "--first-day", DAY, "--last-day", DAY, "--status", "failed"]
+BESIDES: dict[str, list[str]] = {
+    **{f"replay {name}": SCOPE for name in ("select", "dry-run", "inspect", "run")},
+    "reconcile": ["--repair"],
+    "retry": ["--dataset", "nexrad-l2", "--confirm"],
+}
+"""Options with which a command looks at the values of the others, unless they are the same or exclude each other."""
+ALONE = {"--selection-file", "wal_ids", "replay_run_id"}
+ANY = {
+    # Texts to record, to listen on, or to compare with.
+    "--change-ref", "--host", "--key-prefix", "--name", "--incident", "--wal-id", "message_ids", "dataset new --bucket",
+    "units cases --reason", "units ignored --bucket", "units ignored --message", "units rejected --message",
+    *(f"dlq {name} --error-code" for name in ("drain", "list", "plan", "redrive")),
+    *(f"replay {name} --error-code" for name in ("select", "dry-run", "inspect", "run")), "--error-code-in",
+    # Looked at when there is something to do, or by a command of the group.
+    "export --out", "replay --config", "replay intents --reason", "replay intents --actor",
+}  # fmt: skip
+"""Parameters that refuse no text."""
+OTHERWISE = {
+    "init --role": (ExitCode.USAGE, "roles are PostgreSQL's"),
+    "init --retention-role": (ExitCode.USAGE, "roles are PostgreSQL's"),
+    "replay compare --dataset": (ExitCode.USAGE, "no run has ingested anything yet"),
+    "resume dataset": (ExitCode.REFUSED, "the kill switch is not on; observed no data set"),
+    "stac check --collection": (ExitCode.USAGE, "there is no STAC API"),
+}
+"""Exit code and text where neither the parameter nor its value is named, or where it is not a matter of usage."""
+
+
+def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command, click.Parameter]]:
+    """Yield every argument and option with a value, by the words of its command."""
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from parameters(command, *path, name)
+        for parameter in command.params:
+            if not (isinstance(parameter, click.Option) and parameter.is_flag):
+                yield " ".join((*path, name)), command, parameter
+
+
+def name_of(parameter: click.Parameter) -> str:
+    return parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.name)
+
+
+def words_of(name: str, value: str) -> list[str]:
+    return [name, value] if name.startswith("--") else [value]
+
+
+def wrong_value(parameter: click.Parameter) -> str:
+    if isinstance(parameter.type, click.IntRange | click.FloatRange):
+        return "0x1"
+    return "nonsense" if isinstance(parameter.type, click.Choice) else WRONG[name_of(parameter)]
+
+
+def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
+    call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path
+) -> None:
+    contract = resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml"
+    (tmp_path / "one.yaml").write_text(contract.read_text(encoding="utf-8"))
+    assert call("replay", "select", *SCOPE, "--save", "selection.yaml").code == 0
+    before, faults = state_of(tmp_path), {}
+    for path, command, parameter in parameters(kfm):
+        name = name_of(parameter)
+        line = f"{path} {name}"
+        if {name, line} & ANY:
+            continue
+        value, words = wrong_value(parameter), path.split()
+        for other in command.params:
+            of_other = name_of(other)
+            if other.required and other is not parameter:
+                words += words_of(of_other, REQUIRED.get(f"{path} {of_other}") or REQUIRED[of_other])
+        if name not in ALONE:
+            words += BESIDES.get(path, [])
+        if name != "--reason" and path in {"reconcile", "retry", "replay run", "replay from-spec"}:
+            words += ["--reason", "a test"]
+        answer = call(*words, *words_of(name, value))
+        code, text = OTHERWISE.get(line, (ExitCode.USAGE, value.strip() or name))
+        is_named = text in answer.err or name in answer.err
+        is_one_line = answer.err.startswith("kfm: ") and answer.err.count("\n") == 1
+        if (answer.code, answer.out) != (code, "") or not is_one_line or not is_named:
+            faults[line] = answer
+        if (after := state_of(tmp_path)) != before:
+            faults[f"{line} changes {[path for path in after if after[path] != before.get(path)]}"] = answer
+            before = after
+    assert not faults, "\n".join(f"{line}: {answer}" for line, answer in faults.items())
