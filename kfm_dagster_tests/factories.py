@@ -111,7 +111,7 @@ _SIZES = st.integers(0, 2**40)
 _ISSUES = st.lists(st.builds(Issue, code=_TEXT, severity=st.sampled_from(Severity), message=_TEXT), max_size=2).map(
     tuple
 )
-_JSON = st.recursive(
+JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=6,
@@ -155,9 +155,9 @@ def envelopes(draw: st.DrawFn) -> Envelope:
         unit = unit.evolve(
             metadata=Metadata(
                 status=draw(st.sampled_from(CheckStatus)),
-                geometry=draw(st.none() | st.dictionaries(_TEXT, _JSON, max_size=3)),
+                geometry=draw(st.none() | st.dictionaries(_TEXT, JSON, max_size=3)),
                 bbox=draw(st.none() | st.tuples(coordinate, coordinate, coordinate, coordinate)),
-                stac_properties=draw(st.dictionaries(_TEXT, _JSON, max_size=3)),
+                stac_properties=draw(st.dictionaries(_TEXT, JSON, max_size=3)),
                 sidecars=draw(st.dictionaries(_TEXT, _TEXT, max_size=2)),
                 layers=draw(st.dictionaries(_TEXT, st.tuples(_SIZES, _SIZES).map(list), max_size=2)),
                 issues=draw(_ISSUES),

@@ -28,6 +28,7 @@ from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, with_metadata
+from kfm_dagster_tests.factories import JSON
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -140,18 +141,7 @@ def test_links_run_state_and_time_stamps_are_no_content(contracts: ContractRegis
         assert content_sha256(changed) != content_sha256(item)
 
 
-_JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text(max_size=8), _JSON, max_size=5), st.randoms(use_true_random=False))
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=5), st.randoms(use_true_random=False))
 def test_canonical_bytes_depend_on_content_and_not_on_order(value: dict[str, Any], random: Any) -> None:
     names = list(value)
     random.shuffle(names)

@@ -148,19 +148,16 @@ def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
     assert elsewhere.stdout.decode().split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
 
 
-def test_nothing_recorded_makes_a_bundle_that_says_so(tmp_path: Path, signer: BundleSigner) -> None:
-    folder = tmp_path / "PTN_EXPORT"
+def test_nothing_recorded_makes_a_bundle_that_says_so_and_that_a_later_one_replaces_even_damaged(
+    tmp_path: Path, signer: BundleSigner
+) -> None:
+    folder = tmp_path / "deep" / "PTN_EXPORT"
     write_release(bundle_sample.nothing(), folder, signer)
     recorded = verify_release(folder, [signer.certificate]).manifest.recorded
     assert recorded.model_dump() == {
         "transitions": 0, "retries": 0, "replays": 0, "audit_events": 0, "first": None, "last": None
     }  # fmt: skip
     assert (folder / "audit.jsonl").read_bytes() == b""
-
-
-def test_a_bundle_takes_the_place_of_an_earlier_one_even_a_damaged_one(tmp_path: Path, signer: BundleSigner) -> None:
-    folder = tmp_path / "deep" / "PTN_EXPORT"
-    write_release(bundle_sample.nothing(), folder, signer)
     (folder / "audit.jsonl").unlink()
     (folder / SIGNATURE).write_bytes(b"")
     other = new_signer()

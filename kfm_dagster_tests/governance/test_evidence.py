@@ -14,8 +14,6 @@ import obstore
 import pytest
 from obstore.exceptions import GenericError
 
-from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
-from kfm_dagster.contracts.issues import Issue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest import evidence, evidence_bundle
@@ -26,6 +24,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCase, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.redaction import redact
+from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.integration import chain, traces
 from kfm_dagster_tests.recovery.dlq_fixture import one_attempt_only
@@ -138,7 +137,7 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: P
         claimed = own_tx(pipeline.ledger).claim(
             dataset=chain.DATASET, partition=chain.PARTITION, run_id="run-1", limit=1
         )
-        own_tx(pipeline.ledger).settle([_refused(unit) for unit in claimed], run_id="run-1")
+        own_tx(pipeline.ledger).settle([failed(unit, "governance_hard_fail") for unit in claimed], run_id="run-1")
     else:
         if why == "sensitive areas":
             # Where the object was observed is not known, or it met one.
@@ -158,11 +157,6 @@ def _governed(registry: ContractRegistry, **change: object) -> ContractRegistry:
         contract.model_copy(update={"governance": contract.governance.model_copy(update=change)})
         for contract in registry
     )
-
-
-def _refused(unit: Envelope) -> Envelope:
-    issue = Issue(code="governance_hard_fail", severity=Severity.FAILED, message="not to be published")
-    return unit.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,)))
 
 
 SECRETS = {
