@@ -103,14 +103,11 @@ def test_credentials_in_the_address_of_a_store_are_refused_unseen() -> None:
         assert SECRET not in str(refused.value)
 
 
-def test_dagster_shows_no_dsn_of_the_resource() -> None:
+def test_dagster_shows_no_dsn_of_the_resource_and_refuses_a_wrong_one_unseen() -> None:
     resource = WalResource(dsn=PLACES[1])
     assert SECRET not in repr(resource)
     schema = resource.get_resource_definition().config_schema.as_field().config_type
     assert schema.fields["dsn"].is_secret
-
-
-def test_a_wrong_dsn_of_the_resource_is_refused_unseen() -> None:
     with pytest.raises(ConfigurationError, match="not shown") as refused:
         WalResource(dsn=f"mysql://kfm:{SECRET}@host/db").settings()
     assert SECRET not in str(refused.value)

@@ -112,7 +112,7 @@ def test_each_part_asks_another_where_that_one_serves() -> None:
     assert provider["options"]["path"] in mounts(SERVICES["grafana"])
 
 
-def test_each_service_waits_for_services_that_say_when_they_are_ready() -> None:
+def test_each_service_waits_for_services_that_say_when_they_are_ready_and_mounts_what_is_there() -> None:
     for name, service in SERVICES.items():
         waits = service.get("depends_on", {})
         assert set(waits) <= set(SERVICES), name
@@ -121,23 +121,16 @@ def test_each_service_waits_for_services_that_say_when_they_are_ready() -> None:
                 assert "healthcheck" in SERVICES[other], f"{name} waits for {other}"
             else:
                 assert SERVICES[other]["restart"] == "no", f"{name} waits for {other} to end"
-
-
-def test_what_is_mounted_is_there_and_every_volume_is_mounted() -> None:
-    for service in SERVICES.values():
         for target, source in mounts(service).items():
             assert (FOLDER / source).exists() if source.startswith(".") else source in DOCUMENT["volumes"], target
     assert set(DOCUMENT["volumes"]) <= {source for service in SERVICES.values() for source in mounts(service).values()}
 
 
-def test_each_port_is_published_once_and_on_this_machine_alone() -> None:
+def test_nothing_listens_beyond_this_machine_and_nothing_of_ours_may_write_to_its_image_or_gain_rights() -> None:
     published = [port.split(":") for service in SERVICES.values() for port in service.get("ports", [])]
     assert {host for host, _, _ in published} == {"127.0.0.1"}
     ports = [port for _, port, _ in published]
     assert len(set(ports)) == len(ports)
-
-
-def test_nothing_of_ours_may_write_to_its_image_or_gain_rights() -> None:
     for name, service in {**OURS, "stac-api": SERVICES["stac-api"]}.items():
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"], name
@@ -152,9 +145,7 @@ def test_every_image_is_of_one_release_and_none_names_a_registry() -> None:
 
 
 def test_the_stac_api_is_that_of_its_own_compose_file() -> None:
-    alone = yaml.safe_load((ROOT / "deploy" / "stac-api" / "compose.yaml").read_text(encoding="utf-8"))["services"][
-        "api"
-    ]
+    alone = read(STAC_API / "compose.yaml")["services"]["api"]
     ours, database = SERVICES["stac-api"], {"PGUSER", "PGPASSWORD"}
     for key in ("command", "ports", "restart"):
         assert ours[key] == alone[key], key

@@ -88,9 +88,7 @@ def test_the_line_is_that_of_the_last_part_that_is_there() -> None:
     ]
     for path, line in places:
         assert line_of(compose_yaml(TEXT), path) == line, path
-
-
-def test_an_empty_document_begins_at_its_first_line() -> None:
+    # An empty document begins at its first line.
     assert line_of(compose_yaml(""), ["title"]) == 1
 
 
