@@ -27,7 +27,7 @@ from kfm_dagster.redaction import redact
 from kfm_dagster_tests.factories import failed
 from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.integration import chain, traces
-from kfm_dagster_tests.recovery.dlq_fixture import one_attempt_only
+from kfm_dagster_tests.ledger.bench import with_retry
 from kfm_dagster_tests.transactions import own_tx
 
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-7")
@@ -249,7 +249,7 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
     item = chain.truncated(chain.volumes(1)[0])
     chain.put(objects, [item])
     if failpoint == "settle committed":
-        pipeline.registry = one_attempt_only(pipeline.registry)
+        pipeline.registry = with_retry(pipeline.registry, max_attempts=1)
         chain.notify_each(pipeline, item)
         with pytest.raises(chain.CrashError):
             chain.run_chain(

@@ -173,7 +173,7 @@ def test_what_may_still_be_at_work_is_left_alone(node: CountLines, database: Dat
     assert len(replay_intents(made, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1
 
 
-@pytest.mark.clause("IEN-05", "IEN-09")
+@pytest.mark.clause("IEN-05", "IEN-06", "IEN-09")
 def test_a_run_takes_its_own_unresolved_intent_up_again(node: CountLines, database: Database) -> None:
     made = nodes(database)
     honest = node.verify
@@ -184,6 +184,8 @@ def test_a_run_takes_its_own_unresolved_intent_up_again(node: CountLines, databa
     node.verify = broken
     with pytest.raises(OSError, match="away"):
         run_node(made, node, run_id=RUN, code=CODE)
+    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.FAILED]
+    assert made.newest(node.name) is None
     node.verify = honest
     assert run_node(made, node, run_id=RUN, code=CODE).status is IntentStatus.APPLIED
     assert len(made.intents.of_run(RUN)) == 1

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.model import DatasetContract, Retry
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.record import HistoryEntry
@@ -170,6 +170,12 @@ def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> 
     clock = Clock()
     ledger = Ledger(database, registry=without_jitter(contracts), worker_id="worker-1", clock=clock, **more)
     return Bench(database, own_tx(ledger), own_tx(Deliveries(database, clock=clock)), clock)
+
+
+def with_retry(contracts: ContractRegistry, **retry: Any) -> ContractRegistry:
+    """The same contracts with another retry policy."""
+    policies = {one.id: Retry(**one.retry.model_dump() | retry) for one in contracts}
+    return ContractRegistry.of([one.model_copy(update={"retry": policies[one.id]}) for one in contracts])
 
 
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import PermanentErrors, Retry
+from kfm_dagster.contracts.model import PermanentErrors
 from kfm_dagster.governance.log import GovernanceAction, GovernanceEntry
 from kfm_dagster.ledger.policy import LedgerCode
 from kfm_dagster.ledger.record import HistoryEntry
@@ -21,7 +21,7 @@ from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, Bench, Clock, Heard, expected_event, heard, make_bench
+from kfm_dagster_tests.ledger.bench import JANE, Bench, Clock, Heard, expected_event, heard, make_bench, with_retry
 from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
@@ -44,9 +44,8 @@ class Scene:
 
     def under(self, **retry: Any) -> Self:
         """Go on under contracts with another policy, at the same time."""
-        changed = [one.model_copy(update={"retry": Retry(**one.retry.model_dump() | retry)}) for one in self.contracts]
         clock = self.bench.clock
-        self.bench = make_bench(self.bench.database, ContractRegistry.of(changed))
+        self.bench = make_bench(self.bench.database, with_retry(self.contracts, **retry))
         self.bench.clock.now = clock.now
         return self
 

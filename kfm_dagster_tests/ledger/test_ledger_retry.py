@@ -11,27 +11,19 @@ import pytest
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import FenceIssue, GateIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import PermanentErrors, Retry
+from kfm_dagster.contracts.model import PermanentErrors
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.reports import RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
+from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench, with_retry
 from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
 PERMANENT = "missing_object"
 TRANSIENT = "storage_unavailable"
-
-
-def bench_with(bench: Bench, contracts: ContractRegistry, **retry: Any) -> Bench:
-    """The same database under contracts with another retry policy."""
-    changed = [
-        contract.model_copy(update={"retry": Retry(**contract.retry.model_dump() | retry)}) for contract in contracts
-    ]
-    return make_bench(bench.database, ContractRegistry.of(changed))
 
 
 def fail(bench: Bench, unit: Envelope, code: str) -> Any:
@@ -81,7 +73,7 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
     limit: int, bench: Bench, contracts: ContractRegistry
 ) -> None:
     strict = PermanentErrors(codes=[PERMANENT], max_attempts=limit).model_dump()
-    bench = bench_with(bench, contracts, permanent=strict)
+    bench = make_bench(bench.database, with_retry(contracts, permanent=strict))
     hopeless, hopeful = envelope(1), envelope(2)
     bench.ledger.ensure([hopeless, hopeful])
     for attempt in (1, 2, 3):
@@ -122,7 +114,9 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
     fail(bench, hopeless, PERMANENT)
     bench.clock.advance(1)
     fail(bench, hopeful, TRANSIENT)
-    strict = bench_with(bench, contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
+    strict = make_bench(
+        bench.database, with_retry(contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
+    )
     assert own_tx(strict.ledger).requeue([hopeless.wal_id], reason="incident") == frozenset()
     other = make_bench(bench.database, ContractRegistry.of([contracts["hrrr"]]))
     assert other.ledger.requeue([hopeful.wal_id], reason="incident") == frozenset()
@@ -158,7 +152,7 @@ def test_a_transient_error_is_retried_with_growing_waits_up_to_the_limit(bench: 
 @pytest.mark.clause("WSM-15")
 @pytest.mark.parametrize("late", [False, True])
 def test_past_the_deadline_no_retry_begins(late: bool, bench: Bench, contracts: ContractRegistry) -> None:
-    bench = bench_with(bench, contracts, deadline_seconds=600)
+    bench = make_bench(bench.database, with_retry(contracts, deadline_seconds=600))
     unit = envelope()
     bench.ledger.ensure([unit])
     # The next attempt would begin 60 seconds after the failure.
@@ -177,7 +171,7 @@ def test_past_the_deadline_no_retry_begins(late: bool, bench: Bench, contracts: 
 
 @pytest.mark.clause("WSM-15")
 def test_a_replay_that_a_person_wants_has_no_deadline(bench: Bench, contracts: ContractRegistry) -> None:
-    bench = bench_with(bench, contracts, deadline_seconds=600)
+    bench = make_bench(bench.database, with_retry(contracts, deadline_seconds=600))
     unit = envelope()
     bench.ledger.ensure([unit])
     fail(bench, unit, TRANSIENT)

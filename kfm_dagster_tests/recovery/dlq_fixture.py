@@ -165,7 +165,7 @@ class DlqFixture:
         self.bodies |= set(bodies)
 
 
-def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: object) -> DlqFixture:
+def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str) -> DlqFixture:
     """Queues of its own on a running cloud, and a pipeline over a fresh database."""
     name = secrets.token_hex(6)
     queues = create_queues(
@@ -181,7 +181,6 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str, **settings: objec
         sqs_primary_queue=f"{name}-work",
         sqs_dlq_queue=f"{name}-dead",
         retry_backoff_seconds=60,
-        **settings,
     )
     return DlqFixture(pipeline=open_pipeline(cloud, chosen, ContractRegistry.load()), cloud=cloud, queues=queues)
 
@@ -200,16 +199,6 @@ def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRe
     pipeline.window.make()  # as every ingesting process does
     hold_roots(pipeline.settings, pipeline.database)
     return locked(pipeline)
-
-
-def one_attempt_only(registry: ContractRegistry) -> ContractRegistry:
-    """The same contracts with one attempt each."""
-    return ContractRegistry.of(
-        [
-            contract.model_copy(update={"retry": contract.retry.model_copy(update={"max_attempts": 1})})
-            for contract in registry
-        ]
-    )
 
 
 def reopened(dlq_fixture: DlqFixture, **changes: object) -> DlqFixture:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,7 @@ from kfm_dagster.ingest.intake import record
 from kfm_dagster.ingest.kill_switch_policy import ALL_ON
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict, SqsMessage
+from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict
 from kfm_dagster.notifications.sqs import Queue
 from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, LetterSelection, look, plan, status
 from kfm_dagster.recovery.dead_letters.treatments import discard, drain, redrive
@@ -31,6 +32,7 @@ from kfm_dagster.views.feeds import rejected_message
 from kfm_dagster_tests.databases import every_row, refuse_rows
 from kfm_dagster_tests.integration.chain import assert_conserved, good
 from kfm_dagster_tests.integration.chunk_feed import notice
+from kfm_dagster_tests.ledger.bench import with_retry
 from kfm_dagster_tests.recovery.dlq_fixture import (
     DATASET,
     DECISION,
@@ -40,7 +42,6 @@ from kfm_dagster_tests.recovery.dlq_fixture import (
     TEST_EVENT,
     DlqFixture,
     event,
-    one_attempt_only,
     reopened,
 )
 from kfm_dagster_tests.recovery.replays import another_result
@@ -263,7 +264,7 @@ def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(dlq_
 def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_deleted(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(0), dlq_fixture.body(1)])
     dlq_fixture.bring_to("failed", [0, 1])
-    strict = reopened(dlq_fixture, registry=one_attempt_only(dlq_fixture.pipeline.registry))
+    strict = reopened(dlq_fixture, registry=with_retry(dlq_fixture.pipeline.registry, max_attempts=1))
     (group,) = plan(strict.pipeline, selection=LetterSelection())["groups"]
     assert (group["class"], group["no_replay"]) == (DeadLetterClass.FAILED, 2)
     moved = redrive(strict.pipeline, decision=DECISION)
@@ -295,16 +296,6 @@ def test_a_dead_letter_of_a_dataset_that_is_switched_off_is_left_alone(dlq_fixtu
 NOT_NEW = set(DeadLetterClass) - {DeadLetterClass.UNKNOWN}
 
 
-class _Verdicts:
-    """Says of each body what it is told; of any other, that it is verified."""
-
-    def __init__(self, said: dict[str, SenderVerdict]) -> None:
-        self.said = said
-
-    def verdicts(self, messages: Sequence[SqsMessage], *, verified: Collection[str] = ()) -> list[SenderVerdict]:
-        return [self.said.get(message.body, VERIFIED) for message in messages]
-
-
 @pytest.mark.clause("SEC-04", "BEY-03")
 def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(dlq_fixture: DlqFixture) -> None:
     waiting, forged, genuine = (dlq_fixture.body(number) for number in range(3))
@@ -313,7 +304,9 @@ def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(
         waiting: SenderVerdict(authenticity=Authenticity.UNKNOWN, detail="its certificate cannot be fetched"),
         forged: SenderVerdict(authenticity=Authenticity.INVALID, detail="the signature is not of this message"),
     }
-    dlq_fixture.pipeline.signatures = _Verdicts(said)
+    dlq_fixture.pipeline.signatures = Mock(
+        verdicts=lambda messages, **_: [said.get(message.body, VERIFIED) for message in messages]
+    )
     for act in (redrive, drain):
         report = act(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(classes=frozenset(NOT_NEW)))
         (left,) = [message for message in report.messages if message["class"] is DeadLetterClass.WAITING]

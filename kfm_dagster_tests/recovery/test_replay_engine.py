@@ -262,8 +262,8 @@ def test_workers_that_advance_one_replay_together_let_every_batch_in_once(stand:
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
 
 
-@pytest.mark.clause("RPL-05")
-def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) -> None:
+@pytest.mark.clause("RPL-05", "WAL-11")
+def test_a_result_that_must_match_and_does_not_stops_the_replay_and_reaches_a_channel(stand: Stand) -> None:
     units = stand.bring("succeeded", 6)
     run = stand.engine.start(repair(options={"must_match": True}, limits={"batch_size": 2}), PERSON)
     stand.engine.advance(run.replay_run_id)
@@ -278,7 +278,17 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) ->
     assert [found.wal_id for found in report.differing] == [unit.wal_id for unit in units[2:4]]
     assert "2 results differ" in str(report.run.state_reason)
     assert own_tx(stand.pipeline.ledger).mismatch_counts() == {"nexrad-l2": 2}
-    [entry] = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STOPPED)
+    assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2",env="dev"} 2.0' in exposition(stand.pipeline).decode()
+    log = own_tx(stand.pipeline.ledger.log)
+    audited = log.entries(action=GovernanceAction.REPLAY_MISMATCH)
+    assert {entry.wal_id for entry in audited} == {unit.wal_id for unit in units[2:4]}
+    with open_web_server() as server:
+        evaluator = replace(stand.pipeline.alert_evaluator(), urls=SecretStr(f"page_ops={service_url(server)}"))
+        evaluator.evaluate()
+        evaluator.evaluate()
+    [message] = messages(server)
+    assert ("replay_divergence" in message["title"], "nexrad-l2" in message["message"]) == (True, True)
+    [entry] = log.entries(action=GovernanceAction.REPLAY_STOPPED)
     assert (entry.actor, entry.details["mismatches"]) == ("local", 2)
     # A person who has looked at them lets it go on; another one stops it again.
     stand.engine.resume(run.replay_run_id, WAIT)
@@ -286,23 +296,6 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay(stand: Stand) ->
     stand.work(another_result)
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.STOPPED
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
-
-
-@pytest.mark.clause("WAL-11")
-def test_a_result_that_differs_without_permission_is_counted_audited_and_reaches_a_channel(stand: Stand) -> None:
-    stand.bring("succeeded", 3)
-    run = stand.engine.start(repair(options={"must_match": True}), PERSON)
-    stand.carry_out(run.replay_run_id, ending=another_result)
-    assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2",env="dev"} 3.0' in exposition(stand.pipeline).decode()
-    audited = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_MISMATCH)
-    assert len({entry.wal_id for entry in audited}) == 3
-    with open_web_server() as server:
-        evaluator = replace(stand.pipeline.alert_evaluator(), urls=SecretStr(f"page_ops={service_url(server)}"))
-        evaluator.evaluate()
-        evaluator.evaluate()
-    [message] = messages(server)
-    assert "replay_divergence" in message["title"]
-    assert "nexrad-l2" in message["message"]
 
 
 @pytest.mark.clause("RPL-07")
