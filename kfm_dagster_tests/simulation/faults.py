@@ -47,6 +47,8 @@ class Fault(StrEnum):
     """A message stays visible to the next receiver."""
     OBJECT_LATE = "object late"
     """An object appears after it was announced."""
+    OBJECT_GONE = "object gone"
+    """An object is gone for ever when its feed ends; seeds do not draw it."""
     MESSAGE_LATE = "message late"
     """A message comes long after its object."""
     ANNOUNCED_TWICE = "announced twice"
@@ -84,12 +86,12 @@ PRESENT = 0.7
 """Share of the seeds that have a fault at all."""
 SPREAD = 4.0
 """A fault comes up to so many times as often as usual, or as rarely."""
-CALM: Mapping[Fault, float] = dict.fromkeys(Fault, 0.0)
+CALM = dict.fromkeys(Fault, 0.0)
 
 
 def draw(rng: random.Random) -> Mapping[Fault, float]:
     """Draw the faults of a seed."""
-    return {
+    return CALM | {
         fault: min(share * SPREAD ** rng.uniform(-1, 1), 0.9) if rng.random() < PRESENT else 0.0
         for fault, share in USUAL.items()
     }

@@ -70,6 +70,9 @@ class Feed:
         for _ in range(rng.randint(2, BIRTHS)):
             self._happen(rng.random())
             scheduler.pause("feed", seconds=rng.uniform(1, 200))
+        for uri in self._sources:
+            if scheduler.happens(Fault.OBJECT_GONE):
+                self._buckets.objects.pop(uri, None)
 
     def find(self, uri: str, etag: str) -> Version | None:
         """Return the version of an object that has an ETag."""

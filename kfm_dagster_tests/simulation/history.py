@@ -58,13 +58,19 @@ class Outcome:
 class Simulation:
     """Lives through seeds, one after the other, in one database that is cloned for each.
 
-    `faults` come as often as they say in every seed, the others as the seed draws them.
+    `faults` come as often as they say in every seed, the others as the seed draws them. A world that never comes to its
+    end is given up after `calm_steps`.
     """
 
     def __init__(
-        self, *, triggers: Sequence[RewrittenTrigger] = (), faults: Mapping[Fault, float] | None = None
+        self,
+        *,
+        triggers: Sequence[RewrittenTrigger] = (),
+        faults: Mapping[Fault, float] | None = None,
+        calm_steps: int = CALM_STEPS,
     ) -> None:
         self._faults = faults or {}
+        self._calm_steps = calm_steps
         self._template = Template(triggers=triggers)
         self._registry: ContractRegistry = simulated_contracts()
         self._card = Card.load()
@@ -81,7 +87,7 @@ class Simulation:
         failpoints.install(lambda failpoint, _: _reached(failpoint, scheduler, account))
         violation, detail = None, ""
         try:
-            _live(world, account, outside, steps)
+            _live(world, account, outside, steps, self._calm_steps)
         except ViolationError as error:
             violation, detail = error.invariant, str(error)
         except Exception as error:  # whatever it is, it is the finding
@@ -103,7 +109,7 @@ class Simulation:
         )
 
 
-def _live(world: World, account: Account, outside: Outside, steps: int) -> None:
+def _live(world: World, account: Account, outside: Outside, steps: int, calm_steps: int) -> None:
     scheduler = world.scheduler
     scheduler.spawn("feed", world.feed.live, skew=scheduler.now - scheduler.now)
     world.spawn("messages", actors.sensor)
@@ -112,7 +118,7 @@ def _live(world: World, account: Account, outside: Outside, steps: int) -> None:
     while scheduler.steps < steps:
         scheduler.step()
     world.faulty, scheduler.faults = False, CALM
-    while scheduler.steps < steps + CALM_STEPS and (
+    while scheduler.steps < steps + calm_steps and (
         _is_at_work(scheduler)
         or account.unfinished()
         or outside.missing()

@@ -197,13 +197,13 @@ MUTATIONS = (
         name="a version that came late takes the Item back",
         invariant="items_are_the_newest_version",
         breakages=[_call(outcomes, "is_older", lambda *_: False)],
-        first=2,
+        first=10,
     ),
     Mutation(
         name="an Item says which run wrote it",
         invariant="repetitions_give_the_same",
         breakages=[_call(item, "_VOLATILE_PROPERTIES", frozenset())],
-        first=3,
+        first=14,
     ),
     Mutation(
         name="a claim is not counted, and no trigger minds",
@@ -266,8 +266,9 @@ MUTATIONS = (
         name="an Item stays whose unit is given up without lineage",
         invariant="every_item_has_its_lineage",
         breakages=[_call(evidence, "withdraw_orphans", lambda *_: 0)],
-        under={**CALM, Fault.STORE_REFUSES: 0.15},
-        first=1631,
+        # A unit whose run died before its lineage is given up where its object is gone.
+        under={**CALM, Fault.KILL: 0.006, Fault.OBJECT_GONE: 0.8},
+        first=3,
     ),
     Mutation(
         name="a history row names the run before",

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.timeout(HANG_SECONDS)
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 300
 """Seeds within which a breakage must be noticed; most take fewer than ten."""
+CALM_STEPS = 4_000
+"""More than a sound seed needs here; a world that a breakage keeps from its end is driven no longer."""
 REACHED = {
     "killed",
     "stalled",
@@ -79,7 +81,7 @@ def broken_seeds(simulation: Simulation, *, first: int) -> Iterator[Outcome]:
 @pytest.mark.clause("WSM-19")
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_a_broken_rule_is_noticed_by_its_invariant(mutation: Mutation) -> None:
-    simulation = Simulation(triggers=mutation.triggers, faults=mutation.under)
+    simulation = Simulation(triggers=mutation.triggers, faults=mutation.under, calm_steps=CALM_STEPS)
     with mutation.applied():
         broken = next(broken_seeds(simulation, first=mutation.first), None)
     assert broken is not None, f"{BOUND} seeds do not notice it"
@@ -94,15 +96,10 @@ print(json.dumps([[one.steps, one.digest] for one in map(simulation.live, [3, 15
 """
 
 
-def digests(*, hash_seed: str) -> list[list[int]]:
-    """Live through some seeds in a process whose sets and dictionaries hash in their own way."""
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    done = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, cwd=ROOT, capture_output=True, check=True)
-    return json.loads(done.stdout)
-
-
 def test_a_seed_is_lived_through_alike_in_every_process_and_order() -> None:
     simulation = Simulation()
     here = {seed: simulation.live(seed) for seed in (15, 3)}
-    expected = [[here[seed].steps, here[seed].digest] for seed in (3, 15)]
-    assert digests(hash_seed="1") == digests(hash_seed="2") == expected
+    # A process whose sets and dictionaries hash in another way.
+    environment = {**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
+    done = subprocess.run([sys.executable, "-c", DIGESTS], env=environment, cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(done.stdout) == [[here[seed].steps, here[seed].digest] for seed in (3, 15)]
