@@ -17,10 +17,9 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.ingest.discovery import DayListing, MessageParse, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.run_state.record import InputReference, Outcome
-from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster.storage.object_handle import ObjectReadError
-from kfm_dagster_tests.integration.chain import DAY, good, open_pipeline, put, run_chain, volumes
+from kfm_dagster_tests.integration.chain import DAY, good, open_pipeline, put, volumes
 
 DATASET = "nexrad-l2"
 WINDOW = ("2025-04-02T00:00:00.000000Z", "2025-04-03T00:00:00.000000Z")
@@ -81,22 +80,6 @@ def test_a_listing_is_hashed_with_etag_and_last_modified_of_each_object(pipeline
             put(tmp_path / "objects", [third])
         listed += references(pipeline, Source.LISTING, run_id=f"run {change}")
     assert [after == before for before, after in pairwise(listed)] == [True, False, False, False]
-
-
-@pytest.mark.clause("RSP-17", "RSP-03")
-def test_a_run_that_has_listed_is_skipped_whatever_has_come_since(pipeline: Pipeline, tmp_path: Path) -> None:
-    batches: list[StageBatch] = []
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run-1", seen=batches.append)
-    first = batches[0]
-    put(tmp_path / "objects", volumes(3))
-    again: list[StageBatch] = []
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run-1", seen=again.append)
-    assert again[0].skipped is SkipCause.ALREADY_SUCCEEDED
-    assert again[0].state.inputs_hash == first.state.inputs_hash
-    other: list[StageBatch] = []
-    run_chain(pipeline, DATASET, DAY.isoformat(), "run-2", seen=other.append)
-    assert other[0].skipped is None
-    assert other[0].state.inputs_hash != first.state.inputs_hash
 
 
 @pytest.mark.clause("RSP-17")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DatabaseUnavailableError, QueueUnavailableError
 from kfm_dagster.ingest.node import Heartbeat
@@ -23,7 +22,7 @@ from kfm_dagster.ledger.leases import Leases
 from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.views.feeds import IGNORED, IgnoredFilter, rejected_message
+from kfm_dagster.views.feeds import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     PARTITION,
@@ -137,20 +136,6 @@ def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_b
     ]  # fmt: skip
     assert (record.attempts, record.replay_reason) == (2, "retry")
     assert queue.deleted == [deliver(0, delivery=2).receipt_handle]
-
-
-@pytest.mark.clause("DAG-03", "BEY-03")
-def test_a_malformed_message_is_kept_with_its_reason_and_given_back_at_once(
-    pipeline: Pipeline, queue: FakeQueue
-) -> None:
-    report = take(pipeline, raw_message(MALFORMED, name="poison"))
-    assert (report.received, report.rejected, report.created) == (1, 1, 0)
-    [kept] = pipeline.deliveries.rejected()
-    assert kept.reason_code == ParseIssue.MALFORMED_JSON
-    assert rejected_message(pipeline.deliveries, pipeline.landing, str(kept.message_id)) == MALFORMED
-    assert pipeline.acknowledger.acknowledge() == 0
-    assert queue.visibility == [(raw_message(MALFORMED, name="poison").receipt_handle, 0)]
-    assert queue.deleted == []
 
 
 @pytest.mark.clause("OPR-19")

@@ -200,24 +200,3 @@ def test_two_runs_that_commit_at_once_leave_one_open_window_of_each_stage(
         assert pipelines[0].nodes.newest(name) == later
     trees.assert_consistent(Path(pipelines[0].settings.catalog))
     verify_chain(pipelines[0].stages.lifecycle.store.audit.lines())
-
-
-@pytest.mark.clause("WAL-06")
-def test_two_ledgers_over_the_same_objects_agree(make_pipeline: Callable[..., Pipeline]) -> None:
-    found = []
-    for home in ("one", "other"):
-        pipeline = make_pipeline(home=home)
-        take_items(pipeline)
-        run_pending(pipeline, f"run of {home}")
-        work_until_done(pipeline)
-        found.append(
-            everything(pipeline)
-            | {
-                "rows": {
-                    uri: record.model_dump(exclude={"ingest_run_id"})
-                    for uri, record in traces.records(pipeline).items()
-                }
-            }
-        )
-    assert found[0] == found[1]
-    assert {record["status"] for record in found[0]["rows"].values()} == {Status.SUCCEEDED, Status.QUARANTINED}
