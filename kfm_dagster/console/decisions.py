@@ -58,7 +58,6 @@ MOST_NAMED = 10_000
 PAGE, MOST_PAGES = 1_000, 20
 """Pages of the search for these units; each examines a bounded number of rows, so that all take some seconds."""
 _IN_THE_DECISION = "follows with the decision"
-_MODES = {Status.FAILED: Mode.FAILED_ONLY, Status.QUARANTINED: Mode.REPAIR_AND_REPLACE}
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
 
@@ -263,12 +262,12 @@ def _of_filters(pages: Pages) -> list[Route]:
         return pages.page(request, "replay.html", report=ReplayEngine(pipeline=pipeline).report(replay_run_id))
 
     def dry_run(request: Request) -> Response:
-        unit_filter = UnitFilter.of_query(parameters(request))
+        unit_filter = filter_of(Status.FAILED, parameters(request))
         plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, unit_filter), change_ref=_IN_THE_DECISION)
-        return pages.page(request, "replay_plan.html", row_filter=unit_filter, query=unit_filter.query(), plan=plan)
+        return pages.page(request, "replay_plan.html", query=unit_filter.query(), plan=plan)
 
     def quarantined_dry_run(request: Request) -> Response:
-        unit_filter = _quarantined(parameters(request))
+        unit_filter = filter_of(Status.QUARANTINED, parameters(request))
         with pipeline.database.snapshot() as tx:
             plan = plan_discard(named_units(pipeline, unit_filter), tx=tx)
         breakdown = [
@@ -294,16 +293,14 @@ def _of_filters(pages: Pages) -> list[Route]:
 
 
 def _begin(posted: PostedDecision) -> str:
-    selection = selection_for(posted.pipeline, UnitFilter.of_query(posted.fields.items()))
+    selection = selection_for(posted.pipeline, filter_of(Status.FAILED, posted.fields.items()))
     started = work_orders.start(ReplayEngine(pipeline=posted.pipeline), selection, posted.decision)
-    if started.proposal_id is not None:
-        return DECISIONS
     return f"/replays/{started.replay_run_id}" if started.replay_run_id else "/replays"
 
 
 def _retry(posted: PostedDecision) -> str:
     wal_id = posted.of_path("wal_id")
-    selection = _selection(posted.pipeline.settings.env, Status.FAILED, {"wal_ids": [wal_id]})
+    selection = _selection(posted.pipeline.settings.env, {"wal_ids": [wal_id]})
     started = work_orders.start(ReplayEngine(pipeline=posted.pipeline), selection, posted.decision)
     return f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{wal_id}"
 
@@ -330,7 +327,8 @@ def _release_all(posted: PostedDecision) -> str:
 
 
 def _filtered(posted: PostedDecision) -> tuple[UnitFilter, list[str]]:
-    unit_filter = _quarantined((name, value) for name, value in posted.fields.items() if name != "seen")
+    pairs = ((name, value) for name, value in posted.fields.items() if name != "seen")
+    unit_filter = filter_of(Status.QUARANTINED, pairs)
     return unit_filter, named_units(posted.pipeline, unit_filter)
 
 
@@ -341,35 +339,33 @@ def _seen_of(posted: PostedDecision, wal_ids: list[str], tx: Transaction) -> Map
     return plan.versions
 
 
-def _quarantined(pairs: Iterable[tuple[str, str]]) -> UnitFilter:
+def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
+    """Return a filter of units with this status. Raises BadFilterError for another."""
     unit_filter = UnitFilter.of_query(pairs)
-    if unit_filter.status is not Status.QUARANTINED:
-        raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=Status.QUARANTINED)
+    if unit_filter.status is not status:
+        raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=status)
     return unit_filter
 
 
 def selection_for(pipeline: Pipeline, unit_filter: UnitFilter) -> Selection:
-    """Return a filter as a replay's selection: its first units, as many as a replay may have.
+    """Return a filter of failed units as a replay's selection: its first units, as many as a replay may have.
 
-    Raises BadFilterError where the filter is not for failed or quarantined units, or has more than a selection names.
+    Raises BadFilterError where the filter has more than a selection names.
     """
-    if unit_filter.status is None or unit_filter.status not in _MODES:
-        raise BadFilterError(observed=f"status {unit_filter.status or 'of any kind'}", expected=" or ".join(_MODES))
     # A selection has no filters by text or operator: it names the units.
     by_name = unit_filter.text or unit_filter.operator
     filters = {"wal_ids": named_units(pipeline, unit_filter)} if by_name else _ranges(pipeline.clock(), unit_filter)
-    return _selection(pipeline.settings.env, unit_filter.status, filters)
+    return _selection(pipeline.settings.env, filters)
 
 
-def _selection(env: Environment, status: Status, filters: Mapping[str, Any]) -> Selection:
+def _selection(env: Environment, filters: Mapping[str, Any]) -> Selection:
     return selection_from(
         env,
         "the console",
         name="console",
-        mode=_MODES[status].value,
-        status=[status.value],
+        mode=Mode.FAILED_ONLY.value,
+        status=[Status.FAILED.value],
         max_records=LIMITS[env].max_selection_records,
-        allow_repair_and_replace=status is Status.QUARANTINED,
         **filters,
     )
 

@@ -71,7 +71,7 @@ class Served:
             "/alerts",
             "/datasets/goes-abi",
             "/replays",
-            "/replays/dry-run?status=quarantined",
+            "/replays/dry-run?status=failed",
             "/discards/dry-run?status=quarantined",
             "/releases/dry-run?status=quarantined",
             "/decisions",
