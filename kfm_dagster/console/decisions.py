@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
-from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -172,37 +171,47 @@ def _see(path: str) -> Response:
 
 
 def _release(posted: PostedDecision) -> str:
+    """Release units as `kfm retry` does; in prod a second person approves it."""
     posted.decision.require_change_ref()
+    versions, page = _seen(posted, Status.PENDING)
     with posted.pipeline.database.transaction() as tx:
-        is_proposed = _propose_release(posted, _seen(posted, Status.PENDING, tx), tx)
-    return DECISIONS if is_proposed else f"/units/{posted.of_path('wal_id')}"
-
-
-def _propose_release(posted: PostedDecision, versions: Mapping[WalId, int], tx: Transaction) -> bool:
-    """Release units as `kfm retry` does; return whether a second person has to approve it."""
-    proposal = work_orders.release(
-        posted.pipeline.ledger,
-        versions,
-        settings=posted.pipeline.settings,
-        decision=posted.decision,
-        replay_reason=ReplayReason.INCIDENT,
-        tx=tx,
-    )
-    return proposal is not None
+        proposal_id = work_orders.release(
+            posted.pipeline.ledger,
+            versions(tx),
+            settings=posted.pipeline.settings,
+            decision=posted.decision,
+            replay_reason=ReplayReason.INCIDENT,
+            tx=tx,
+        )
+    return page if proposal_id is None else DECISIONS
 
 
 def _discard(posted: PostedDecision) -> str:
+    versions, page = _seen(posted, Status.QUARANTINED)
     with posted.pipeline.database.transaction() as tx:
-        versions = _seen(posted, Status.QUARANTINED, tx)
-        posted.cases.discard(versions, decision=posted.decision, tx=tx)
-    return f"/units/{posted.of_path('wal_id')}"
+        posted.cases.discard(versions(tx), decision=posted.decision, tx=tx)
+    return page
 
 
-def _seen(posted: PostedDecision, to_status: Status, tx: Transaction) -> dict[WalId, int]:
-    """Return the path's unit at the version of the form. Raises KfmError if it has changed."""
-    version = whole_number("version", posted.fields.get("version", ""))
-    record = record_of(posted.pipeline.ledger, posted.of_path("wal_id"), tx=tx)
-    return open_versions(posted.cases, [record], version=version, to_status=to_status, tx=tx)
+def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transaction], Mapping[WalId, int]], str]:
+    """Return the reader of the units' versions, which raises KfmError if they have changed, and the next page."""
+    if wal_id := posted.request.path_params.get("wal_id"):
+        version = whole_number("version", posted.fields.get("version", ""))
+
+        def of_unit(tx: Transaction) -> Mapping[WalId, int]:
+            record = record_of(posted.pipeline.ledger, str(wal_id), tx=tx)
+            return open_versions(posted.cases, [record], version=version, to_status=to_status, tx=tx)
+
+        return of_unit, f"/units/{wal_id}"
+    filters = ((name, value) for name, value in posted.fields.items() if name != "seen")
+    wal_ids = named_units(posted.pipeline, filter_of(Status.QUARANTINED, filters))
+
+    def of_filter(tx: Transaction) -> Mapping[WalId, int]:
+        plan = plan_discard(wal_ids, tx=tx)
+        plan.require_seen(posted.fields.get("seen", ""))
+        return plan.versions
+
+    return of_filter, "/"
 
 
 def _switch_off(posted: PostedDecision) -> str:
@@ -280,63 +289,32 @@ def _of_filters(pages: Pages) -> list[Route]:
         Route("/replays", listed, methods=["GET"]),
         Route("/replays/dry-run", dry_run, methods=["GET"]),
         decision_form(pages, "/replays", _begin, fields=None),
-        decision_form(pages, "/units/{wal_id:uuid}/retry", _retry),
+        decision_form(pages, "/units/{wal_id:uuid}/retry", _begin),
         Route("/replays/{replay_run_id:uuid}", shown, methods=["GET"]),
         *(
             decision_form(pages, f"/replays/{{replay_run_id:uuid}}/{change.__name__}", partial(_change, change))
             for change in (ReplayEngine.pause, ReplayEngine.resume, ReplayEngine.stop)
         ),
         *(Route(f"{path}/dry-run", quarantined_dry_run, methods=["GET"]) for path in ("/discards", "/releases")),
-        decision_form(pages, "/discards", _discard_all, fields=None),
-        decision_form(pages, "/releases", _release_all, fields=None),
+        decision_form(pages, "/discards", _discard, fields=None),
+        decision_form(pages, "/releases", _release, fields=None),
     ]
 
 
 def _begin(posted: PostedDecision) -> str:
-    selection = selection_for(posted.pipeline, filter_of(Status.FAILED, posted.fields.items()))
-    started = work_orders.start(ReplayEngine(pipeline=posted.pipeline), selection, posted.decision)
-    return f"/replays/{started.replay_run_id}" if started.replay_run_id else "/replays"
-
-
-def _retry(posted: PostedDecision) -> str:
-    wal_id = posted.of_path("wal_id")
-    selection = _selection(posted.pipeline.settings.env, {"wal_ids": [wal_id]})
-    started = work_orders.start(ReplayEngine(pipeline=posted.pipeline), selection, posted.decision)
-    return f"/replays/{started.replay_run_id}" if started.replay_run_id else f"/units/{wal_id}"
+    pipeline, wal_id = posted.pipeline, posted.request.path_params.get("wal_id")
+    if wal_id:
+        page, selection = f"/units/{wal_id}", _selection(pipeline.settings.env, {"wal_ids": [str(wal_id)]})
+    else:
+        page, selection = "/replays", selection_for(pipeline, filter_of(Status.FAILED, posted.fields.items()))
+    started = work_orders.start(ReplayEngine(pipeline=pipeline), selection, posted.decision)
+    return f"/replays/{started.replay_run_id}" if started.replay_run_id else page
 
 
 def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: PostedDecision) -> str:
     replay_run_id = posted.of_path("replay_run_id")
     by(ReplayEngine(pipeline=posted.pipeline), replay_run_id, posted.decision)
     return f"/replays/{replay_run_id}"
-
-
-def _discard_all(posted: PostedDecision) -> str:
-    unit_filter, wal_ids = _filtered(posted)
-    with posted.pipeline.database.transaction() as tx:
-        posted.cases.discard(_seen_of(posted, wal_ids, tx), decision=posted.decision, tx=tx)
-    return f"/units?{urlencode(unit_filter.query())}"
-
-
-def _release_all(posted: PostedDecision) -> str:
-    posted.decision.require_change_ref()
-    _, wal_ids = _filtered(posted)
-    with posted.pipeline.database.transaction() as tx:
-        is_proposed = _propose_release(posted, _seen_of(posted, wal_ids, tx), tx)
-    return DECISIONS if is_proposed else "/"
-
-
-def _filtered(posted: PostedDecision) -> tuple[UnitFilter, list[str]]:
-    pairs = ((name, value) for name, value in posted.fields.items() if name != "seen")
-    unit_filter = filter_of(Status.QUARANTINED, pairs)
-    return unit_filter, named_units(posted.pipeline, unit_filter)
-
-
-def _seen_of(posted: PostedDecision, wal_ids: list[str], tx: Transaction) -> Mapping[WalId, int]:
-    """Return the units' versions. Raises RefusedError if they are not those of the dry run."""
-    plan = plan_discard(wal_ids, tx=tx)
-    plan.require_seen(posted.fields.get("seen", ""))
-    return plan.versions
 
 
 def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
