@@ -25,7 +25,8 @@ class ExitCode(IntEnum):
 class KfmError(Exception):
     """A refusal: what is wrong, the observed and the expected value, and the next step.
 
-    The docstring of a subclass is its default `what`. `str()` gives a single line, fit for a terminal.
+    The docstring of a subclass is its default `what`. `str()` gives a single line, fit for a terminal; `observed` is a
+    tuple for several faults, each of which the command line shows on a line of its own.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
@@ -52,8 +53,9 @@ class KfmError(Exception):
 
     def _line(self) -> str:
         parts = [self.what]
-        if self.observed is not None:
-            parts.append(f"observed {self.observed if str(self.observed).strip() else repr(self.observed)}")
+        observed = ", ".join(self.observed) if isinstance(self.observed, tuple) else self.observed
+        if observed is not None:
+            parts.append(f"observed {observed if str(observed).strip() else repr(observed)}")
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
         if self.next_step is not None:

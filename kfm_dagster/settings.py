@@ -449,7 +449,7 @@ class Settings(BaseModel):
         if len(faults) > 1:
             return ConfigurationError(
                 f"{len(faults)} settings are wrong",
-                observed=", ".join(f"{name} {observed} (expected {expected})" for name, observed, expected in faults),
+                observed=tuple(f"{name} {observed} (expected {expected})" for name, observed, expected in faults),
                 next_step="correct or unset each of them",
             )
         [(name, observed, expected)] = faults

@@ -211,7 +211,10 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
 
 
 def _refuse(error: KfmError, name: str) -> NoReturn:
-    click.echo(f"{name}: {error}", err=True)
+    if isinstance(error.observed, tuple):
+        click.echo("\n  ".join((f"{name}: {error.what}; next: {error.next_step}", *error.observed)), err=True)
+    else:
+        click.echo(f"{name}: {error}", err=True)
     sys.exit(error.exit_code)
 
 

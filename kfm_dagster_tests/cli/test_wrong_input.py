@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 import click
+import pytest
 
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.errors import ExitCode
@@ -91,6 +92,19 @@ def wrong_value(parameter: click.Parameter) -> str:
     if isinstance(parameter.type, click.IntRange | click.FloatRange):
         return "0x1"
     return "nonsense" if isinstance(parameter.type, click.Choice) else WRONG[name_of(parameter)]
+
+
+def test_each_of_several_wrong_settings_is_a_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_LIVE_SHARE", "half")
+    monkeypatch.setenv("KFM_ENV", "production")
+    answer = call("status")
+    first, *others = answer.err.splitlines()
+    assert (answer.code, answer.out, first) == (
+        ExitCode.USAGE,
+        "",
+        "kfm: 2 settings are wrong; next: correct or unset each of them",
+    )
+    assert [line.split()[0] for line in others] == ["KFM_ENV", "KFM_LIVE_SHARE"]
 
 
 def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
