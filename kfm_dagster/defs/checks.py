@@ -76,9 +76,9 @@ def _result(
     units_of_run = () if ledger.reused_whole else ledger.envelopes
     units, lost = len(ledger.envelopes), ledger.state.validation_summary.get("lost", 0)
     failing = sum(1 for unit in units_of_run if unit.failure is not None and unit.failure.code != FenceIssue.CLAIM_LOST)
-    out, of_run = sum(day.failing.values()), f"of {units} units of this run"
+    out, of_run = sum(day.failing.values()), f"of {counted(units, 'unit')} of this run"
     faults = [
-        (out, f"{out} of {day.units} units of the day failed or are quarantined"),
+        (out, f"{out} of {counted(day.units, 'unit')} of the day failed or are quarantined"),
         (failing, f"{failing} {of_run} failed"),
         (mismatched, f"{len(mismatched)} {of_run} gave another result than before"),
         (lost, f"{lost} {of_run} were another run's when this one settled them"),

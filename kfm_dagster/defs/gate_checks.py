@@ -15,6 +15,7 @@ import dagster as dg
 from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.defs.display import console_links
 from kfm_dagster.ledger.reports import DayReport
+from kfm_dagster.plural import counted
 from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
 from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.staged import StagedNode
@@ -105,7 +106,7 @@ def _out_by(gate: Gate, day: DayReport) -> int:
 
 
 def _earlier(out: int) -> str | None:
-    return f"{out} units of the day are out by this gate since an earlier run" if out else None
+    return f"{counted(out, 'unit')} of the day out by this gate since an earlier run" if out else None
 
 
 def _sentence(*parts: str | None) -> str | None:
@@ -145,4 +146,4 @@ def _consequence(verdict: Verdict, *, stops: bool, restricted: bool) -> str:
         return RESTRICTED
     if stops:
         return f"the batch is stopped{f' ({STOPS[verdict.gate]})' if verdict.gate in STOPS else ''}"
-    return f"{len(verdict.units)} units leave the chain, the others go on"
+    return f"{counted(len(verdict.units), 'unit')} out of the chain, the others go on"

@@ -17,6 +17,7 @@ from kfm_dagster.defs.display import account_of, stage_metadata
 from kfm_dagster.defs.instance_storage import opened_instance
 from kfm_dagster.errors import DatabaseUnavailableError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.plural import counted
 from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import environment
 from kfm_dagster.worker.resident import WorkedBatch
@@ -52,7 +53,7 @@ class RunlessReports:
             self._warn(f"a report to Dagster failed, the next follows in {PAUSE_SECONDS:.0f} s: {error_text(error)}")
             return
         if self._unreported:
-            self._warn(f"Dagster answers again; {self._unreported} batches were not reported, and are in the ledger")
+            self._warn(f"Dagster answers again; {counted(self._unreported, 'batch')} not reported; the ledger has them")
             self._unreported = 0
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from kfm_dagster.ingest.process_state import RequestedRuns
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.reports import PendingPartition
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.days import AdvanceReport, Backfills, ListingRequest
 from kfm_dagster.recovery.intents import IntentRecovery
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -186,16 +187,17 @@ def _why_no_run(ledger: Ledger, report: IntakeReport, *, limit: int, today: date
             f"{limit} (KFM_MAX_IN_FLIGHT_UNITS); messages stay safe in the queue"
         )
     waiting = (
-        f"; {report.unverified} messages wait on the queue: their topic's certificate cannot be fetched"
+        f"; {counted(report.unverified, 'message')} left on the queue: their topic's certificate cannot be fetched"
         if report.unverified
         else ""
     )
     if report.received == 0 and not report.unverified:
         return f"the queue is empty ({report.deleted} finished messages deleted)"
-    aside = f", {report.postponed} messages put aside ({off.sentences()})" if report.postponed else ""
+    aside = f", {counted(report.postponed, 'message')} put aside ({off.sentences()})" if report.postponed else ""
     return (
-        f"{report.received} messages received: {report.known} units known already, {report.ignored} ignored, "
-        f"{report.rejected} rejected, {report.created + report.requeued} waiting for a run{aside}{waiting}"
+        f"{counted(report.received, 'message')} received: {counted(report.known, 'unit')} known already, "
+        f"{report.ignored} ignored, {report.rejected} rejected, {report.created + report.requeued} waiting for a run"
+        f"{aside}{waiting}"
     )
 
 
@@ -207,7 +209,7 @@ def _why_nothing_is_asked_for(
     for entry in known:
         switch = off.of(entry.dataset)
         waiting[sentence(switch) if switch else "an active run or a later tick will take them"] += entry.units
-    reasons = [f"{units} units are pending; {why}" for why, units in waiting.items()]
+    reasons = [f"{counted(units, 'unit')} pending; {why}" for why, units in waiting.items()]
     reasons += [why_unknown(unknown, today=today.isoformat())] if unknown else []
     return "; ".join(reasons) or "nothing is pending in the ledger"
 
@@ -294,7 +296,7 @@ def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[
     waiting = sum(alert.undelivered for alert in alerts)
     parts = [
         "; ".join([*named[:NAMED], *more]),
-        f"{done.delivered} messages taken" if done.delivered else "",
+        f"{counted(done.delivered, 'message')} taken" if done.delivered else "",
         f"{waiting} waiting for their channel" if waiting else "",
         f"channels without a URL: {', '.join(unheard)} (KFM_ALERT_URLS)" if unheard else "",
     ]

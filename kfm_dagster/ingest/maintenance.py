@@ -17,6 +17,7 @@ from kfm_dagster.errors import DatabaseUnavailableError, KfmError
 from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.process_state import ProcessState
+from kfm_dagster.plural import counted
 from kfm_dagster.redaction import error_text, redacted_error
 
 _LOG = logging.getLogger(__name__)
@@ -101,6 +102,6 @@ def release_dead_runs(
         report = ledger.release_lost(run_ids=claim_runs, tx=tx)
     if report.requeued or report.quarantined:
         warn(
-            f"requeued {len(report.requeued)} units of dead runs or expired leases, "
+            f"requeued {counted(len(report.requeued), 'unit')} of dead runs or expired leases, "
             f"quarantined {len(report.quarantined)}"
         )

@@ -18,6 +18,7 @@ from itertools import islice
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.ledger.reports import PendingPartition
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
@@ -81,11 +82,13 @@ def why_unknown(unknown: Mapping[str, int], *, today: str) -> str:
     if past:
         units = sum(unknown[day] for day in past)
         reasons.append(
-            f"{units} units of {_span(past)} wait: the code location was loaded before these partitions existed; "
-            "reload it"
+            f"{counted(units, 'unit')} of {_span(past)} on hold: the code location was loaded before these partitions "
+            "existed; reload it"
         )
     if future:
-        reasons.append(f"{sum(unknown[day] for day in future)} units of {_span(future)} wait for their day to begin")
+        reasons.append(
+            f"{counted(sum(unknown[day] for day in future), 'unit')} of {_span(future)} on hold until the day begins"
+        )
     return "; ".join(reasons)
 
 

@@ -154,8 +154,8 @@ class ReplayDivergedError(StageRefusedError):
         facts = diverging.as_json()
         super().__init__(
             f"{diverging.stage} of run {original} gives another result now",
-            observed=f"{facts['keys_differing']} units on one side only, {facts['results_differing']} with another "
-            f"result, {facts['first']} first",
+            observed=f"{counted(facts['keys_differing'], 'unit')} on one side only, {facts['results_differing']} with "
+            f"another result, {facts['first']} first",
             expected="the original's outputs, which stay current",
             next_step=f"kfm replay compare {original}; to replace results on purpose, kfm replay run with an approval",
         )

@@ -140,10 +140,13 @@ def test_what_dagster_does_not_know_is_counted_by_day_and_not_planned() -> None:
 def test_what_waits_for_its_day_says_what_helps() -> None:
     waiting: list[tuple[dict[str, int], str]] = [
         ({}, ""),
-        ({"1990-12-31": 5}, "5 units of 1990-12-31 wait: the code location was loaded before"),
-        ({"1990-12-31": 5, "1991-01-02": 1}, "6 units of 2 days from 1990-12-31 to 1991-01-02 wait: the code location"),
-        ({"2025-12-04": 2}, "2 units of 2025-12-04 wait for their day to begin"),
-        ({"1990-12-31": 1, "2025-12-04": 2}, "reload it; 2 units of 2025-12-04 wait for their day to begin"),
+        ({"1990-12-31": 5}, "5 units of 1990-12-31 on hold: the code location was loaded before"),
+        (
+            {"1990-12-31": 5, "1991-01-02": 1},
+            "6 units of 2 days from 1990-12-31 to 1991-01-02 on hold: the code location",
+        ),
+        ({"2025-12-04": 2}, "2 units of 2025-12-04 on hold until the day begins"),
+        ({"1990-12-31": 1, "2025-12-04": 2}, "reload it; 2 units of 2025-12-04 on hold until the day begins"),
     ]
     for unknown, said in waiting:
         shown = why_unknown(unknown, today="2025-12-03")

@@ -94,7 +94,7 @@ def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
         tick = face.tick("nodd_ledger")
         assert tick.run_requests == []
     assert tick.skip_message == (
-        "2 units are pending; goes-abi is switched off since 2026-01-01 00:00 UTC by ada, until it is released: "
+        "2 units pending; goes-abi is switched off since 2026-01-01 00:00 UTC by ada, until it is released: "
         "wrong projection upstream (INC-7)"
     )
 
@@ -117,7 +117,7 @@ def test_a_message_that_comes_again_is_put_aside_again_until_the_switch_expires(
         queue.visibility.clear()
         tick = face.tick("nodd_messages")
         assert tick.run_requests == []
-        assert "1 messages put aside (goes-abi is switched off" in tick.skip_message
+        assert "1 message put aside (goes-abi is switched off" in tick.skip_message
         assert queue.visibility == [(batch[0].receipt_handle, seconds)]
         clock.forward(40)
     clock.forward(20)
@@ -227,7 +227,7 @@ def test_of_a_lowered_window_a_day_waits_for_a_reload_and_one_before_the_dataset
     queue.waiting += [*(of_day(day, objects, contracts) for day in days), tonight(objects, contracts)]
     partitions, said = served(face)
     assert partitions == {"2025-04-02"}
-    assert "1 units of 2014-07-30 wait: the code location was loaded before" in said
+    assert "1 unit of 2014-07-30 on hold: the code location was loaded before" in said
     [rejected] = face.pipeline.deliveries.rejected(limit=10)
     assert (rejected.reason_code, str(OLD_DAY) in rejected.detail) == ("invalid_time_range", True)
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}

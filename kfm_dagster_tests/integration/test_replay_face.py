@@ -140,4 +140,4 @@ def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
     [record] = traces.records(face.pipeline).values()
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert check.metadata["mismatched_units"].value == [record.wal_id]
-    assert "1 of 1 units of this run gave another result than before" in str(check.description)
+    assert "1 of 1 unit of this run gave another result than before" in str(check.description)

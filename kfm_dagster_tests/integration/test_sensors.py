@@ -192,7 +192,7 @@ def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(face: F
     deliver(face.pipeline, *volumes(1))
     # What appeared since the last tick is left to the sensor that brought it.
     waiting = face.tick("nodd_ledger")
-    assert (waiting.run_requests, "1 units are pending" in waiting.skip_message) == ([], True)
+    assert (waiting.run_requests, "1 unit pending" in waiting.skip_message) == ([], True)
 
     one, other = (face.tick("nodd_ledger").run_requests for _ in range(2))
     assert [request.run_key for request in one] == [request.run_key for request in other]

@@ -359,7 +359,7 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
         by_run = Counter((record.ingest_run_id, record.status) for record in traces.records(pipeline).values())
         [batch] = desk.batches
         assert by_run == {(batch.run_id, Status.SUCCEEDED): 1, (LIVING, Status.IN_PROGRESS): 1}
-        assert any("requeued 1 units" in line for line in desk.said)
+        assert any("requeued 1 unit" in line for line in desk.said)
         assert {file.name for file in folder.iterdir()} == {LIVING, ".beginning"}
         assert pipeline.nodes.intents.pending_runs() == [LIVING]
         assert pipeline.stages.lifecycle.store.unfinished_runs() == [LIVING]
