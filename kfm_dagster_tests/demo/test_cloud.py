@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import quote, unquote_plus
 
 import psutil
 import pytest
@@ -90,6 +90,8 @@ def test_an_object_is_announced_by_its_providers_topic(
     stored = cloud.client("s3").head_object(Bucket=bucket, Key=unquote_plus(record["s3"]["object"]["key"]))
     assert record["s3"]["object"]["size"] == stored["ContentLength"] == 7
     assert record["s3"]["object"]["eTag"] == stored["ETag"].strip('"') == hashlib.md5(b"content").hexdigest()
+    with urllib.request.urlopen(f"{cloud.endpoint_url}/{bucket}/{quote(key)}") as anonymous:
+        assert anonymous.read() == b"content"
 
 
 def test_a_record_has_the_shape_of_a_captured_one(shared_data: Path) -> None:
