@@ -12,6 +12,9 @@ from typing import Any
 Figures = Mapping[str, Any]
 Rows = Mapping[str, Figures]
 
+SUMMARY_LATENCY_MS = 50
+"""Answer time of the store in the summary, about that of S3 within its region."""
+
 HEAD = """# Performance
 
 `make bench` writes this page and measures every row on its machine. Product, queue and store share the cores of one
@@ -26,6 +29,13 @@ start.
 Objects are sparse files of real size, so that sizes, offsets and range requests are real. Two parts are smaller than in
 reality: HRRR samples have 3 or 4 messages instead of 173 to 1,200, so their index is short, and a volume's first and
 last records have a few KB instead of up to 270, so that a real volume may cost two more requests.
+"""
+
+SUMMARY = """
+## In short
+
+The measured cores are shared by the deployment, its queue and its store. An object is one file of NODD: a model field's
+file, a satellite scan, a radar volume.
 """
 
 STORE = """
@@ -62,7 +72,7 @@ One process receives, lands, parses and records; a call of the queue takes 20 ms
 """
 
 PRESSURE = """
-## While somebody holds a snapshot
+## While a backup holds a snapshot
 
 A backup or a forgotten session holds a snapshot for ten minutes, and PostgreSQL removes no dead rows meanwhile. Only
 the ledger's calls are timed, in one dataset and day: batches of 500 units are recorded, claimed and settled
@@ -106,6 +116,7 @@ def page(tables: Mapping[str, Rows], *, cores: int) -> str:
     backlogs = {**store, **remote, **growth}
     parts = [HEAD.format(machine=_machine(every.values(), cores))]
     for text, rows, table in (
+        (SUMMARY, {**store, **tables.get("latency", {}), **tables.get("quiet", {})}, _summary),
         (STORE, store, _rates),
         (REMOTE, remote, _rates),
         (GROWTH, growth, _growth),
@@ -116,8 +127,8 @@ def page(tables: Mapping[str, Rows], *, cores: int) -> str:
         (LATENCY, tables.get("latency", {}), _latency),
         (QUIET, tables.get("quiet", {}), _quiet),
     ):
-        if rows:
-            parts.append(f"{text}\n{_table(table(rows.values()))}\n")
+        if lines := list(table(rows.values())):
+            parts.append(f"{text}\n{_table(lines)}\n")
     parts += ["\n## The commands\n\nEach with `--json`, in the order of the rows.\n\n", _commands(every)]
     return "".join(parts)
 
@@ -126,8 +137,8 @@ def _machine(every: Sequence[Figures] | Any, cores: int) -> str:
     figures = list(every)
     if not figures:
         return "Nothing is measured yet."
-    revisions = sorted({one["revision"] for one in figures})
-    times, loads = sorted(one["measured_at"] for one in figures), [one["load"] for one in figures]
+    revisions = sorted({row["revision"] for row in figures})
+    times, loads = sorted(row["measured_at"] for row in figures), [row["load"] for row in figures]
     return (
         f"Here: {cores} cores ({platform.machine()}), Python {platform.python_version()}, {times[0]} to {times[-1]}, "
         f"revision {', '.join(revisions)}. The load average (5 min) after a row was {min(loads):.1f} to "
@@ -136,70 +147,90 @@ def _machine(every: Sequence[Figures] | Any, cores: int) -> str:
 
 
 def _calibration(figures: Sequence[Figures]) -> str:
-    found = [one["calibration_ms"] for one in figures if "calibration_ms" in one]
-    if not found:
+    times = [row["calibration_ms"] for row in figures if "calibration_ms" in row]
+    if not times:
         return ""
     return (
-        f" The machine is shared with others: a fixed piece of Python took {min(found):.0f} to {max(found):.0f} ms of "
+        f" The machine is shared with others: a fixed piece of Python took {min(times):.0f} to {max(times):.0f} ms of "
         "CPU after a row. The tables list it as calibration, to compare rows."
     )
 
 
-def _place(one: Figures) -> dict[str, str]:
+def _summary(rows: Any) -> Iterator[dict[str, str]]:
+    """Rows for a newcomer: backlogs over a store of SUMMARY_LATENCY_MS, latencies, and the cost of waiting."""
+    for row in rows:
+        if "percent_of_a_core" in row:
+            question = "What does a deployment cost while nothing arrives?"
+            answer = f"{row['percent_of_a_core']:.1f} % of one core"
+        elif "p95_seconds" in row:
+            by = "`kfm worker`" if row["worker"] else "Dagster's sensors"
+            question = f"How long from a message to its Item by {by}, at {row['rate']:g} a second?"
+            answer = f"{_number(row['p50_seconds'], 1)} s; 95 % within {_number(row['p95_seconds'], 1)} s"
+        elif row["store_latency_ms"] == SUMMARY_LATENCY_MS:
+            question = (
+                f"How many {row['dataset']} objects a second, from a store that answers in {SUMMARY_LATENCY_MS} ms?"
+            )
+            answer = f"{row['units_per_second']:.0f}, with {row['cpu_ms_per_unit']:.1f} ms of CPU each"
+        else:
+            continue
+        yield {"question": question, "answer": answer}
+
+
+def _place(row: Figures) -> dict[str, str]:
     return {
-        "dataset": one["dataset"],
-        "store": "folder" if one["store_latency_ms"] is None else f"{one['store_latency_ms']:g} ms",
-        "database": one["database"],
-        "kept in": "store" if one["all_remote"] else "disk",
-        "units": f"{one.get('units') or one['published']:,}",
+        "dataset": row["dataset"],
+        "store": "folder" if row["store_latency_ms"] is None else f"{row['store_latency_ms']:g} ms",
+        "database": row["database"],
+        "kept in": "store" if row["all_remote"] else "disk",
+        "units": f"{row.get('units') or row['published']:,}",
     }
 
 
 def _rates(rows: Any) -> Iterator[dict[str, str]]:
-    for one in rows:
+    for row in rows:
         yield {
-            **_place(one),
-            "units/s": f"{one['units_per_second']:.1f}",
-            "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
-            "requests/unit": _number(one["requests_per_unit"], 2),
-            "KB read/unit": _number(one["bytes_per_unit"], 1, per=1000),
-            "largest run, MiB": f"{one['peak_run_mib']:.0f}",
-            "floor, units/s": _number(one["floor_per_second"], 1),
-            "share of floor": _number(one["share_of_floor"], 2),
-            "event loop, units/s": _number(one["async_floor_per_second"], 1),
-            "share of event loop": _number(one["share_of_async_floor"], 2),
-            **({"DBOS, units/s": _number(one["dbos_per_second"], 1)} if one["all_remote"] else {}),
+            **_place(row),
+            "units/s": f"{row['units_per_second']:.1f}",
+            "CPU ms/unit": f"{row['cpu_ms_per_unit']:.1f}",
+            "requests/unit": _number(row["requests_per_unit"], 2),
+            "KB read/unit": _number(row["bytes_per_unit"], 1, per=1000),
+            "largest run, MiB": f"{row['peak_run_mib']:.0f}",
+            "floor, units/s": _number(row["floor_per_second"], 1),
+            "share of floor": _number(row["share_of_floor"], 2),
+            "event loop, units/s": _number(row["async_floor_per_second"], 1),
+            "share of event loop": _number(row["share_of_async_floor"], 2),
+            **({"DBOS, units/s": _number(row["dbos_per_second"], 1)} if row["all_remote"] else {}),
         }
 
 
 def _growth(rows: Any) -> Iterator[dict[str, str]]:
-    for one, row in zip(rows, _rates(rows), strict=True):
+    for row, rates in zip(rows, _rates(rows), strict=True):
         yield {
-            **{name: row[name] for name in ("dataset", "database")},
-            "records": f"{one['records']:,}",
-            **{name: row[name] for name in ("units", "units/s", "CPU ms/unit", "requests/unit", "largest run, MiB")},
-            **_calibrated(one),
+            **{name: rates[name] for name in ("dataset", "database")},
+            "records": f"{row['records']:,}",
+            **{name: rates[name] for name in ("units", "units/s", "CPU ms/unit", "requests/unit", "largest run, MiB")},
+            **_calibrated(row),
         }
 
 
 def _intake(rows: Any) -> Iterator[dict[str, str]]:
-    for one in rows:
+    for row in rows:
         yield {
-            "dataset": one["dataset"],
-            "database": one["database"],
-            "messages": f"{one['messages']:,}",
-            "messages/s": f"{one['messages_per_second']:,.0f}",
-            "CPU ms/message": f"{one['cpu_ms_per_message']:.2f}",
-            **_calibrated(one),
+            "dataset": row["dataset"],
+            "database": row["database"],
+            "messages": f"{row['messages']:,}",
+            "messages/s": f"{row['messages_per_second']:,.0f}",
+            "CPU ms/message": f"{row['cpu_ms_per_message']:.2f}",
+            **_calibrated(row),
         }
 
 
 def _pressure(rows: Any) -> Iterator[dict[str, str]]:
-    for one in rows:
-        clean = one["phases"][0]["units_per_second"]
-        for phase in one["phases"]:
+    for row in rows:
+        clean = row["phases"][0]["units_per_second"]
+        for phase in row["phases"]:
             yield {
-                "asked/s": f"{one['rate']:g}" if one["rate"] else "all",
+                "asked/s": f"{row['rate']:g}" if row["rate"] else "all",
                 "snapshot": phase["name"],
                 "units": f"{phase['units']:,}",
                 "done/s": f"{phase['done_per_second']:,.0f}",
@@ -215,64 +246,63 @@ def _pressure(rows: Any) -> Iterator[dict[str, str]]:
 
 
 def _quiet(rows: Any) -> Iterator[dict[str, str]]:
-    for one in rows:
+    for row in rows:
         yield {
-            "database": one["database"],
-            "percent of a core": f"{one['percent_of_a_core']:.2f}",
-            **{name: f"{share:.2f}" for name, share in one["by_process"].items()},
-            **_calibrated(one),
+            "database": row["database"],
+            "percent of a core": f"{row['percent_of_a_core']:.2f}",
+            **{name: f"{share:.2f}" for name, share in row["by_process"].items()},
+            **_calibrated(row),
         }
 
 
 def _cpu(rows: Any) -> Iterator[dict[str, str]]:
-    for one in rows:
-        spent, servers = one["cpu_ms_per_unit_by_process"], one["servers_cpu_ms_per_unit"]
+    for row in rows:
+        spent, servers = row["cpu_ms_per_unit_by_process"], row["servers_cpu_ms_per_unit"]
         names = {"run": "run", "code server": "code server", "daemon": "daemon", "database server": "database"}
         yield {
-            **_place(one),
+            **_place(row),
             **{title: _number(spent.get(name), 1) for title, name in names.items()},
             **{f"({name})": _number(servers.get(name), 1) for name in ("queue", "store")},
-            **_calibrated(one),
+            **_calibrated(row),
         }
 
 
 def _wall(rows: Any) -> Iterator[dict[str, str]]:
     steps = ("integrity_check", "metadata_extract", "stac_register", "provenance_emit", "settle")
-    for one in rows:
-        spent = one["wall_ms_per_unit_by_node"]
-        yield {**_place(one), **{step: _number(spent.get(step), 1) for step in steps}, "runs": str(one["runs"])}
+    for row in rows:
+        spent = row["wall_ms_per_unit_by_node"]
+        yield {**_place(row), **{step: _number(spent.get(step), 1) for step in steps}, "runs": str(row["runs"])}
 
 
 def _latency(rows: Any) -> Iterator[dict[str, str]]:
-    for one in rows:
+    for row in rows:
         yield {
-            **_place(one),
-            "worker": "yes" if one.get("worker") else "no",
-            "asked/s": f"{one['rate']:g}",
-            "published/s": f"{one['published_per_second']:.1f}",
-            "p50 s": _number(one["p50_seconds"], 1),
-            "p95 s": _number(one["p95_seconds"], 1),
-            "p99 s": _number(one["p99_seconds"], 1),
-            "run s": _number(one["run_p50_seconds"], 1),
-            "in a tick": _number(one["runs_within_tick"], 2),
-            "CPU ms/unit": f"{one['cpu_ms_per_unit']:.1f}",
-            "unsettled": f"{one['published'] - one['succeeded']:,}",
-            **_calibrated(one),
+            **_place(row),
+            "worker": "yes" if row.get("worker") else "no",
+            "asked/s": f"{row['rate']:g}",
+            "published/s": f"{row['published_per_second']:.1f}",
+            "p50 s": _number(row["p50_seconds"], 1),
+            "p95 s": _number(row["p95_seconds"], 1),
+            "p99 s": _number(row["p99_seconds"], 1),
+            "run s": _number(row["run_p50_seconds"], 1),
+            "in a tick": _number(row["runs_within_tick"], 2),
+            "CPU ms/unit": f"{row['cpu_ms_per_unit']:.1f}",
+            "unsettled": f"{row['published'] - row['succeeded']:,}",
+            **_calibrated(row),
         }
 
 
-def _calibrated(one: Figures) -> dict[str, str]:
-    return {"(calibration)": _number(one.get("calibration_ms"), 0)}
+def _calibrated(row: Figures) -> dict[str, str]:
+    return {"(calibration)": _number(row.get("calibration_ms"), 0)}
 
 
 def _number(value: float | None, digits: int, *, per: float = 1) -> str:
     return "" if value is None else f"{value / per:.{digits}f}"
 
 
-def _table(rows: Iterator[dict[str, str]]) -> str:
-    found = list(rows)
-    head = list(found[0])
-    lines = [head, ["---"] * len(head), *(list(row.values()) for row in found)]
+def _table(rows: Sequence[dict[str, str]]) -> str:
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *(list(row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
