@@ -36,7 +36,7 @@ def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequen
     if unfinished := [record.wal_id for record in records if record.status is not Status.SUCCEEDED]:
         raise CampaignError("units did not succeed", observed=f"{len(unfinished)}, the first {unfinished[0]}")
     wal_ids = {WalId(record.wal_id) for record in records}
-    items = Counter(path.stem for path in (home / "catalog" / dataset).rglob("*_V06.json"))
+    items = Counter(path.stem for path in (home / "catalog" / dataset).rglob("*_V0?.json"))
     _compare("Items", items, {str(record.stac_item_id) for record in records})
     told = list(_events(home))
     # What a rolled-back run told stays in its files, and is withdrawn by an event of its own.
