@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+
 import dagster as dg
 
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.assets import dataset_assets, queue_asset
 from kfm_dagster.defs.chain import daily_partitions
 from kfm_dagster.defs.checks import FEED_CHECK, feed_check, gap_schedule, unit_checks
@@ -27,14 +32,33 @@ from kfm_dagster.ingest.window import stored_first_day
 from kfm_dagster.settings import Settings
 
 
-def build_definitions(settings: Settings) -> dg.Definitions:
-    """Assemble all from the contracts and the stored first day, which is not read at import.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Inputs:
+    """All that the definitions are assembled from; nothing is read at import."""
 
-    Raises KfmError for a wrong configuration, so that no run begins.
-    """
-    registry = read_configuration(settings).registry
-    days = daily_partitions(stored_first_day(settings, clock=utc_now))
-    code_version = installed_code(settings).code_sha
+    settings: Settings
+    registry: ContractRegistry
+    first_day: date
+    code_version: str
+
+    @classmethod
+    def read(cls, settings: Settings) -> _Inputs:
+        return cls(
+            settings=settings,
+            registry=read_configuration(settings).registry,
+            first_day=stored_first_day(settings, clock=utc_now),
+            code_version=installed_code(settings).code_sha,
+        )
+
+
+def build_definitions(settings: Settings) -> dg.Definitions:
+    """Assemble the definitions. Raises KfmError for a wrong configuration, so that no run begins."""
+    return _assemble(_Inputs.read(settings))
+
+
+def _assemble(inputs: _Inputs) -> dg.Definitions:
+    settings, registry, code_version = inputs.settings, inputs.registry, inputs.code_version
+    days = daily_partitions(inputs.first_day)
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     interval = settings.sensor_interval_seconds
@@ -55,7 +79,13 @@ def build_definitions(settings: Settings) -> dg.Definitions:
     )
 
 
+_kept = lru_cache(maxsize=1)(_assemble)
+
+
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Return the definitions of the environment."""
-    return build_definitions(Settings.load())
+    """Return the definitions of the environment; equal inputs give the same object.
+
+    Dagster asks for them twice in each run's process, and assembling them takes a third of a small run's CPU.
+    """
+    return _kept(_Inputs.read(Settings.load()))

@@ -23,6 +23,11 @@ from kfm_dagster.contracts.model import TOPIC_ARN, DatasetContract, MessageShape
 from kfm_dagster.errors import ContractError
 
 
+@lru_cache(maxsize=8)
+def _of_texts(texts: tuple[tuple[str, str], ...]) -> ContractRegistry:
+    return ContractRegistry.of(parse_contract(text, source=source) for source, text in texts)
+
+
 @lru_cache(maxsize=64)
 def parse_contract(text: str, *, source: str) -> DatasetContract:
     """Build a contract from YAML. Raises ContractError naming source, line and first wrong key.
@@ -41,9 +46,9 @@ class Route:
     contract: DatasetContract | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ContractRegistry:
-    """All contracts in force, and the routing derived from them."""
+    """All contracts in force, and the routing derived from them. The same texts are the same object."""
 
     contracts: Mapping[str, DatasetContract]
 
@@ -66,7 +71,7 @@ class ContractRegistry:
                     next_step="rename it",
                 )
             texts += [(path.name, read_text(path, error=ContractError)) for path in sorted(extra_dir.glob("*.yaml"))]
-        return cls.of(parse_contract(text, source=source) for source, text in texts)
+        return _of_texts(tuple(texts))
 
     @classmethod
     def of(cls, contracts: Iterable[DatasetContract]) -> ContractRegistry:

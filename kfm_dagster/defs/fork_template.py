@@ -1,13 +1,24 @@
-"""The last import of the process that forks runs: freezes its objects against garbage collection.
+"""The last import of the process that forks runs: definitions assembled, objects frozen against garbage collection.
 
-A forked run shares its parent's memory until either writes, and the collector writes into the objects that it
-examines. Do not import it in other processes, because frozen objects are not torn down, and libraries complain.
-`code_server.py` has only the name of this module.
+A forked run begins with what its parent has loaded, and assembles definitions again only if their inputs have changed.
+It shares its parent's memory until either writes, and the collector writes into the objects that it examines. Do not
+import it in other processes, because frozen objects are not torn down, and libraries complain. `code_server.py` has
+only the name of this module.
 """
 
 import gc
+from contextlib import suppress
 
+from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.cyclic_gc import collect_rarely
+from kfm_dagster.definitions import defs
+from kfm_dagster.errors import KfmError
+
+# An error is dropped, because here it would only end the process that forks; the run raises it again and reports it.
+with suppress(KfmError, OSError):
+    defs().get_repository_def()
+# Compiles the schemas.
+validate_document({"type": "Feature"})
 
 gc.collect()
 gc.freeze()
