@@ -38,14 +38,14 @@ LEASE = timedelta(minutes=10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerState:
-    """A follower's position in a collection: `behind` in changes, `last_error` None if well."""
+    """A follower's position in a collection: `behind` in changes; without failures no error and no next attempt."""
 
     follower: str
     collection_id: str
     change_id: int
     behind: int
     failures: int
-    next_attempt_at: datetime
+    next_attempt_at: datetime | None
     last_error: str | None
 
 

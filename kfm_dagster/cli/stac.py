@@ -12,7 +12,6 @@ from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
@@ -49,13 +48,8 @@ def status(*, as_json: bool) -> None:
     """
     with opened_pipeline(read_only=True) as pipeline:
         follower = _follower(pipeline.followers)
-        rows = [
-            {name: getattr(state, name) for name in ("collection_id", "change_id", "behind", "failures", "last_error")}
-            | {"next_attempt_at": rfc3339(state.next_attempt_at) if state.failures else None}
-            for state in pipeline.following.states()
-            if state.follower == follower.name
-        ]
-    show_rows(rows, STATUS_COLUMNS, as_json=as_json)
+        states = [state for state in pipeline.following.states() if state.follower == follower.name]
+    show_rows(states, STATUS_COLUMNS, as_json=as_json)
 
 
 @stac.command()

@@ -207,33 +207,23 @@ class ReportTable(NamedTuple):
 def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
     """Yield the tables of a report, for a page and a terminal; urgent tables come first."""
     states = sorted({state for counts in report["stages"].values() for state in counts})
+    stages = [(stage, *(counts.get(state, "") for state in states)) for stage, counts in report["stages"].items()]
+    gates = [
+        (f"{name} {gate['title']}", gate["looked_at"], gate["pass_rate"], gate["outcomes"])
+        for name, gate in report["gates"].items()
+    ]
+    counts = {name: report[name]["count"] for name in ("retries", "replays")} | {"rollbacks": report["rollbacks"]}
+    kpis = [(name, value, *report["kpi_definitions"][name].values()) for name, value in report["kpis"].items()]
+    by_day = [tuple(day.values()) for day in report["kpis_by_day"]]
     yield ReportTable("Units", ("what", "value"), list(report["units"].items()))
-    yield ReportTable(
-        "Stages",
-        ("stage", *states),
-        [(stage, *(counts.get(state, "") for state in states)) for stage, counts in report["stages"].items()],
-    )
-    yield ReportTable(
-        "Gates",
-        ("gate", "looked at", "pass rate", "outcomes"),
-        [
-            (f"{name} {gate['title']}", gate["looked_at"], gate["pass_rate"], gate["outcomes"])
-            for name, gate in report["gates"].items()
-        ],
-    )
+    yield ReportTable("Stages", ("stage", *states), stages)
+    yield ReportTable("Gates", ("gate", "looked at", "pass rate", "outcomes"), gates)
     yield ReportTable("Stops", ("stop", "times"), list(report["stops_triggered"].items()))
     yield ReportTable("Errors", ("class", "stages"), list(report["errors"].items()))
     yield ReportTable("[Restricted]", ("because of", "stages"), list(report["restricted"].items()))
-    counts = {name: report[name]["count"] for name in ("retries", "replays")} | {"rollbacks": report["rollbacks"]}
     yield ReportTable("Retries and replays", ("what", "count"), list(counts.items()))
-    yield ReportTable(
-        "KPIs",
-        ("KPI", "value", "is", "by"),
-        [(name, value, *report["kpi_definitions"][name].values()) for name, value in report["kpis"].items()],
-    )
-    yield ReportTable(
-        BY_DAY, ("day", *report["kpi_definitions"]), [tuple(day.values()) for day in report["kpis_by_day"]]
-    )
+    yield ReportTable("KPIs", ("KPI", "value", "is", "by"), kpis)
+    yield ReportTable(BY_DAY, ("day", *report["kpi_definitions"]), by_day)
 
 
 def figure(value: Any) -> str:

@@ -168,7 +168,9 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     failing.first = nothing
     following.catch_up([failing])
     assert failing.items == well.items
-    assert {(one.behind, one.failures, one.last_error) for one in following.states()} == {(0, 0, None)}
+    assert {(one.behind, one.failures, one.last_error, one.next_attempt_at) for one in following.states()} == {
+        (0, 0, None, None)
+    }
 
 
 @pytest.mark.clause("OPR-22")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def test_a_dead_api_is_one_line_and_its_place_says_why(home: Path, call: Call, m
     pipeline.close()
     [place] = call("stac", "status", "--json").rows
     assert (place["collection_id"], place["behind"], place["failures"]) == ("goes-abi", 1, 1)
+    assert datetime.fromisoformat(place["next_attempt_at"]) > datetime.now(UTC) - timedelta(minutes=5)
     assert "127.0.0.1" in str(place["last_error"])
     refused = call("stac", "check")
     assert refused.code == ExitCode.DEPENDENCY_UNAVAILABLE

@@ -309,7 +309,7 @@ ORDER BY collection_id;
 -- name: follower_states
 SELECT
     place.consumer AS follower, place.subject AS collection_id, place.position AS change_id, place.failures,
-    place.next_attempt_at, place.last_error,
+    CASE WHEN place.failures > 0 THEN place.next_attempt_at END AS next_attempt_at, place.last_error,
     (
         SELECT count(*) FROM catalog_changes AS change
         WHERE change.collection_id = place.subject AND change.change_id > place.position
