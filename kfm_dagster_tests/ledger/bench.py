@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract, Retry
+from kfm_dagster.contracts.model import Retry
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries
 from kfm_dagster.ledger.record import HistoryEntry
@@ -180,9 +180,6 @@ def with_retry(contracts: ContractRegistry, **retry: Any) -> ContractRegistry:
 
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:
     """The same contracts with waits that a test can write down."""
-    return ContractRegistry.of([_exact(contract) for contract in contracts])
-
-
-def _exact(contract: DatasetContract) -> DatasetContract:
-    backoff = contract.retry.backoff.model_copy(update={"kind": "exp"})
-    return contract.model_copy(update={"retry": contract.retry.model_copy(update={"backoff": backoff})})
+    waits = {one.id: one.retry.backoff.model_copy(update={"kind": "exp"}) for one in contracts}
+    retries = {one.id: one.retry.model_copy(update={"backoff": waits[one.id]}) for one in contracts}
+    return ContractRegistry.of([one.model_copy(update={"retry": retries[one.id]}) for one in contracts])

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from kfm_dagster.contracts.envelope import Envelope, Lane
+from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
@@ -118,9 +118,6 @@ class Stand:
 
     def statuses(self) -> Counter[str]:
         return Counter(record.status.value for record in self.records().values())
-
-    def pending_in(self, lane: Lane) -> int:
-        return sum(entry.units for entry in self.pipeline.ledger.pending_by_partition() if entry.lane is lane)
 
     def limited(self, env: Environment = Environment.DEV, **changes: Any) -> ReplayEngine:
         """An engine with other limits."""

@@ -22,7 +22,7 @@ from kfm_dagster.ingest.kill_switch_policy import ALL_ON
 from kfm_dagster.ledger.deliveries import DeliveryState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.messages import VERIFIED, Authenticity, SenderVerdict
-from kfm_dagster.notifications.sqs import Queue
+from kfm_dagster.notifications.sqs import Queue, SendOutcome
 from kfm_dagster.recovery.dead_letters.letters import DeadLetterClass, LetterSelection, look, plan, status
 from kfm_dagster.recovery.dead_letters.treatments import discard, drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds, DeadLetterWork, End, LetterOutcome
@@ -413,35 +413,24 @@ def test_a_plan_counts_every_class_and_changes_nothing_and_a_redrive_moves_what_
     assert redrive(dlq_fixture.pipeline, decision=DECISION).outcomes == {LetterOutcome.LEFT: 121}
 
 
-class HalfDeaf(Queue):
-    """A queue that does not take every third message, or every third deletion."""
-
-    def __init__(self, client: Any, queue: Queue, *, sends: bool) -> None:
-        super().__init__(client, name=queue.name, threads=1)
-        self._sends = sends
-
-    def send(self, bodies: Any) -> Any:
-        sent = super().send(bodies)
-        if not self._sends:
-            return sent
-        return [
-            outcome if number % 3 else type(outcome)(refusal="InternalError") for number, outcome in enumerate(sent)
-        ]
-
-    def delete(self, receipts: Any) -> list[str]:
-        refused = [] if self._sends else list(receipts)[::3]
-        return [*super().delete([receipt for receipt in receipts if receipt not in refused]), *refused]
-
-
 @pytest.mark.parametrize(
     ("deaf", "outcome"), [("queue", LetterOutcome.REFUSED), ("dead_letters", LetterOutcome.DOUBLED)]
 )
 def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
-    dlq_fixture: DlqFixture, deaf: str, outcome: LetterOutcome
+    dlq_fixture: DlqFixture, deaf: str, outcome: LetterOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(9)])
     pipeline = dlq_fixture.pipeline
-    setattr(pipeline, deaf, HalfDeaf(dlq_fixture.cloud.client("sqs"), getattr(pipeline, deaf), sends=deaf == "queue"))
+    send, delete = pipeline.queue.send, pipeline.dead_letters.delete
+
+    def send_most(bodies: Any) -> Any:
+        return [one if number % 3 else SendOutcome(refusal="InternalError") for number, one in enumerate(send(bodies))]
+
+    def delete_most(receipts: Any) -> list[str]:
+        return [*delete([one for number, one in enumerate(receipts) if number % 3]), *list(receipts)[::3]]
+
+    target = getattr(pipeline, deaf)
+    monkeypatch.setattr(target, *(("send", send_most) if deaf == "queue" else ("delete", delete_most)))
     report = redrive(pipeline, decision=DECISION, bounds=Bounds(max_batches=1))
     assert report.outcomes == {LetterOutcome.MOVED: 6, outcome: 3}
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES

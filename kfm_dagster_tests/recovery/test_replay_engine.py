@@ -35,6 +35,7 @@ from kfm_dagster_tests.factories import failed, finished
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
 from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.recovery.replays import PERSON, Stand, another_result, open_stand, repair, selection
+from kfm_dagster_tests.storage.test_guards import LEGAL
 from kfm_dagster_tests.transactions import own_tx
 
 WAIT = Decision(actor="operator", reason="the archive is slow", change_ref="INC-2")
@@ -379,13 +380,6 @@ def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on
     held = steps[broken.replay_run_id].hold
     assert (held.reason, "newer release" in held.observed) == (HoldReason.GUARD, True)
     assert steps[sound.replay_run_id].admitted is not None
-
-
-LEGAL = {
-    ("running", "paused"), ("running", "stopped"), ("running", "finished"), ("paused", "running"),
-    ("paused", "stopped"), ("stopped", "running"),
-}  # fmt: skip
-"""Every change that can be asked for; nobody sees a planned replay, which its own transaction lets run."""
 
 
 @pytest.mark.clause("RPL-05")

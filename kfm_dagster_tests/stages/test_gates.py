@@ -458,16 +458,13 @@ def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_past(dataset: str
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_order_of_units_changes_no_verdict(name: str) -> None:
-    units = [*first_with(name, properties_with(gsd=-1)), batch(name)[1], *map(day_old, batch(name)[2:])]
+    late = [unit.evolve(event_time=REFERENCE - timedelta(days=1)) for unit in batch(name)[2:]]
+    units = [*first_with(name, properties_with(gsd=-1)), batch(name)[1], *late]
     verdicts = {
         evaluate(subject(*random.Random(seed).sample(units, len(units)), contract=CONTRACTS[name])) for seed in range(5)
     }
     assert len(verdicts) == 1
     assert not all(verdict.passed for verdict in next(iter(verdicts)))
-
-
-def day_old(unit: Envelope) -> Envelope:
-    return unit.evolve(event_time=REFERENCE - timedelta(days=1))
 
 
 def test_gates_without_anything_to_look_at_do_not_apply() -> None:
@@ -649,10 +646,4 @@ def test_every_pair_that_collides_is_found_and_no_other(rows: list[tuple[int, in
             version_shared = version is not None and (uri, version) == (other_uri, other_version)
             if unit == other or version_shared or item == other_item:
                 expected.add(units[index].wal_id)
-    assert uniqueness(subject(*units, contract=CONTRACTS["nexrad-l2"]) if units else _empty()).units == expected
-
-
-def _empty() -> Subject:
-    return Subject(
-        stage="settle", contract=CONTRACTS["nexrad-l2"], envelopes=[], reference_time=REFERENCE, rules=rules()
-    )
+    assert uniqueness(replace(subject(), envelopes=units)).units == expected

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -140,16 +140,9 @@ def test_a_range_that_is_refused_without_reason_is_an_error_of_the_store(scripte
         odd.probe(4)
 
 
-class OddStore:
-    """A client whose answers make it fail in a way of its own."""
-
-    def get(self, *_: object, **__: object) -> Any:
-        raise OverflowError
-
-
 @pytest.mark.clause("SEC-09")
 def test_what_a_client_did_not_expect_is_an_error_of_the_store() -> None:
-    odd = RemoteObject(OddStore(), uri=URI, key=KEY, size=None, etag=None)  # type: ignore[arg-type]
+    odd = RemoteObject(Mock(get=Mock(side_effect=OverflowError)), uri=URI, key=KEY, size=None, etag=None)
     for ask in (odd.head, lambda: odd.probe(4)):
         with pytest.raises(ObjectReadError, match="OverflowError") as refused:
             ask()
