@@ -28,6 +28,7 @@ from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.run_state.store import RelationalRunState
 from kfm_dagster.settings import Settings
+from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.statements import sql_root
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.factories import envelope
@@ -50,6 +51,21 @@ from kfm_dagster_tests.transactions import own_tx
 NODES = [f"nexrad-l2.{operator}" for operator in operators()]
 JOB = "ingest_nexrad_l2"
 START = datetime.fromisoformat(f"{PARTITION}T00:00:00+00:00")
+
+
+@pytest.mark.clause("DAG-02", "RSP-01", "RSP-11")
+def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, objects: Path) -> None:
+    put(objects, volumes(2))
+    result = face.execute(JOB, partition=PARTITION)
+    assert result.success
+    states = face.pipeline.stages.run_states.of_run(result.dagster_run.run_id)
+    assert [(state.dataset_id, state.outcome) for state in states] == [(node, Outcome.SUCCESS) for node in NODES]
+    for state in states:
+        stored = from_parquet((Path(face.pipeline.settings.storage) / str(state.artifact_uri)).read_bytes())
+        recalled = face.pipeline.stages.port.load_output(state.dataset_id, state.run_id)
+        assert [unit.wal_id for unit in stored] == [unit.wal_id for unit in recalled.envelopes]
+        assert {unit.object_uri for unit in stored} == {item.uri for item in volumes(2)}
+    assert {record.ingest_run_id for record in traces.records(face.pipeline).values()} == {result.dagster_run.run_id}
 
 
 @pytest.fixture
