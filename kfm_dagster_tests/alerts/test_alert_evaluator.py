@@ -15,10 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
-from kfm_dagster.alerts.store import (
-    LEASE,
-    AlertState,
-)
+from kfm_dagster.alerts.store import LEASE, AlertState
 from kfm_dagster.errors import ConfigurationError, RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.stages.audit import AuditKind

@@ -79,13 +79,9 @@ def test_of_one_item_twice_in_a_batch_the_newest_stands(register: Register, root
     item = trees.walk(root)[str(results[0].item_href)]
     assert content_sha256(item) == standing
     trees.assert_consistent(root)
-
-
-def test_a_twin_shares_the_failure_of_the_one_that_was_to_stand(
-    register: Register,
-) -> None:
+    # A twin shares the failure of the unit that was to stand.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full):
-        results = register(goes(0, created=1), goes(0, created=9))
+        results = register(goes(2, created=1), goes(2, created=9))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
 
 
