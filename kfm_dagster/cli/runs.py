@@ -10,8 +10,8 @@ import click
 from kfm_dagster.cli.completion import RUN
 from kfm_dagster.cli.session import opened_database
 from kfm_dagster.cli.tables import show_section
-from kfm_dagster.console.operations import explanations
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX
+from kfm_dagster.deployment.explained_runs import explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.view import json_row

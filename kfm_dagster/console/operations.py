@@ -17,14 +17,11 @@ from kfm_dagster import __version__
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.errors import DependencyUnavailableError, UnknownNameError
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
-from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.run_state.choice import looked_up_states
-from kfm_dagster.settings import Settings
-from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import DATASETS, GAPS, REJECTIONS
 from kfm_dagster.views.units import FAILURES, UNITS
@@ -93,17 +90,6 @@ def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
         raise UnknownNameError("the unit has no Item in the catalog", observed=arguments["wal_id"])
     document: dict[str, Any] = json.loads(content)
     return document
-
-
-def explanations(database: Database, settings: Settings) -> Explanations:
-    """Return explanations, with re-executions of DAGSTER_HOME (default: KFM_HOME/dagster)."""
-    states, home = looked_up_states(database, settings), settings.dagster_home
-    if not home.is_dir():
-        return Explanations(database=database, run_states=states)
-    # Imported here, because importing Dagster takes seconds.
-    from kfm_dagster.defs.reexecutions import InstanceReexecutions  # noqa: PLC0415
-
-    return Explanations(database=database, run_states=states, reexecutions=InstanceReexecutions(home))
 
 
 def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWalRecord:

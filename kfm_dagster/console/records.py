@@ -28,6 +28,7 @@ from kfm_dagster.console.pages import Pages, list_route, query_of
 from kfm_dagster.console.requests import whole_number
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.contracts.issues import REPAIRS
+from kfm_dagster.deployment.explained_runs import explanations
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.exports.gap_picture import draw, gap_picture
@@ -123,7 +124,7 @@ def _history_routes(pages: Pages) -> list[Route]:
 
     def run(request: Request) -> Response:
         query_of(request)
-        report = operations.explanations(pipeline.database, pipeline.settings).explain(request.path_params["run_id"])
+        report = explanations(pipeline.database, pipeline.settings).explain(request.path_params["run_id"])
         return pages.page(request, "run.html", report=report)
 
     return [

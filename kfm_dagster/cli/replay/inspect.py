@@ -11,7 +11,7 @@ from kfm_dagster.cli.completion import DATASET, REPLAY, RUN
 from kfm_dagster.cli.replay.interface import SelectionOptions, Shell, everywhere, selecting, show
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import show_rows, show_section
-from kfm_dagster.console.operations import explanations
+from kfm_dagster.deployment.explained_runs import explanations
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.nodes import MessageParse
 from kfm_dagster.ingest.run_replay import RunReplayRefusedError, compare_run
