@@ -20,7 +20,7 @@ WRONG: dict[str, str] = {
     **dict.fromkeys(("--from", "--to", "--first-day", "--last-day", "--partition"), "yesterday"),
     **dict.fromkeys(("--event-time-start", "--event-time-end", "--created-after", "--created-before"), "yesterday"),
     **dict.fromkeys(("dataset", "datasets", "dataset_id", "--dataset", "--dataset-in", "--like"), "no data set"),
-    **dict.fromkeys(("--error-code", "--error-code-in"), "no code"),
+    "--error-code": "no code",
     **dict.fromkeys(("wal_id", "wal_ids", "--wal-id", "replay_run_id", "backfill_id", "--message", "run"), UNKNOWN_ID),
     **dict.fromkeys(("--env-file", "--svg", "--save", "--html"), "no/folder"),
     **dict.fromkeys(("file", "--sample", "--objects", "--verify", "--certificate", "--key", "--parquet"), "no/file"),
@@ -30,10 +30,9 @@ WRONG: dict[str, str] = {
     **dict.fromkeys(("--role", "--retention-role", "--collection", "--place", "subscription"), "no such"),
     **dict.fromkeys(("--bbox", "--time", "--where", "--expires", "--fields", "--topic", "--bucket"), "no such"),
     **dict.fromkeys(("--replay-reason", "--reason-code"), "No Code"),
-    **dict.fromkeys(("--name", "--incident"), ""),
     "--text": "ü",
 }
-"""A wrong value by parameter; a number and a choice have the same."""
+"""A wrong value of each parameter that is neither a number nor a choice."""
 REQUIRED = {
     **dict.fromkeys(("wal_id", "wal_ids", "replay_run_id", "backfill_id", "message_ids"), UNKNOWN_ID),
     "--reason": "a test", "--from": DAY, "--to": DAY, "--like": "hrrr", "--bucket": "b", "--dataset": "hrrr",
@@ -48,8 +47,9 @@ BESIDES: dict[str, list[str]] = {
     "reconcile": ["--repair"],
     "retry": ["--dataset", "nexrad-l2", "--confirm"],
 }
-"""Options with which a command looks at the values of the others, unless they are the same or exclude each other."""
+"""Options with which a command looks at the values of its other parameters."""
 ALONE = {"--selection-file", "wal_ids", "replay_run_id"}
+"""Parameters that exclude BESIDES."""
 ANY = {
     # Texts to record, to listen on, or to compare with.
     "--change-ref", "--host", "--key-prefix", "--name", "--incident", "--wal-id", "message_ids", "dataset new --bucket",
