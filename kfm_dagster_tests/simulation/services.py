@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, PermissionDeniedError
 
@@ -23,6 +23,9 @@ from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.notifications.messages import QueueRules, SendOutcome, SqsMessage
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.scheduling import Scheduler
+
+if TYPE_CHECKING:
+    from kfm_dagster_tests.simulation.invariants import Account
 
 PRIMARY, DEAD_LETTERS = "kfm-nodd-primary", "kfm-nodd-dlq"
 VISIBILITY = 900.0
@@ -45,22 +48,10 @@ class Message:
     """Units that have been terminal since it was received last."""
 
 
-class Watcher(Protocol):
-    """Who keeps an account of the messages."""
-
-    def received(self, message: Message) -> None:
-        """A message was delivered."""
-        ...
-
-    def deleted(self, message: Message) -> None:
-        """A message is about to leave its queue for good."""
-        ...
-
-
 class Broker:
-    """The queues, as SQS has them. `watcher` comes before the first call."""
+    """The queues, as SQS has them. `watcher`, which keeps an account of the messages, comes before the first call."""
 
-    watcher: Watcher
+    watcher: Account
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
