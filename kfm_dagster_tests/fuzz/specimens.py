@@ -22,6 +22,8 @@ import h5py
 
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.gefs import PRODUCTS as GEFS_PRODUCTS
+from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.gfs import PRODUCTS as GFS_PRODUCTS
 from kfm_dagster.demo.samples.gfs import WAVES, make_gfs, make_gfs_wave
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
@@ -152,8 +154,8 @@ SUBJECTS: Mapping[str, Subject] = {
         datasets=("nexrad-l3",),
         bounds=Bounds(requests=2, read_bytes=nexrad_level3.MAX_OBJECT_BYTES),
     ),
-    "grib2": Subject(reader="grib2", datasets=("hrrr", "gfs", "nbm"), bounds=_GRIB2),
-    "grib2-idx": Subject(reader="grib2", datasets=("hrrr", "gfs", "nbm"), bounds=_GRIB2, of_index=True),
+    "grib2": Subject(reader="grib2", datasets=("hrrr", "gfs", "gefs", "nbm"), bounds=_GRIB2),
+    "grib2-idx": Subject(reader="grib2", datasets=("hrrr", "gfs", "gefs", "nbm"), bounds=_GRIB2, of_index=True),
     "grib2-gzip": Subject(
         reader="grib2-gzip",
         datasets=("mrms",),
@@ -169,16 +171,19 @@ SUBJECTS: Mapping[str, Subject] = {
 
 
 def _grib2() -> Iterator[Specimen]:
-    """Every kind of object with its index, of an analysis and of a forecast."""
+    """Every kind of object with its index, of an analysis and of forecasts."""
     run = datetime(2025, 12, 3, 6, tzinfo=UTC)
     made: list[tuple[str, tuple[str, bytes, str]]] = []
-    for lead in (0, 7):
-        kinds = product(HRRR_REGIONS, HRRR_PRODUCTS)
+    for lead in (0, 7, 384):
+        kinds = product(HRRR_REGIONS, HRRR_PRODUCTS if lead < 384 else ())
         made += [("hrrr", make_hrrr(run=run, lead=lead, product=kind, region=region)) for region, kind in kinds]
         made += [("gfs", make_gfs(run=run, lead=lead, product=kind, resolution=grid)) for kind, grid in GFS_PRODUCTS]
         made += [("gfs", make_gfs_wave(run=run, lead=lead, region=region)) for region, _ in WAVES]
-    kinds = product(NBM_REGIONS, NBM_PRODUCTS)
-    made += [("nbm", make_nbm(run=run, lead=7, product=kind, region=region)) for region, kind in kinds]
+    made.append(("gfs", make_gfs(run=run, lead=9, model="gdas")))
+    members = product(("c00", "p30", "avg", "spr"), GEFS_PRODUCTS, (0, 9, 240))
+    made += [("gefs", make_gefs(run=run, lead=lead, member=member, product=kind)) for member, kind, lead in members]
+    kinds = product(NBM_REGIONS, NBM_PRODUCTS, (1, 36, 264))
+    made += [("nbm", make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds]
     for dataset, (key, content, index) in made:
         yield Specimen(dataset=dataset, key=key, content=content, index=index.encode())
 

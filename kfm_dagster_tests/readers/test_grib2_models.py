@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import contradictions
-from kfm_dagster.demo.samples import gefs, gfs, hrrr, nbm
+from kfm_dagster.demo.samples import gefs, gfs, nbm
 from kfm_dagster.demo.samples.grib2_messages import (
     Field,
     ForecastStep,
@@ -32,6 +32,7 @@ from kfm_dagster.readers.grib2 import WALK_MESSAGES
 from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster.readers.grib_index import read_index
 from kfm_dagster.readers.ranges import BytesSource
+from kfm_dagster_tests.fuzz.specimens import SUBJECTS
 from kfm_dagster_tests.readers import test_grib2, test_grib2_gzip
 from kfm_dagster_tests.readers.reading import match_of
 from kfm_dagster_tests.readers.test_grib2 import read
@@ -39,34 +40,6 @@ from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 MODEL_RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
-Made = tuple[str, bytes, str]
-MADE: list[tuple[str, Callable[[], Made]]] = [
-    *(
-        ("hrrr", lambda p=p, r=r, lead=lead: hrrr.make_hrrr(run=MODEL_RUN, lead=lead, product=p, region=r))
-        for p in hrrr.PRODUCTS
-        for r in hrrr.REGIONS
-        for lead in (0, 7, 48)
-    ),
-    *(
-        ("gfs", lambda p=p, r=r, lead=lead: gfs.make_gfs(run=MODEL_RUN, lead=lead, product=p, resolution=r))
-        for p, r in gfs.PRODUCTS
-        for lead in (0, 7, 384)
-    ),
-    ("gfs", lambda: gfs.make_gfs(run=MODEL_RUN, lead=9, model="gdas")),
-    *(
-        ("gefs", lambda m=m, p=p, lead=lead: gefs.make_gefs(run=MODEL_RUN, lead=lead, member=m, product=p))
-        for m in ("c00", "p30", "avg", "spr")
-        for p in gefs.PRODUCTS
-        for lead in (0, 9, 240)
-    ),
-    *(("gfs", lambda r=r: gfs.make_gfs_wave(run=MODEL_RUN, lead=3, region=r)) for r, _ in gfs.WAVES),
-    *(
-        ("nbm", lambda p=p, r=r, lead=lead: nbm.make_nbm(run=MODEL_RUN, lead=lead, product=p, region=r))
-        for p in nbm.PRODUCTS
-        for r in nbm.REGIONS
-        for lead in (1, 36, 264)
-    ),
-]
 
 
 @pytest.mark.clause("OPR-06")
@@ -99,11 +72,10 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
 
 @pytest.mark.clause("OPR-14")
 def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
-    for dataset, make in MADE:
-        key, content, index = make()
-        match = match_of(dataset, key)
-        source = CountingSource(content)
-        found = read(source, key=key, groups=match.groups, index=index)
+    for specimen in SUBJECTS["grib2"].samples:
+        key, match = specimen.key, match_of(specimen.dataset, specimen.key)
+        source = CountingSource(specimen.content)
+        found = read(source, key=key, groups=match.groups, index=specimen.index)
         assert (found.findings, found.sidecars) == ((), (".idx",))
         assert source.requests == [4096]
         assert MODEL_RUN <= found.start <= found.end == match.end
@@ -111,9 +83,9 @@ def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
         assert found.datetime == (found.start if "wrfsubhf" in key else found.end)
         assert found.start == match.end - timedelta(minutes=45) or "wrfsubhf" not in key or "f00." in key
         assert found.properties["forecast:horizon"] == duration(found.datetime - MODEL_RUN)
-        assert found.properties["grib:message-count"] == len(found.layers) == index.count("\n")
-        assert sum(layer.length for layer in found.layers) == len(content)
-        assert set(contracts[dataset].metadata_extract.required) <= found.properties.keys()
+        assert found.properties["grib:message-count"] == len(found.layers) == (specimen.index or b"").count(b"\n")
+        assert sum(layer.length for layer in found.layers) == len(specimen.content)
+        assert set(contracts[specimen.dataset].metadata_extract.required) <= found.properties.keys()
 
 
 def test_what_keys_say_stands_under_the_name_of_the_dataset() -> None:
