@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ReadError
-from kfm_dagster.readers.isd import FIRST_BYTES
-from kfm_dagster.readers.ranges import BLOCK_BYTES, BytesSource
+from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.truth.comparison import (
     DEGREES,
     FAMILIES,
     SECONDS,
     Outcome,
-    RealObject,
     degrees,
     hold,
     near,
@@ -107,24 +104,6 @@ def test_every_real_object_of_a_dataset_has_what_its_contract_and_its_key_say(
         for name in ("level", "member", "model", "product", "region", "resolution"):
             said = found.properties.get(f"{contract.id}:{name}")
             assert said is None or said == real.groups[name], real.path
-
-
-@pytest.mark.clause("OPR-07", "OPR-20", "BEY-04")
-@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"cdr-seaice", "nwm", "rap"}))
-def test_a_real_object_that_is_cut_is_never_ok(family: str, shared_data: Path, reference: dict[str, Any]) -> None:
-    def found_in(real: RealObject, content: bytes) -> list[MetadataIssue]:
-        try:
-            return [code for code, _ in real.read(BytesSource(content)).findings]
-        except ReadError as refusal:
-            return [refusal.code]
-
-    for real in real_objects(shared_data, reference, family):
-        content, size = real.content, len(real.content)
-        # Tenths, what a first request and a block end with, and checksum and length of gzip.
-        places = {size * tenth // 10 for tenth in range(10)} | {size - away for away in (1, 4, 8)}
-        places |= {place for at in (8, 48, 96, 4096, BLOCK_BYTES, FIRST_BYTES) for place in (at, at + 1)}
-        for place in sorted(place for place in places if place < size):
-            assert found_in(real, content[:place]), (real.path, place)
 
 
 def test_what_differs_is_named(shared_data: Path, reference: dict[str, Any]) -> None:
