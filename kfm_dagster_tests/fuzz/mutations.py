@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kfm_dagster.readers import hdf5, hdf5_index, hdf5_messages
-from kfm_dagster.readers.base import READERS, ReadRequest
 from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, verified
-from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, Specimen, Subject, chosen, places
+from kfm_dagster_tests.readers.reading import header_of
 
 MOST_CHANGES = 8
 LONGEST_SLICE = 4096
@@ -285,10 +284,8 @@ def seals(specimen: Specimen) -> tuple[Seal, ...]:
         patch.object(hdf5_index, "verified", recorded),
         patch.object(hdf5_index._FractalHeap, "_direct", block),
     ):
-        request = ReadRequest(
-            key=specimen.key, groups=specimen.groups, source=BytesSource(content), sidecar=lambda _: None
-        )
-        READERS[CONTRACTS[specimen.dataset].metadata_extract.reader](request)
+        reader = CONTRACTS[specimen.dataset].metadata_extract.reader
+        header_of(reader, content, key=specimen.key, groups=specimen.groups)
     return tuple(dict.fromkeys(found))
 
 

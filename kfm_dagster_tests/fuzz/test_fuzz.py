@@ -21,6 +21,7 @@ from kfm_dagster_tests.fuzz.campaign import Campaign
 from kfm_dagster_tests.fuzz.libhdf5 import Libhdf5, Question
 from kfm_dagster_tests.fuzz.mutations import SHELLS, Input, seals
 from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
+from kfm_dagster_tests.readers.reading import header_of
 
 INPUTS = int(os.environ.get("KFM_FUZZ_INPUTS", "80"))
 """Of each subject; `make soak` takes 200,000, also of the real objects that are there."""
@@ -115,14 +116,7 @@ def test_a_reader_that_breaks_its_promise_is_found(
 def test_a_cut_that_is_ok_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = SUBJECTS["goes-abi"]
     specimen = subject.samples[0]
-    found = READERS[subject.reader](
-        ReadRequest(
-            key=specimen.key,
-            groups=specimen.groups,
-            source=trial.Source(specimen.content, len(specimen.content), zeros=False, bounds=(9, 1 << 30)),
-            sidecar=lambda _: None,
-        )
-    )
+    found = header_of(subject.reader, specimen.content, key=specimen.key, groups=specimen.groups)
     monkeypatch.setattr(trial, "READERS", {subject.reader: lambda _: found})
     cut = replace(whole(specimen), content=specimen.content[:-1], size=len(specimen.content) - 1, is_cut=True)
     [text] = trial.examine(subject, cut).findings

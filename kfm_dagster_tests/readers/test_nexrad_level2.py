@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyproj import Geod
-from shapely.geometry import shape
 
-from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.nexrad_level2 import (
@@ -27,9 +23,8 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     TDWR_ELEVATIONS,
     make_nexrad_level2,
 )
-from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
-from kfm_dagster.readers.nexrad_radar import POSITION_TOLERANCE_M, RANGE_M, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import POSITION_TOLERANCE_M, sites, tdwr_sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,
@@ -295,21 +290,6 @@ def test_a_position_far_from_the_sites_is_refused(uncompressed: bytes) -> None:
             assert refusal(content) is MetadataIssue.INVALID_GEOMETRY
         else:
             assert read(content).properties["nexrad:position-source"] == "volume data block"
-
-
-@given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180))
-def test_coverage_is_a_valid_disc_anywhere(latitude: float, longitude: float) -> None:
-    geometry = disc(latitude, longitude, RANGE_M)
-    west, south, east, north = bounding_box(geometry)
-    covered = shape(geometry)
-    assert covered.is_valid
-    assert south < latitude < north
-    assert (west > east) == (covered.geom_type == "MultiPolygon")
-    geod = Geod(ellps="WGS84")
-    parts = getattr(covered, "geoms", [covered])
-    rim = [point for part in parts for point in part.exterior.coords if abs(point[0]) < 180]
-    assert all(abs(geod.inv(longitude, latitude, x, y)[2] - RANGE_M) < 1 for x, y in rim)
-    assert all(part.exterior.is_ccw for part in parts)
 
 
 def test_every_site_of_the_network_is_in_the_table() -> None:

@@ -323,25 +323,6 @@ OPERATIONS = st.lists(
 
 
 @dataclass
-class Outbox:
-    """The catalog's log of changes and a follower's cursor, as `catalog/following.py` has them."""
-
-    log: list[ItemChange] = field(default_factory=list)
-    cursor: int = 0
-
-    def add(self, item: dict[str, Any], kind: ChangeKind) -> None:
-        self.log.append(change(len(self.log) + 1, item, kind=kind))
-
-    @property
-    def last(self) -> dict[str, ItemChange]:
-        return {one.item_id: one for one in self.log}
-
-    def window(self, most: int) -> list[ItemChange]:
-        """The next changes but those that a later one has overtaken."""
-        return [one for one in self.log[self.cursor : self.cursor + most] if self.last[one.item_id] is one]
-
-
-@dataclass
 class Unsteady(Inbox):
     """A receiver whose requests have a fate."""
 
@@ -366,29 +347,39 @@ class Story:
     subscribed: Subscribed
     inbox: Unsteady
     bases: list[dict[str, Any]]
-    outbox: Outbox = field(default_factory=Outbox)
+    log: list[ItemChange] = field(default_factory=list)
+    cursor: int = 0
+
+    @property
+    def last(self) -> dict[str, ItemChange]:
+        return {one.item_id: one for one in self.log}
 
     def write(self, number: int, content: int) -> None:
         """Content 0 is of a dataset that the subscription does not ask for."""
         base = self.bases[number]
         more = {"kfm:dataset": MINE if content else "another", "content": content}
-        there = self.outbox.last.get(base["id"])
+        there = self.last.get(base["id"])
         kind = CREATED if there is None or there.kind is WITHDRAWN else UPDATED
-        self.outbox.add({**base, "properties": {**base["properties"], **more}}, kind)
+        self._add({**base, "properties": {**base["properties"], **more}}, kind)
 
     def withdraw(self, number: int) -> None:
-        there = self.outbox.last.get(self.bases[number]["id"])
+        there = self.last.get(self.bases[number]["id"])
         if there is not None and there.kind is not WITHDRAWN:
-            self.outbox.add(self.bases[number], WITHDRAWN)
+            self._add(self.bases[number], WITHDRAWN)
+
+    def _add(self, item: dict[str, Any], kind: ChangeKind) -> None:
+        self.log.append(change(len(self.log) + 1, item, kind=kind))
 
     def follow(self, *, most: int = 10, window: int = 1000, fate: Sequence[str] = (), ends: bool = True) -> None:
+        """Follow the next changes but those that a later one has overtaken, as `catalog/following.py` does."""
         self.inbox.most, self.inbox.fate, self.inbox.down = most, list(fate), False
+        following, last = self.log[self.cursor :][:window], self.last
         try:
-            self.subscribed.follow(*self.outbox.window(window))
+            self.subscribed.follow(*(one for one in following if last[one.item_id] is one))
         except (FollowError, DeadError):
             return
         if ends:  # else it dies before its cursor moves
-            self.outbox.cursor = min(self.outbox.cursor + window, len(self.outbox.log))
+            self.cursor += len(following)
 
     def heard(self) -> dict[str, dict[str, Any]]:
         """The last event of each Item, as a receiver finds it that drops what it has by the id and looks at the order.
@@ -427,9 +418,9 @@ def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_on
         else:
             story.follow(**argument)
     story.follow()
-    assert story.outbox.cursor == len(story.outbox.log)
+    assert story.cursor == len(story.log)
     heard = story.heard()
-    for item_id, last in story.outbox.last.items():
+    for item_id, last in story.last.items():
         event = heard.get(item_id)
         mine = last.item is not None and last.item["properties"]["kfm:dataset"] == MINE
         assert event is not None or not mine

@@ -12,10 +12,10 @@ import numpy as np
 from pyproj import Geod
 
 from kfm_dagster.contracts.bounding_box import bounding_box
-from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata
 from kfm_dagster.readers.nexrad_radar import RANGE_M
-from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.nexrad_bytes import PYART_MOMENTS, key_groups
+from kfm_dagster_tests.readers.reading import header_of
 from kfm_dagster_tests.readers.truth.comparison import (
     CONTRACTS,
     Compared,
@@ -109,8 +109,7 @@ def _together(real: RealObject, whole: Mapping[str, Any]) -> Iterator[Compared]:
     """Yield what the archive's reader says of all chunks put together, which are then a volume of the archive."""
     assert real.beside is not None
     content = b"".join(file.read_bytes() for file in sorted(real.beside.parent.iterdir()))
-    request = ReadRequest(key=real.key, groups=real.groups, source=BytesSource(content), sidecar=lambda _: None)
-    found = READERS["nexrad-level2"](request)
+    found = header_of("nexrad-level2", content, key=real.key, groups=real.groups)
     yield same("together: nsweeps", found.native["nsweeps"], whole["nsweeps"])
     angles = sorted(set(whole["sweep_fixed_angle"]))
     yield same("together: nexrad:elevations", found.properties["nexrad:elevations"], angles)
