@@ -228,6 +228,9 @@ def test_a_unit_is_released_discarded_or_retried_once_and_logged(console: Consol
     assert anna.post(f"/units/{second}/release", data={"version": "2", **REASON}).status_code == 409
     [replay] = [anna.post(f"/units/{console.failed[0]}/retry", data={"reason": "again"}).headers["location"]]
     assert "0 of 1 units are done" in anna.get(replay).text
+    # A form of an earlier version decides nothing.
+    for verb in ("release", "discard"):
+        assert anna.post(f"/units/{third}/{verb}", data={"version": "1", **REASON}).status_code == 409
     assert console.record(third).version == 2
     assert console.decisions() == [("anna", "release"), ("anna", "discard"), ("anna", "replay_started")]
 
