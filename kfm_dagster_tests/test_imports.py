@@ -47,7 +47,7 @@ class Watched(type(os.environ)):
 os.environ.__class__ = Watched
 sys.addaudithook(watch)
 # The entry point; and what the process that forks runs imports for its effect.
-apart = {"kfm_dagster.definitions", "kfm_dagster.defs.code_version", "kfm_dagster.defs.fork_template"}
+apart = {"kfm_dagster.definitions", "kfm_dagster.defs.code_version", "kfm_dagster.fork_template"}
 names = [
     module.name
     for module in pkgutil.walk_packages(kfm_dagster.__path__, "kfm_dagster.")

@@ -29,7 +29,7 @@ CODE_VERSION = "kfm_dagster.defs.code_version"
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""
 
-FORK_TEMPLATE = "kfm_dagster.defs.fork_template"
+FORK_TEMPLATE = "kfm_dagster.fork_template"
 """Also a name, for the same reason; imported last."""
 
 UNKNOWN_EXIT = 255
