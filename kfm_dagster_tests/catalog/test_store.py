@@ -205,6 +205,7 @@ def test_collections_have_true_extents_and_summaries(register: Register, root: P
     assert found["extent"]["temporal"]["interval"] == [["2024-12-03T00:00:10Z", "2025-12-03T00:00:07.500000Z"]]
     assert found["summaries"]["goes:image-type"] == ["CONUS", "MESOSCALE"]
     assert found["summaries"]["instruments"] == ["abi", "glm"]
+    assert "assets" not in found  # no GeoParquet mirror
     # An update that takes the extremes back shrinks the extent and forgets the value.
     register(
         goes(1, bbox=(-100.0, 20.0, -70.0, 40.0), **{"goes:image-type": "CONUS"}),

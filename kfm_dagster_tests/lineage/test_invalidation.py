@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import ProvenanceStatus
+from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.lineage.store import Lineage, Link
@@ -76,7 +77,10 @@ def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told
     assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, AT)
     after = files(root)
     assert written.items() <= told.items() <= after.items()
-    assert len(after) == len(told) + 2
+    added = {Path(name).suffix: content for name, content in after.items() if name not in told}
+    assert set(added) == {".jsonld", ".ndjson"}
+    [rollback] = [node for node in json.loads(added[".jsonld"])["@graph"] if "kfm:Rollback" in node["type"]]
+    assert rollback["startedAtTime"] == rollback["endedAtTime"] == rfc3339(AT)
     assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 0
     assert files(root) == after
     assert lineage.undelivered().files.batches == 0
