@@ -218,22 +218,25 @@ def test_no_option_lets_a_unit_of_a_switched_off_dataset_in(stand: Stand) -> Non
     assert stand.statuses() == {"failed": 2}
 
 
-def grant(stand: Stand, *, attempts: int) -> None:
-    """Change the contract's attempts, as a release may."""
+def grant(stand: Stand, monkeypatch: pytest.MonkeyPatch, *, attempts: int) -> None:
+    """Change the contract's attempts, as a release may; pipelines of one process share their registry."""
     contract = stand.pipeline.registry["nexrad-l2"]
     retry = contract.retry.model_copy(update={"max_attempts": attempts})
-    stand.pipeline.registry.contracts["nexrad-l2"] = contract.model_copy(update={"retry": retry})
+    changed = contract.model_copy(update={"retry": retry})
+    monkeypatch.setitem(stand.pipeline.registry.contracts, "nexrad-l2", changed)
 
 
 @pytest.mark.clause("WAL-10", "RPL-03")
-def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(stand: Stand) -> None:
+def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spent, fresh = stand.bring("failed"), stand.bring("failed", first=1)
     granted = stand.pipeline.registry["nexrad-l2"].retry.attempts_for("missing_object")
     for number in range(1, granted - 1):
         own_tx(stand.pipeline.ledger).requeue([spent[0].wal_id], reason="test")
         stand.work(failed, run_id=f"again-{number}")
     # The contract is stricter by the time of the replay, as after a release.
-    grant(stand, attempts=granted - 1)
+    grant(stand, monkeypatch, attempts=granted - 1)
     plan = stand.engine.plan(selection())
     assert (len(plan.units), plan.skipped) == (2, {"attempts_exhausted": 1})
     run = stand.engine.start(selection(), PERSON)
@@ -258,9 +261,11 @@ def test_results_of_newer_code_are_not_replaced_by_older_code(stand: Stand) -> N
 
 
 @pytest.mark.clause("RPL-07")
-def test_a_result_that_newer_code_makes_after_the_start_is_skipped(stand: Stand) -> None:
+def test_a_result_that_newer_code_makes_after_the_start_is_skipped(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [unit] = stand.bring("failed")
-    grant(stand, attempts=9)
+    grant(stand, monkeypatch, attempts=9)
     older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
     run = older.start(selection(), PERSON)
     # Another release's worker retries it with success, and once more without, before its batch comes.
