@@ -115,10 +115,14 @@ def test_of_a_dataset_without_a_rule_no_unit_is_looked_at(contracts: ContractReg
 
 
 @pytest.mark.clause("SEC-03")
-def test_a_contract_that_nobody_checked_is_refused_all_the_same() -> None:
-    for declared in ({"indigenous_data_flag": True}, {"sensitivity": "sensitive"}):
-        unchecked = governance().model_copy(update=declared)
-        assert Rules(governance=unchecked, at=NOON).objection(UNIT) is not None
+def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
+    for rule, declared in (
+        (RuleId.CONSENT, {"indigenous_data_flag": True}),
+        (RuleId.SENSITIVITY, {"sensitivity": "sensitive"}),
+    ):
+        objection = Rules(governance=governance().model_copy(update=declared), at=NOON).objection(UNIT)
+        assert objection is not None
+        assert objection.rule is rule
 
 
 @pytest.mark.clause("SEC-03")
