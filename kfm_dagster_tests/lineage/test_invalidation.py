@@ -16,11 +16,11 @@ from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.lineage.store import Lineage, Link
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import ingest_run, superseded, units
 from kfm_dagster_tests.moments import dying

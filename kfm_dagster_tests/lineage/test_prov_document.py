@@ -15,10 +15,10 @@ from kfm_dagster.lineage.prov import (
     SERVICE,
     producer_ids,
     prov_document,
+    prov_json,
     prov_line,
 )
 from kfm_dagster.lineage.unit import LineageUnit, agent_id
-from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, repaired, superseded, units
 
 # rdflib 7.6 uses deprecated classes and properties of its own when it reads JSON-LD, and when prov 3.2 reads RDF.

@@ -24,13 +24,13 @@ from kfm_dagster.idempotent_node.steps import StepMeter
 from kfm_dagster.idempotent_node.transaction import IdempotentNodes
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, open_energy_meter
 from kfm_dagster.telemetry.measures import Spent
 from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, rebuilt
-from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.units import publish_staged
