@@ -64,6 +64,7 @@ defs = dg.Definitions(jobs=[job])
 CODE_LOCATION = """
 import gc
 import json
+import sys
 from pathlib import Path
 
 import dagster as dg
@@ -82,7 +83,8 @@ def work():
     code = Pipeline(settings=Settings.load(), registry=None, database=None, card=None).code.canonical()
     numbers = [migration.number for migration in migrations("postgresql")]
     collector = [gc.get_freeze_count() > 100_000, gc.get_threshold()[0]]
-    seen = [code, str(statement("sqlite", "ledger.replay_reasons")), numbers, collector]
+    assembled = {"kfm_dagster.definitions", "kfm_dagster.readers.goes_abi"} <= sys.modules.keys()
+    seen = [code, str(statement("sqlite", "ledger.replay_reasons")), numbers, collector, assembled]
     (HERE / "began").write_text(json.dumps(seen) + "\\n")
 
 
@@ -198,7 +200,7 @@ def test_a_run_s_fingerprint_sql_and_memory_are_those_of_the_process_that_import
         [seen] = noted(place / "began")
     numbers = [migration.number for migration in migrations("postgresql")]
     # What was loaded before the fork is out of the collector's sight, as the run has it from the process it comes of.
-    assert json.loads(seen) == [code.canonical(), replay_reasons, numbers, [True, THRESHOLDS[0]]]
+    assert json.loads(seen) == [code.canonical(), replay_reasons, numbers, [True, THRESHOLDS[0]], True]
 
 
 @pytest.mark.parametrize("wrong", ["a setting", "no lockfile"])

@@ -7,19 +7,23 @@ import os
 import socket
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.definitions import build_definitions
+from kfm_dagster.contracts.loader import ContractRegistry, draft
+from kfm_dagster.definitions import build_definitions, defs
 from kfm_dagster.defs.chain import dataset_of, slug
 from kfm_dagster.ingest.nodes import Source
+from kfm_dagster.ingest.pipeline import utc_now
+from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.card import Card, CardError
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 
 CHAIN = {
@@ -196,6 +200,35 @@ def test_loading_imports_no_library_that_only_a_few_runs_use() -> None:
     modules = set(done.stdout.split())
     assert not {"dask", "duckdb", "jinja2", "matplotlib", "pandas", "pint", "pystac"} & modules
     assert len(modules) < MOST_MODULES
+
+
+def test_definitions_are_assembled_again_only_when_an_input_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contracts, home = tmp_path / "contracts", tmp_path / "home"
+    contracts.mkdir()
+    monkeypatch.setenv("KFM_CONTRACTS_DIR", str(contracts))
+    monkeypatch.setenv("KFM_HOME", str(home))
+    kept = [defs()]
+    migrated_sqlite(home / "kfm.db")
+    database = Database.open(Settings.load().database_url)
+
+    def add_contract() -> None:
+        topic = "arn:aws:sns:us-east-1:123456789012:Ours"
+        text = draft(dataset="hrrr-ours", like="hrrr", bucket="ours", topic=topic)
+        (contracts / "ours.yaml").write_text(text, encoding="utf-8")
+
+    def lower_first_day() -> None:
+        window = PartitionWindow(database=database, settings=Settings.load(), clock=utc_now)
+        with database.transaction() as tx:
+            assert window.lower(date(2020, 1, 1), actor="test", reason="an old backfill", tx=tx)
+
+    for change in (add_contract, lower_first_day, lambda: monkeypatch.setenv("KFM_SENSOR_INTERVAL_SECONDS", "9")):
+        assert defs() is kept[-1]
+        change()
+        kept.append(defs())
+        assert kept[-1] not in kept[:-1], change
+    database.dispose()
 
 
 def test_assembling_opens_no_connection_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
