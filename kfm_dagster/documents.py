@@ -17,6 +17,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from kfm_dagster.errors import expectation
+
 KeyPath = Sequence[int | str]
 """The keys and positions that lead to a value of a document."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -213,8 +215,7 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
             # The beginning of a whole section would not explain the fault.
             is_section = first["type"] == "value_error" and isinstance(first["input"], Mapping)
             shown = "parts that do not go together" if is_section else repr(first["input"])[:_SHOWN]
-            message = first["msg"].removeprefix("Value error, ")
-            return DocumentError(path=path, observed=shown, expected=message, more=more)
+            return DocumentError(path=path, observed=shown, expected=expectation(first["msg"]), more=more)
 
 
 def _keys(model: type[BaseModel], path: KeyPath) -> Iterator[str]:

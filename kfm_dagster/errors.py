@@ -161,3 +161,8 @@ class ArtifactError(KfmError):
     """A stored artifact is missing or does not match its digest."""
 
     exit_code = ExitCode.REFUSED
+
+
+def expectation(message: str) -> str:
+    """Return what a message of pydantic expects, without the sentence around it: `a valid string`."""
+    return message.removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to parse")[0]

@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from kfm_dagster.addresses import LAKEFS
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, expectation
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -445,7 +445,7 @@ class Settings(BaseModel):
             )
             name = setting if setting in values else f"KFM_{setting.upper()}"
             observed = "a value that is not shown" if hidden else repr(error["input"])
-            faults.append((name, observed, error["msg"].removeprefix("Value error, ")))
+            faults.append((name, observed, expectation(error["msg"])))
         if len(faults) > 1:
             return ConfigurationError(
                 f"{len(faults)} settings are wrong",
