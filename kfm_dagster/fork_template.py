@@ -12,10 +12,9 @@ from contextlib import suppress
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.definitions import defs
-from kfm_dagster.errors import KfmError
 
-# An error is dropped, because here it would only end the process that forks; the run raises it again and reports it.
-with suppress(KfmError, OSError):
+# Any error is dropped, because here it would end the process that forks, and with it every run. A run raises it again.
+with suppress(Exception):
     defs().get_repository_def()
 # Compiles the schemas.
 validate_document({"type": "Feature"})

@@ -214,6 +214,11 @@ def test_what_cannot_be_settled_at_the_start_is_left_to_the_run(monkeypatch: pyt
         pipeline.installed_code(Settings.load())
 
 
+def test_definitions_that_cannot_be_assembled_do_not_end_the_process_that_forks() -> None:
+    code = "import kfm_dagster.definitions as code\ncode.defs = lambda: 1 / 0\nimport kfm_dagster.fork_template"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_SECONDS)
+
+
 def test_a_run_s_process_is_alive_until_it_ends_though_the_one_that_forked_it_is_killed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     process = RunContext().Process(target=Path.read_bytes, args=(tmp_path / "fifo",))
