@@ -1,4 +1,4 @@
-"""Which revision a unit's lineage is told as, and which Item its own is related to."""
+"""The revision under which a unit's lineage is emitted, and the Item that its own Item is related to."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ OTHERS = [registered(1), with_stac(registered(1, replay_run_id="r0"), **CHANGED)
 """Another unit, and its repair."""
 
 CASES: dict[str, tuple[list[Envelope | None], list[str], str | None]] = {
-    # what is told one after the other: the unit's revisions, and what Item the last one revises or yields to
+    # emitted envelopes in their order: the unit's revisions, and the Item that the last revision revises or yields to
     "first": ([FIRST], [""], None),
     "a failed unit's first lineage is its replay's": ([repaired("r1")], [""], None),
-    "a replay of that which changed nothing": ([repaired("r1"), repaired("r2", **UNCHANGED)], [""], None),
+    "a replay of that lineage that changed nothing": ([repaired("r1"), repaired("r2", **UNCHANGED)], [""], None),
     "again": ([FIRST, FIRST], [""], None),
     "a repair that changed the Item": ([FIRST, repaired("r1")], ["", "r1"], ITEM),
     "that repair after a crash": ([FIRST, repaired("r1", **UNCHANGED)], ["", "r1"], ITEM),
     "a replay that changed nothing": ([FIRST, repaired("r1"), repaired("r2", **UNCHANGED)], ["", "r1"], ITEM),
-    "a repair that went back to what was": (
+    "a repair back to the first content": (
         [FIRST, repaired("r1"), repaired("r2", content_sha256=CONTENT)], ["", "r1", "r2"], REPAIRED_ITEM
     ),
-    "told before hashes were kept, and unchanged": ([WITHOUT_HASH, repaired("r1", **UNCHANGED)], [""], None),
-    "told before hashes were kept, and changed": ([WITHOUT_HASH, repaired("r1")], ["", "r1"], ITEM),
-    "a newer unit's Item stands now": ([FIRST, superseded(0, by=1).evolve(replay_run_id="r1")], [""], None),
+    "emitted before hashes were kept, and unchanged": ([WITHOUT_HASH, repaired("r1", **UNCHANGED)], [""], None),
+    "emitted before hashes were kept, and changed": ([WITHOUT_HASH, repaired("r1")], ["", "r1"], ITEM),
+    "a newer unit's Item is current": ([FIRST, superseded(0, by=1).evolve(replay_run_id="r1")], [""], None),
     "changed by another release in the middle of a retry": ([FIRST, with_stac(FIRST, **CHANGED)], ["", RUN_ID], None),
     "a replay after a withdrawal": (
         [FIRST, WITHDRAWN, repaired("replay", content_sha256=CONTENT)], ["replay"], None
     ),
     "a rewritten object": ([with_stac(FIRST, replaces=OTHER)], [""], item_entity(OTHER, "")),
-    "one that had been repaired": ([*OTHERS, with_stac(FIRST, replaces=OTHER)], [""], item_entity(OTHER, "r0")),
+    "a rewritten object after a repair": ([*OTHERS, with_stac(FIRST, replaces=OTHER)], [""], item_entity(OTHER, "r0")),
     "a late unit": ([superseded(0, by=1)], [""], item_entity(OTHER, "")),
     "a late unit after a repair": ([*OTHERS, superseded(0, by=1)], [""], item_entity(OTHER, "r0")),
 }  # fmt: skip
@@ -53,13 +53,13 @@ CASES: dict[str, tuple[list[Envelope | None], list[str], str | None]] = {
 
 @pytest.mark.clause("RPL-05", "OPR-11")
 @pytest.mark.one_database
-@pytest.mark.parametrize(("told", "revisions", "related"), CASES.values(), ids=CASES)
-def test_a_unit_is_told_as(
-    told: list[Envelope | None], revisions: list[str], related: str | None, database: Database, root: Path,
+@pytest.mark.parametrize(("emitted", "revisions", "related"), CASES.values(), ids=CASES)
+def test_a_unit_is_emitted_under_its_revision(
+    emitted: list[Envelope | None], revisions: list[str], related: str | None, database: Database, root: Path,
     contract: DatasetContract,
 ) -> None:  # fmt: skip
     lineage = Lineage(database, str(root))
-    for envelope in told:
+    for envelope in emitted:
         if envelope is WITHDRAWN:
             own_tx(lineage).invalidate(run_id=RUN_ID, contract=contract, reason="S1")
         else:
