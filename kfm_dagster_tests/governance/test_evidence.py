@@ -93,6 +93,7 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
         "last_hex": cut.stored[-EDGE_BYTES:].hex(),
     }
     assert found[gone.uri]["found"]["state"] == "absent"
+    assert found[gone.uri]["found"]["why"]
     assert found[gone.uri]["found"]["size"] is None
 
 
