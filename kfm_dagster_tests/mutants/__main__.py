@@ -3,8 +3,9 @@
 Those of the list, of which every one must be killed; or with `--generated` those that are generated, drawn from all
 rooms and SQL in turn; or with `--changed [COMMIT]` those generated from the lines that are new since a commit, drawn
 from its rooms in turn, by default since the base of the change (`change.py`). Of the generated ones 90 % must be
-killed. With `--seconds N` as many as there is time for. Prints a line for each and the survivors at the end; ends with
-1 when too many survived, and when a change has mutants of which none was examined.
+killed; a survivor of its nearest tests is examined by more of them. With `--seconds N` as many as there is time for.
+Prints a line for each and the survivors at the end; ends with 1 when too many survived, and when a change has mutants
+of which none was examined.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from kfm_dagster_tests.mutants.examining import (
     CPU_SECONDS,
     FIRST_LOOK,
     ROOT,
-    TIMEOUT_SECONDS,
     Examined,
     Mutant,
     StepResult,
@@ -83,12 +83,10 @@ def _examine(waiting: _Queue, *, end: float, cpu_seconds: float) -> list[Examine
         if (refusal := copy.refusal()) is not None:
             raise SystemExit(f"no test runs in an unchanged copy: {refusal}")
         while mutant is not None and (begun := time.monotonic()) < end:
-            one = copy.examine(mutant, timeout=min(TIMEOUT_SECONDS, end - begun), cpu_seconds=cpu_seconds)
-            if (ended := time.monotonic()) > end:
-                # It was cut short.
+            if (one := copy.examine_twice(mutant, end=end, cpu_seconds=cpu_seconds)) is None:
                 break
             found.append(one)
-            say(f"{one.fate:8} {ended - begun:5.1f} s  {mutant.file}: {mutant.rule}")
+            say(f"{one.fate:8} {time.monotonic() - begun:5.1f} s  {mutant.file}: {mutant.rule}")
             mutant = waiting.take()
         return copy.confirmed(found)
 

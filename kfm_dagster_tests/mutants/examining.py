@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,7 +62,8 @@ class Mutant:
     """One change of one text that breaks a rule, and the test that must fail. `file` is a path from the root.
 
     `required`: it must be killed; of the others, most. `any_end`: that the code cannot be loaded, or that the test does
-    not end, shows as well that it was noticed; and the tests are many, so they have a share of the CPU.
+    not end, shows as well that it was noticed; and the tests are many, so they have a share of the CPU. `further`: the
+    tests of a second look, as arguments of pytest.
     """
 
     rule: str
@@ -71,6 +73,7 @@ class Mutant:
     test: str
     required: bool = True
     any_end: bool = False
+    further: str = ""
 
     @property
     def arguments(self) -> list[str]:
@@ -180,6 +183,21 @@ class Copy:
         ended = "does not end" if run.code is None else f"ends with {run.code}, {run.passed} passed"
         said = run.words.strip()[-300:]
         return Examined(mutant=mutant, fate=StepResult.BROKEN, why=f"pytest {mutant.test} {ended}: {said}")
+
+    def examine_twice(
+        self, mutant: Mutant, *, end: float = float("inf"), cpu_seconds: float = CPU_SECONDS
+    ) -> Examined | None:
+        """Examine a mutant, a survivor by its further tests as well; None when the first look passes the end."""
+        timeout = min(TIMEOUT_SECONDS, end - time.monotonic())
+        first = self.examine(mutant, timeout=timeout, cpu_seconds=cpu_seconds)
+        if (left := end - time.monotonic()) < 0:
+            return None
+        if first.fate is not StepResult.SURVIVED or not mutant.further:
+            return first
+        further = replace(mutant, test=mutant.further)
+        second = self.examine(further, timeout=min(TIMEOUT_SECONDS, left), cpu_seconds=cpu_seconds)
+        # Only a failed test counts: these tests are many, and may also be cut short.
+        return second if second.failed and time.monotonic() < end else first
 
     def refusal(self) -> str | None:
         """Return why no mutant would show anything here: tests of the unchanged copy do not run; None where they do."""

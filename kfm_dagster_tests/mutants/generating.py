@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-import shlex
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -125,7 +124,8 @@ def _mutant(
         file=candidate.file,
         old=texts[0],
         new=texts[1],
-        test=shlex.join(choice.arguments),
+        test=choice.arguments(choice.tests),
+        further=choice.arguments(choice.further),
         required=False,
         any_end=True,
     )

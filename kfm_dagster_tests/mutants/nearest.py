@@ -8,7 +8,8 @@ First come the tests that the list's rows name for the place, then:
 - of the schema, the tests that name the constraint, the trigger or the table, then those of the modules whose
   statements name the table.
 
-At most NEAREST modules of tests, and none that takes long for one line (`FAR`, `SLOW`, `MARKS`).
+At most NEAREST modules of tests, then the next FURTHER for a mutant that survived these; none that takes long for one
+line (`FAR`, `SLOW`, `MARKS`).
 
 Belongs here: the rules, and what is an exception from them. Does not belong here: what is mutated (`generating.py`).
 """
@@ -16,8 +17,9 @@ Belongs here: the rules, and what is an exception from them. Does not belong her
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,7 +29,9 @@ from kfm_dagster_tests.mutants.examining import Mutant, load
 from kfm_dagster_tests.order_plugin import LONGEST
 
 NEAREST = 8
-"""Modules of tests for one mutant; what none of these notices is seldom noticed by the ninth."""
+"""Modules of tests in a mutant's first look."""
+FURTHER = 16
+"""Modules of tests in the second look, of a mutant that survived the first."""
 FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulation"}
 """Folders of tests that walk, draw or measure, instead of holding one rule."""
 SLOW = {
@@ -79,12 +83,12 @@ class Choice:
     """The tests of a place, as paths from the root, and which of their cases (`-k`; all, where it is empty)."""
 
     tests: tuple[str, ...]
+    further: tuple[str, ...]
     cases: str
 
-    @property
-    def arguments(self) -> list[str]:
-        """What pytest is given to run them."""
-        return [*self.tests, "-m", MARKS, *(("-k", self.cases) if self.cases else ())]
+    def arguments(self, tests: Sequence[str]) -> str:
+        """Return pytest's arguments to run some of the tests; empty without tests."""
+        return shlex.join([*tests, "-m", MARKS, *(("-k", self.cases) if self.cases else ())]) if tests else ""
 
 
 class Tree:
@@ -237,7 +241,7 @@ class Tree:
 
     def _choice(self, found: Iterable[str], cases: str) -> Choice:
         near = [test for test in dict.fromkeys(found) if test in self.tests]
-        return Choice(tests=tuple(near[:NEAREST]), cases=cases)
+        return Choice(tests=tuple(near[:NEAREST]), further=tuple(near[NEAREST : NEAREST + FURTHER]), cases=cases)
 
     def _inverted(self, texts: Mapping[str, str]) -> Mapping[str, frozenset[str]]:
         found: dict[str, set[str]] = defaultdict(set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_a_mutant_that_shows_nothing_is_not_taken_for_killed(
     assert found.fate is fate
     assert bool(found.why) is (fate is not StepResult.KILLED)
     assert path.read_text(encoding="utf-8") == sound
+
+
+def test_a_survivor_is_examined_a_second_time_by_its_further_tests(copy: Copy) -> None:
+    for name, condition in (("test_second.py", "plural.__doc__ != 'A docstring.'"), ("test_deselected.py", "True")):
+        text = f"from kfm_dagster import plural\n\n\ndef {name[:-3]}():\n    assert {condition}\n"
+        (copy.folder / name).write_text(text, encoding="utf-8")
+    for further, fate in (
+        ("test_second.py", StepResult.KILLED),
+        ("test_deselected.py", StepResult.SURVIVED),
+        ("test_second.py -k nothing", StepResult.SURVIVED),
+    ):
+        examined = copy.examine_twice(replace(HARMLESS, further=further))
+        assert examined is not None
+        assert examined.fate is fate
+    assert copy.examine_twice(HARMLESS, end=time.monotonic() + 0.01) is None
 
 
 def test_a_test_that_hangs_is_ended_with_its_fork(copy: Copy) -> None:
