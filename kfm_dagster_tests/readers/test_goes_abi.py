@@ -330,12 +330,12 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
 def test_a_wrong_or_missing_extent_is_a_finding_and_changes_no_footprint() -> None:
     key, content = sample()
     right = read(key, content)
-    wrong = read(key, rewritten(content, attribute("geospatial_westbound_longitude", np.float32(10), EXTENT)))
+    wrong = read(key, rewritten(content, attribute("geospatial_westbound_longitude", np.float32(10.000002), EXTENT)))
     missing = read(key, rewritten(content, attribute("geospatial_westbound_longitude", np.float32(-999), EXTENT)))
     assert [code for code, _ in wrong.findings] == [MetadataIssue.INVALID_GEOMETRY]
     assert [code for code, _ in missing.findings] == [MetadataIssue.MISSING_GEOLOCATION]
     assert wrong.geometry == missing.geometry == right.geometry
-    assert wrong.properties["goes:extent"][0] == 10
+    assert wrong.properties["goes:extent"][0] == 10.000002
     assert "goes:extent" not in missing.properties
     # A share of errors that is a fill value is left out.
     filled = rewritten(content, replaced("percent_uncorrectable_L0_errors", data=np.float32(-999)))
