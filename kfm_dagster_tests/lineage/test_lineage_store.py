@@ -35,7 +35,6 @@ from kfm_dagster_tests.lineage.units import (
     readable,
     registered,
     repaired,
-    superseded,
     units,
     with_stac,
 )
@@ -358,17 +357,3 @@ def nodes(root: Path) -> list[dict[str, Any]]:
 def files(root: Path) -> dict[str, bytes]:
     """Everything below the root, by path."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-@pytest.mark.clause("BEY-01")
-def test_prov_names_the_newer_unit_as_the_maker_of_the_current_item(
-    lineage: Lineage, root: Path, contract: DatasetContract
-) -> None:
-    newer, late = LineageUnit.of(registered(2)), superseded(1, by=2)
-    lineage.emit([newer, LineageUnit.of(late)], run=ingest_run(), contract=contract, fence=open_fence)
-    [item] = [node for node in nodes(root) if node["id"] == LineageUnit.of(late).item_id]
-    assert item["kfm:superseded"] is True
-    assert item["alternateOf"] == newer.item_id
-    assert not {"wasGeneratedBy", "kfm:content_sha256", "kfm:stac_item_href"} & item.keys()
-    [generated] = [node for node in nodes(root) if node.get("kfm:content_sha256") == f"{2:064x}"]
-    assert generated["wasGeneratedBy"] == newer.activity_id

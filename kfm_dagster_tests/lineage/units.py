@@ -20,9 +20,7 @@ from kfm_dagster.contracts.envelope import (
 )
 from kfm_dagster.contracts.identity import uuid8, wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
-from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import IngestRun, LineageUnit
-from kfm_dagster.storage.database import Database
 
 START = datetime(2025, 12, 3, 0, 1, 17, 600000, tzinfo=UTC)
 RUN_ID = "3b0f1c1e-9f5e-4a53-9c8e-5b7a6a0d6a11"
@@ -120,10 +118,3 @@ def readable(root: Path) -> Counter[tuple[str, str]]:
 def once_each(expected: list[LineageUnit]) -> Counter[tuple[str, str]]:
     """What `readable` gives when every unit stands there once."""
     return Counter((kind, unit.wal_id) for unit in expected for kind in ("START", "COMPLETE", "activity"))
-
-
-def publish_staged(database_url: str, root: str) -> None:
-    """Publish what is staged, as another process does; this module imports little, so that it starts quickly."""
-    database = Database.open(database_url)
-    Lineage(database, root).publish_staged()
-    database.dispose()
