@@ -61,8 +61,8 @@ class StepResult(StrEnum):
 class Mutant:
     """One change of one text that breaks a rule, and the test that must fail. `file` is a path from the root.
 
-    `required`: it must be killed; of the others, most. `any_end`: that the code cannot be loaded, or that the test does
-    not end, shows as well that it was noticed; and the tests are many, so they have a share of the CPU. `further`: the
+    `required`: it must be killed; of the others, most. `any_end`: that the code cannot be loaded, or that the process
+    dies, shows as well that it was noticed; and the tests are many, so they have a share of the CPU. `further`: the
     tests of a second look, as arguments of pytest.
     """
 
@@ -136,6 +136,7 @@ class Run:
     failed: Sequence[str] = ()
     passed: int = 0
     stopped: bool = False
+    in_time: bool = True
 
     @property
     def whole(self) -> bool:
@@ -176,7 +177,9 @@ class Copy:
             )
         finally:
             path.write_text(sound, encoding="utf-8")
-        if run.code == TESTS_FAILED or (mutant.any_end and not run.whole and run.code != NO_TESTS):
+        # A test that hangs fails by pytest's timeout; a run that is out of time may be slow only.
+        ended_early = run.in_time and not run.whole and run.code != NO_TESTS
+        if run.code == TESTS_FAILED or (mutant.any_end and ended_early):
             return Examined(mutant=mutant, fate=StepResult.KILLED, failed=frozenset(run.failed))
         if run.whole and run.passed:
             return Examined(mutant=mutant, fate=StepResult.SURVIVED, why=f"{mutant.test} passes")
@@ -241,7 +244,7 @@ class Copy:
             code = int(answers.readline())
             report = Path(folder) / "report"
             if not in_time or not report.is_file():
-                return Run(code=None)
+                return Run(code=None, in_time=in_time)
             words = (Path(folder) / "words").read_text(encoding="utf-8", errors="replace")
             return Run(code=code, words=words, **json.loads(report.read_text(encoding="utf-8")))
 
