@@ -1,35 +1,51 @@
-"""When a unit's effects happen and who may change what: claim, writes, final status; own sections only."""
+"""When a unit's effects happen and who may change what; Items of units that are given up are taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kfm_dagster.catalog import undo
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, open_publisher
-from kfm_dagster.contracts.envelope import Envelope
+from kfm_dagster.contracts.envelope import Envelope, WalId
+from kfm_dagster.contracts.issues import StacIssue
+from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.nodes import IntegrityCheck, MetadataExtract, ProvenanceEmit, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.batches import FolderFiles
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
+    DATASET,
     DAY,
     CrashError,
     Failpoint,
+    StoredObject,
+    announce,
+    assert_conserved,
     deliver,
     missing,
     put,
+    renumbered,
     run_chain,
     run_pending,
+    take,
     truncated,
     volumes,
+    work_until_done,
 )
 from kfm_dagster_tests.transactions import own_tx
 
@@ -162,3 +178,178 @@ def test_a_run_that_lost_its_claims_writes_nothing(
     assert late.state.validation_summary["lost"] == 2
     assert recorder.seen == []
     assert traces.records(pipeline) == before
+
+
+PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
+LATER = datetime(2025, 4, 4, tzinfo=UTC)
+BEFORE_LINEAGE = Failpoint(operator=StacRegister.operator, point="committed")
+AFTER_LINEAGE = Failpoint(operator=ProvenanceEmit.operator, point="committed")
+
+
+def files(pipeline: Pipeline) -> dict[str, bytes]:
+    return trees.files(Path(pipeline.settings.catalog))
+
+
+def run_that_dies(pipeline: Pipeline, at: Failpoint) -> None:
+    """Die, and be given back by a sensor."""
+    with pytest.raises(CrashError):
+        run_pending(pipeline, "dead", dies_at=at)
+    own_tx(pipeline.ledger).release_lost(run_ids=["dead"])
+
+
+def of(pipeline: Pipeline, items: list[StoredObject]) -> list[NoddWalRecord]:
+    found = traces.records(pipeline)
+    return [found[f"s3://{item.bucket}/{item.key}"] for item in items]
+
+
+def statuses(pipeline: Pipeline) -> Counter[str]:
+    """Of every version of an object."""
+    return Counter(record.status.value for record in own_tx(pipeline.ledger).find(limit=50))
+
+
+@pytest.mark.clause("PCS-03")
+def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_up(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    known, new, kept = (volumes(6)[start : start + 2] for start in (0, 2, 4))
+    deliver(pipeline, *known)
+    run_pending(pipeline, "earlier")
+    before = files(pipeline)
+    rewritten = [renumbered(item) for item in known]
+    deliver(pipeline, *rewritten, *new, *kept)
+    run_that_dies(pipeline, BEFORE_LINEAGE)
+    stood = files(pipeline)
+
+    for item in (*rewritten, *new):
+        (objects / item.bucket / item.key).unlink()
+    work_until_done(pipeline)
+
+    # The run that gives the last unit up takes back what is left of it, with no sensor's help.
+    assert statuses(pipeline) == {Status.SUCCEEDED: 4, Status.QUARANTINED: 4}
+    found, gone = files(pipeline), [str(record.stac_item_id) for record in of(pipeline, new)]
+    assert not [path for path in found if any(name in path for name in gone)]
+    for path, content in before.items():
+        if path.endswith(tuple(f"{record.stac_item_id}.json" for record in of(pipeline, known))):
+            assert (found[path] == content, stood[path] == content) == (True, False)
+    trees.assert_consistent(Path(pipeline.settings.catalog))
+    assert {item["id"] for item in traces.catalog_items(pipeline).values()} == {
+        record.stac_item_id for record in own_tx(pipeline.ledger).find(limit=50) if record.status is Status.SUCCEEDED
+    }
+    [line] = traces.audited(pipeline, "compensation")
+    assert [line["run_id"], line["stage"], line["event"]] == ["dead", f"{DATASET}.{StacRegister.operator}", "done"]
+    assert line["details"] == {"restored": 2, "removed": 2, "because": "units quarantined without lineage"}
+    assert_conserved(pipeline)
+
+    # The objects come back, and a person lets the units in: they are done as if nothing had been.
+    put(objects, [*rewritten, *new])
+    let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.QUARANTINED)
+    work_until_done(pipeline)
+    assert statuses(pipeline) == {Status.SUCCEEDED: 8}
+    assert len(traces.catalog_items(pipeline)) == 6
+    assert all(len(pipeline.lineage.links_of(record.wal_id)) == 2 for record in own_tx(pipeline.ledger).find(limit=50))
+
+
+def let_in(pipeline: Pipeline, records: Sequence[NoddWalRecord], status: Status) -> None:
+    action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
+    versions = {WalId(record.wal_id): record.version for record in records if record.status is status}
+    own_tx(pipeline.ledger).override(versions, from_status=status, action=action, decision=PERSON)
+
+
+def by_a_person(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
+    own_tx(pipeline.ledger).quarantine([record.wal_id for record in records], reason_code="person", decision=PERSON)
+
+
+def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> None:
+    run_pending(pipeline, "good")
+    let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.SUCCEEDED)
+    by_a_person(pipeline, records)
+
+
+@pytest.mark.clause("PCS-03")
+@pytest.mark.parametrize(
+    ("dies_at", "ended", "items_left"),
+    [
+        pytest.param(BEFORE_LINEAGE, by_a_person, 0, id="without lineage"),
+        pytest.param(AFTER_LINEAGE, by_a_person, 3, id="with lineage"),
+        pytest.param(BEFORE_LINEAGE, repeated_and_stopped, 3, id="completed by the next run"),
+        pytest.param(BEFORE_LINEAGE, lambda *_: None, 3, id="still to be tried again"),
+    ],
+)
+def test_only_what_is_given_up_without_lineage_is_taken_back(
+    pipeline: Pipeline,
+    dies_at: Failpoint,
+    ended: Callable[[Pipeline, list[NoddWalRecord]], None],
+    items_left: int,
+) -> None:
+    items = volumes(3)
+    deliver(pipeline, *items)
+    run_that_dies(pipeline, dies_at)
+    ended(pipeline, of(pipeline, items))
+    EvidenceCollector(pipeline).collect()
+    before = files(pipeline)
+    assert sum(path.endswith("_V06.json") for path in before) == items_left
+    EvidenceCollector(pipeline).collect()
+    assert files(pipeline) == before
+
+
+@pytest.mark.clause("PCS-03")
+def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_let_in_meanwhile_is_left_alone(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = volumes(2)
+    deliver(pipeline, *items)
+    run_that_dies(pipeline, BEFORE_LINEAGE)
+    before = files(pipeline)
+    by_a_person(pipeline, of(pipeline, items))
+
+    def away(*_: object) -> None:
+        raise PublishError(StacIssue.STORAGE_UNAVAILABLE, "injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(undo, "publish", away)
+        assert EvidenceCollector(pipeline).collect() == 0
+    assert files(pipeline) == before
+    assert len(QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=10)) == 2
+
+    released, given_up = of(pipeline, items)
+    found = pipeline.catalog.orphans([released.wal_id, given_up.wal_id])
+    let_in(pipeline, [released], Status.QUARANTINED)
+    # What was seen before the release is no reason any more once the transaction holds the units.
+    monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: found)
+    assert EvidenceCollector(pipeline).collect() == 2
+    left = traces.catalog_items(pipeline)
+    assert list(left) == [released.object_uri]
+    monkeypatch.undo()
+    run_pending(pipeline, "next")
+    assert statuses(pipeline) == {Status.SUCCEEDED: 1, Status.QUARANTINED: 1}
+    assert list(traces.catalog_items(pipeline)) == [released.object_uri]
+
+
+@pytest.mark.clause("OPR-09", "BEY-01")
+@pytest.mark.parametrize(
+    ("dies_at", "ended", "status", "code"),
+    [
+        pytest.param(AFTER_LINEAGE, by_a_person, Status.SUCCEEDED, None, id="which stands with its lineage"),
+        pytest.param(BEFORE_LINEAGE, lambda *_: None, Status.QUARANTINED, "catalog_conflict", id="which may go"),
+    ],
+)
+def test_an_older_version_yields_to_an_item(
+    pipeline: Pipeline,
+    objects: Path,
+    dies_at: Failpoint,
+    ended: Callable[[Pipeline, list[NoddWalRecord]], None],
+    status: Status,
+    code: str | None,
+) -> None:
+    (older,) = volumes(1)
+    newer = renumbered(older)
+    put(objects, [newer])
+    take(pipeline, announce([newer.event(event_time=LATER)], registry=pipeline.registry))
+    run_that_dies(pipeline, dies_at)
+    ended(pipeline, of(pipeline, [newer]))
+    deliver(pipeline, older)
+    (stale,) = [record for record in own_tx(pipeline.ledger).find(limit=5) if record.event_time < LATER]
+    let_in(pipeline, [stale], Status.QUARANTINED)
+    run_pending(pipeline, "late")
+    found = own_tx(pipeline.ledger).get(stale.wal_id)
+    assert (found.status, found.last_error_code) == (status, code)
