@@ -1,23 +1,33 @@
-"""Items built from envelopes: one golden Item per dataset, and what does and does not count as content."""
+"""Items built from envelopes: one golden Item per dataset, their grids as GDAL finds them, what validators refuse."""
 
 from __future__ import annotations
 
 import base64
+import copy
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import jsonschema_rs
+import numpy as np
 import orjson
+import pyproj
 import pystac
 import pytest
+import rasterio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kfm_dagster.catalog import validation
 from kfm_dagster.catalog.assets import EXTENSIONS
+from kfm_dagster.catalog.documents import MAX_SUMMARY_VALUES, collection_document
+from kfm_dagster.catalog.index import Extent
 from kfm_dagster.catalog.item import build_item, canonical, content_sha256
-from kfm_dagster.catalog.validation import validate_item
+from kfm_dagster.catalog.validation import MAX_REASONS, REASON_LIMIT, validate_document, validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, Severity
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
@@ -28,6 +38,7 @@ from kfm_dagster.readers.base import Layer
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, with_metadata
+from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 from kfm_dagster_tests.factories import JSON
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -202,3 +213,196 @@ def test_an_item_of_as_many_messages_as_native_levels_have_stays_small(contracts
     assert len(item["assets"]["data"]["grib:layers"]) == 1200
     assert validate_item(item) == []
     assert len(canonical(item)) < 160 * 1024
+
+
+@pytest.fixture
+def item(contracts: ContractRegistry) -> dict[str, Any]:
+    (candidate,) = candidates(contracts, [goes()])
+    return copy.deepcopy(dict(candidate.item))
+
+
+WRONG: list[tuple[tuple[str, ...], Any, str]] = [
+    # STAC core
+    (("stac_version",), "1.0.0", "stac_version"),
+    (("properties", "datetime"), "2025-12-03T00:00:00", "datetime"),
+    (("properties", "datetime"), "2025-12-03T25:00:00Z", "datetime"),
+    (("geometry",), {"type": "Polygon", "coordinates": [[[0, 0], [1, 1]]]}, "geometry"),
+    (("assets", "data", "href"), "s3://bucket/a b", "href"),
+    (("assets", "data", "roles"), "data", "roles"),
+    (("collection",), None, "collection"),
+    # extension fields
+    (("properties", "proj:shape"), [1500.5, 2500], "proj:shape"),
+    (("properties", "proj:transform"), [1.0, 2.0], "proj:transform"),
+    (("properties", "proj:epsg"), 4326, "proj:epsg"),
+    (("properties", "sat:orbit_state"), "geo-stationary", "sat:orbit_state"),
+    (("properties", "forecast:horizon"), "6 h", "forecast:horizon"),
+    (("properties", "processing:level"), 1, "processing:level"),
+    (("assets", "data", "file:size"), -1, "file:size"),
+    (("assets", "data", "file:checksum"), "xyz", "file:checksum"),
+    (("assets", "data", "bands"), [{"eo:center_wavelength": 0}], "eo:center_wavelength"),
+    # profile
+    (("properties", "kfm:wal_id"), "not-a-uuid", "kfm:wal_id"),
+    (("properties", "kfm:unheard_of"), 1, "kfm:unheard_of"),
+    (("properties", "goes:percent-uncorrectable"), None, "goes:percent-uncorrectable"),
+    (("bbox",), [-190.0, 0.0, 0.0, 10.0], "bbox"),
+    (("bbox",), [0.0, 20.0, 1.0, 10.0], "bbox"),
+    (("id",), "../../evil", "id"),
+    (("id",), "catalog", "id"),
+    (("id",), "page-0001", "id"),
+    (("id",), "x" * 201, "id"),
+    (("links",), [{"rel": "self", "href": "https://example.com/x.json"}], "links"),
+    # what a schema cannot say
+    (("properties", "end_datetime"), "2025-12-02T00:00:00Z", "after end_datetime"),
+    (("properties", "datetime"), "2016-12-31T23:59:60Z", "second must be in"),
+]
+
+
+@pytest.mark.clause("OPR-08")
+def test_a_wrong_item_is_refused_with_its_reason(item: dict[str, Any]) -> None:
+    assert validate_item(item) == []
+    for path, value, reason in WRONG:
+        wrong = target = copy.deepcopy(item)
+        for name in path[:-1]:
+            target = target[name]
+        target[path[-1]] = value
+        reasons = validate_item(wrong)
+        assert any(reason in text for text in reasons), (path, value, reasons)
+        assert len(reasons) <= MAX_REASONS
+        assert all(len(text) <= REASON_LIMIT for text in reasons)
+    for name in ("kfm:wal_id", "kfm:dataset", "datetime"):
+        lacking = {**item, "properties": {key: one for key, one in item["properties"].items() if key != name}}
+        assert any(name in text for text in validate_item(lacking)), name
+
+
+@pytest.mark.clause("OPR-08")
+def test_what_is_no_stac_document_is_refused_and_no_schema_is_fetched(item: dict[str, Any]) -> None:
+    for document in [{}, {"type": "Feature"}, {"type": "Catalog"}, {"type": "Nothing"}]:
+        assert validate_document(document) != []
+        assert validate_item(document) != []
+    with pytest.raises(jsonschema_rs.ValidationError, match="Retrieval is disabled"):
+        validation._compile({"$ref": "https://schemas.stacspec.org/v9.9.9/nothing.json"}, None)
+    # A prefix of an unknown dataset needs no code.
+    item["properties"] |= {"buoy:station": "46042", "buoy:depths": [1.0, 2.5]}
+    assert validate_item(item) == []
+
+
+EXTENT = Extent(bbox=(-120.0, 10.0, -60.0, 50.0), start="2025-12-03T00:00:00Z", end="2025-12-03T01:00:00Z")
+
+
+def test_summaries_are_complete_or_a_range_or_absent(contracts: ContractRegistry) -> None:
+    summaries: dict[str, tuple[list[Any], Any]] = {
+        "listed in order": (["b", "a"], ["a", "b"]),
+        "numbers before text": ([3, "a", 1.5], [1.5, 3, "a"]),
+        "a range": (list(range(MAX_SUMMARY_VALUES + 1)), {"minimum": 0, "maximum": MAX_SUMMARY_VALUES}),
+        "neither listable nor a range": (["x", *range(MAX_SUMMARY_VALUES)], None),
+    }
+    for what, (values, summary) in summaries.items():
+        found = collection_document(
+            contracts["goes-abi"], extent=EXTENT, summaries={"goes:product": values}, years=["2025"]
+        )
+        assert found.get("summaries", {}).get("goes:product") == summary, what
+        assert validate_document(found) == [], what
+    # It declares the extensions of its summaries.
+    orbit = {"sat:orbit_state": ["geostationary"]}
+    declared = collection_document(contracts["goes-abi"], extent=EXTENT, summaries=orbit, years=[])["stac_extensions"]
+    assert declared == ["https://stac-extensions.github.io/sat/v1.2.0/schema.json"]
+
+
+GRIDDED = {"goes-abi", "gfs", "hrrr", "mrms", "ocean"}
+"""Datasets that have grids, and real objects."""
+CONTRACTS = ContractRegistry.load()
+
+
+@cache
+def items(folder: Path) -> dict[str, dict[str, Any]]:
+    """The Item of every real object that has a grid, by its path below the folder of buckets."""
+    every = items_of_real_objects(CONTRACTS, folder)
+    found = {path: item for path, item in every if item["properties"]["kfm:dataset"] in GRIDDED}
+    assert {item["collection"] for item in found.values()} == GRIDDED
+    return found
+
+
+def images(file: Path, item: dict[str, Any]) -> Iterator[tuple[dict[str, Any] | None, Any]]:
+    """Each band of an Item, None where it names none, with GDAL's dataset of it."""
+    bands = item["assets"]["data"].get("bands")
+    if not bands or file.suffix == ".gz":
+        path = f"/vsigzip/{file}" if file.suffix == ".gz" else str(file)
+        with rasterio.open(path) as dataset:
+            yield (bands or [None])[0], dataset
+        return
+    variables = [name for name in item["properties"]["cube:variables"] if not name.startswith("DQF")]
+    assert len(variables) == len(bands)
+    for band, name in zip(bands, variables, strict=True):
+        with rasterio.open(f'NETCDF:"{file}":{name}') as dataset:
+            yield band, dataset
+
+
+@pytest.mark.clause("OPR-16", "OPR-21")
+def test_the_grid_of_an_item_is_gdal_s(shared_data: Path) -> None:
+    folder = shared_data / "objects"
+    for path, item in items(folder).items():
+        properties = item["properties"]
+        width, _, west, _, height, north = properties["proj:transform"]
+        rows, columns = properties["proj:shape"]
+        for _, dataset in images(folder / path, item):
+            assert dataset.shape == (rows, columns), path
+            found = dataset.transform
+            # GDAL computes its own from the axes; a hundredth of a cell is less than any resampling shows.
+            assert found[:6] == pytest.approx((width, 0, west, 0, height, north), abs=abs(width) / 100), path
+        assert properties["proj:bbox"] == pytest.approx(
+            [west, north + rows * height, west + columns * width, north], abs=abs(width) / 1000
+        )
+        assert "proj:code" in properties
+        crs = pyproj.CRS.from_wkt(properties["proj:wkt2"])
+        assert crs.is_geographic == (abs(width) < 1), path
+
+
+@pytest.mark.clause("OPR-21")
+def test_dimensions_run_from_centre_to_centre(shared_data: Path) -> None:
+    for path, item in items(shared_data / "objects").items():
+        properties = item["properties"]
+        west, south, east, north = properties["proj:bbox"]
+        axes = {one["axis"]: one for one in properties["cube:dimensions"].values() if one["type"] == "spatial"}
+        for axis, low, high, count in (
+            ("x", west, east, properties["proj:shape"][1]),
+            ("y", south, north, properties["proj:shape"][0]),
+        ):
+            half = (high - low) / count / 2
+            assert axes[axis]["extent"] == pytest.approx([low + half, high - half], abs=half / 100), path
+            assert abs(axes[axis]["step"]) == pytest.approx(2 * half), path
+            # Degrees of EPSG:4326 are what an axis without a reference system has.
+            assert axes[axis].get("reference_system", "EPSG:4326") in {
+                properties["proj:wkt2"], properties["proj:code"]
+            }  # fmt: skip
+        for name, variable in properties.get("cube:variables", {}).items():
+            assert set(variable["dimensions"]) <= properties["cube:dimensions"].keys(), name
+
+
+@pytest.mark.clause("OPR-21")
+def test_the_values_of_a_band_are_gdal_s(shared_data: Path) -> None:
+    folder, compared = shared_data / "objects", 0
+    for path, item in items(folder).items():
+        for band, dataset in images(folder / path, item):
+            if band is None:
+                continue
+            if "classification:classes" in band:
+                assert_special_values(band, dataset, path)
+                compared += 1
+                continue
+            assert band["data_type"] == dataset.dtypes[0], (path, band)
+            assert band.get("nodata") == dataset.nodatavals[0], (path, band)
+            assert band.get("unit") == dataset.units[0], (path, band)
+            assert (band.get("raster:scale", 1.0), band.get("raster:offset", 0.0)) == (
+                dataset.scales[0], dataset.offsets[0]
+            ), (path, band)  # fmt: skip
+            compared += 1
+    assert compared >= 25
+
+
+def assert_special_values(band: dict[str, Any], dataset: Any, path: str) -> None:
+    """Hold a band of MRMS against GDAL's table (two products have a wrong column there) and the lowest pixels."""
+    if dataset.tags(1)["GRIB_UNIT"] != "[-99]":
+        assert dataset.tags(1)["GRIB_UNIT"] == f"[{band['unit']}]", path
+    assert dataset.tags(1)["GRIB_ELEMENT"].partition(",")[0] == band["name"]
+    lowest = {value for value in np.unique(dataset.read(1)) if value < -50}
+    assert lowest <= {one["value"] for one in band["classification:classes"]}, path

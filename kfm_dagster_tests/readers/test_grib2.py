@@ -143,7 +143,7 @@ def test_latitude_longitude_grids_have_their_box() -> None:
 
 
 def test_columns_round_the_earth_begin_in_the_west() -> None:
-    """As GDAL has them; `catalog/test_grids.py` asks it of real objects."""
+    """As GDAL has them; `catalog/test_item.py` asks it of real objects."""
     for west, step, first in (
         (0.0, 0.25, -180.0), (-180.0, 0.25, -180.0), (180.0, 0.25, -180.0), (0.125, 0.25, -179.875),
         (-179.875, 0.25, -179.875), (0.0, 0.703125, -180.0), (0.0, 360 / 7, -154.285714), (20.0, 2.5, -180.0),
