@@ -60,7 +60,7 @@ from kfm_dagster_tests.integration.chain import (
     volumes,
     work_until_done,
 )
-from kfm_dagster_tests.storage.test_schema import second_release
+from kfm_dagster_tests.storage.test_database import second_release
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
 
