@@ -1,20 +1,33 @@
-"""`retention.yaml`: what is shipped removes nothing, and a wrong file is one line with file, line and reason."""
+"""`retention.yaml`, which removes nothing as shipped; retention in a bucket of S3, and its role on PostgreSQL."""
 
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import pytest
+import sqlalchemy as sa
 import yaml
 
 from kfm_dagster.configs import CardError, own_folder
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.errors import SchemaVersionError
 from kfm_dagster.ingest.configuration import Configuration
-from kfm_dagster.retention import RETENTION, RetentionKind, RetentionPolicy
+from kfm_dagster.notifications.landing import Landing
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.retention import RETENTION, RetentionKind, RetentionPolicy, stored_files
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role
+from kfm_dagster_tests.databases import as_role, ask, refusal
+from kfm_dagster_tests.factories import envelope, landed_path, received_long_ago
+from kfm_dagster_tests.ledger.bench import make_bench
 from kfm_dagster_tests.schemas import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,3 +85,98 @@ def test_the_published_schema_is_the_model_and_takes_what_is_shipped() -> None:
     validator = jsonschema_rs.Draft202012Validator(schema)
     validator.validate(yaml.safe_load((own_folder() / RETENTION).read_text(encoding="utf-8")))
     assert not validator.is_valid({"version": "1.0.0", "keep": {"ledger": "30d"}})
+
+
+BUCKET = "kfm-retention"
+
+
+@pytest.mark.clause("BEY-10")
+@pytest.mark.one_database
+def test_old_objects_of_a_bucket_go_and_others_stay(
+    aws: EmbeddedCloud, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket=BUCKET)
+    store = open_store(f"s3://{BUCKET}/storage")
+    messages = [SqsMessage(message_id=str(number), body="{}") for number in range(6)]
+    landed = [Landing(store).land([message]) for message in messages]
+    for batch in landed[:5]:
+        received_long_ago(database, batch)
+    s3.put_object(Bucket=BUCKET, Key="storage/landing/README", Body=b"somebody's own")
+    s3.put_object(Bucket=BUCKET, Key="other/landing/README", Body=b"of another prefix")
+    monkeypatch.setattr("kfm_dagster.retention.PAGE", 2)
+    monkeypatch.setattr("kfm_dagster.retention.BATCH", 3)
+    pruner = stored_files(store, database)[RetentionKind.LANDING]
+    now = datetime.now(UTC)
+    assert list(pruner.batches(now - timedelta(hours=1))) == []
+    for batch in pruner.batches(now + timedelta(hours=1)):
+        assert batch.bytes
+        pruner.remove(batch)
+    left = [found["Key"] for found in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
+    assert left == sorted(["other/landing/README", "storage/landing/README", f"storage/{landed_path(landed[5])}"])
+
+
+NO_RIGHT = "42501"
+"""PostgreSQL's insufficient_privilege."""
+
+
+@pytest.fixture
+def owner(postgres_url: str, retention_role: str, contracts: Any) -> Iterator[Database]:
+    """A migrated database with a unit in quarantine, connected as its owner; the role has its rights."""
+    opened = Database.open(postgres_url)
+    grant_retention_role(opened, retention_role)
+    make_bench(opened, contracts).bring_to("quarantined", envelope())
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def retention(owner: Database, postgres_url: str, retention_role: str) -> Iterator[Database]:
+    """The same database, connected as the role."""
+    opened = Database.open(as_role(postgres_url, retention_role))
+    yield opened
+    opened.dispose()
+
+
+@pytest.mark.clause("BEY-10", "SEC-07")
+def test_the_role_deletes_and_changes_no_row_of_any_table(owner: Database, retention: Database) -> None:
+    looked_at = sa.inspect(owner.engine)
+    tables = looked_at.get_table_names()
+    assert {"nodd_wal_records", "nodd_wal_transitions", "governance_log", "quarantine_cases"} <= set(tables)
+    let_in = []
+    for table in tables:
+        column = looked_at.get_columns(table)[-1]["name"]  # the first may be a number that only the database gives
+        typed = [
+            f"DELETE FROM {table}",
+            f"UPDATE {table} SET {column} = {column}",
+            f"TRUNCATE {table} CASCADE",
+            f"ALTER TABLE {table} DISABLE TRIGGER ALL",
+            f"DROP TABLE {table} CASCADE",
+            *([] if table == "governance_log" else [f"INSERT INTO {table} DEFAULT VALUES"]),
+        ]
+        let_in += [one for one in typed if refusal(retention, one) != NO_RIGHT]
+    assert let_in == []
+    [kept] = ask(retention, "SELECT count(*) FROM nodd_wal_records")
+    assert kept == 1
+
+
+@pytest.mark.clause("BEY-10", "SEC-07")
+def test_a_role_that_was_a_deployments_keeps_nothing_of_it(
+    owner: Database, retention: Database, retention_role: str
+) -> None:
+    grant_deployment_role(owner, retention_role)
+    grant_retention_role(owner, retention_role)
+    assert refusal(retention, "DELETE FROM outbox") == NO_RIGHT
+    assert refusal(retention, "UPDATE nodd_wal_records SET status = status") == NO_RIGHT
+
+
+@pytest.mark.clause("BEY-10", "SEC-07")
+def test_a_role_that_lacks_a_newer_schema_is_told_which_rights_are_its_own(
+    owner: Database, postgres_url: str, retention_role: str
+) -> None:
+    with owner.transaction() as tx:
+        newest = tx.connection.exec_driver_sql("SELECT max(number) FROM schema_version").scalar_one()
+        tx.connection.exec_driver_sql(f"DELETE FROM schema_version WHERE number = {newest}")
+    with pytest.raises(SchemaVersionError) as refused:
+        Database.open(as_role(postgres_url, retention_role))
+    assert str(refused.value).endswith(f"next: run kfm init --retention-role {retention_role} as the owner")
