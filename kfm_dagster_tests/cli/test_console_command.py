@@ -1,4 +1,4 @@
-"""`kfm console` as a process: it says where it answers, answers there, and ends when it is told to."""
+"""`kfm console`, `kfm ui` and `kfm mcp` as processes: where they serve, what they refuse, and how they end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kfm_dagster.cli.main import stopped_by_signals
+from kfm_dagster.cli.running import addresses, free_console_port, ui
 from kfm_dagster.deployment.local import free_port
-from kfm_dagster.errors import ExitCode
+from kfm_dagster.errors import ConfigurationError, ExitCode
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.settings import Settings
 from kfm_dagster_tests.commands import SERVE, Call, state_of
 from kfm_dagster_tests.telemetry.collector import collecting
 from kfm_dagster_tests.timeouts import HANG_SECONDS
@@ -138,3 +143,121 @@ def test_an_address_of_another_machine_is_one_line(call: Call, ledger: dict[str,
     other = call("console", "--host", "192.0.2.1", "--port", str(free_port()))
     assert (other.code, other.out, other.err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert "observed 192.0.2.1 port" in other.err
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = CliRunner().invoke(ui, ["--port", str(port)])
+    assert isinstance(result.exception, ConfigurationError)
+    assert f"the port is taken; observed {port}" in str(result.exception)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        chosen = free_console_port(taken - 1)
+    assert chosen != taken
+    assert free_console_port(taken - 1) == taken
+
+
+def test_page_and_console_lead_to_each_other_unless_the_settings_name_others() -> None:
+    page, console = {"KFM_DAGSTER_URL": "http://127.0.0.1:3000"}, {"KFM_CONSOLE_URL": "http://127.0.0.1:3001"}
+    for named, own in (
+        ({}, page | console),
+        ({"dagster_url": "https://d.example"}, console),
+        ({"console_url": "https://c.example"}, page),
+    ):
+        assert addresses(Settings(**named), port=3000, console_port=3001) == own
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_as_ctrl_c_does(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) is before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopped_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+TOOLS = {
+    *("search_units", "explain_unit", "item", "deployment_status", "failures", "gaps"),
+    *("rejections", "alerts", "datasets"),
+}
+
+
+def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, NoddWalRecord], tmp_path: Path) -> None:
+    import anyio
+    from mcp import Client, StdioServerParameters, stdio_client
+
+    # As what has ingested has it.
+    (tmp_path / "home" / "storage").mkdir()
+    before = state_of(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    served = StdioServerParameters(command=sys.executable, args=["-c", SERVE, "mcp"], env=environment)
+    failed = ledger["failed"]
+
+    async def converse() -> dict[str, Any]:
+        # By default the client writes to the stderr of its import, which pytest may have closed since.
+        async with Client(stdio_client(served, errlog=sys.__stderr__)) as client:
+            tools = (await client.list_tools()).tools
+            assert {tool.name for tool in tools} == TOOLS
+            assert all(tool.annotations and tool.annotations.read_only_hint and tool.description for tool in tools)
+            found = {}
+            for name, arguments in {
+                "search_units": {"status": "failed"},
+                "explain_unit": {"wal_id": failed.wal_id},
+                "item": {"wal_id": failed.wal_id},
+                "deployment_status": {},
+                "failures": {"dataset": "nexrad-l2"},
+                "gaps": {"days": 2, "closed": True},
+            }.items():
+                found[name] = await client.call_tool(name, arguments)
+            return found
+
+    found = anyio.run(converse)
+    assert [unit["wal_id"] for unit in found["search_units"].structured_content["units"]] == [failed.wal_id]
+    assert found["explain_unit"].structured_content["history"][-1]["to_status"] == "failed"
+    assert found["deployment_status"].structured_content["units"]["nexrad-l2"]["failed"] == 1
+    assert found["failures"].structured_content["failures"][0]["code"] == failed.last_error_code
+    assert found["gaps"].structured_content == {"gaps": [], "complete": True}
+    assert found["item"].is_error
+    assert found["item"].content[0].text.endswith(f"the unit has no Item in the catalog; observed {failed.wal_id}")
+    assert state_of(tmp_path) == before
+
+
+def test_what_is_wrong_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRecord]) -> None:
+    import anyio
+    from mcp import Client
+
+    from kfm_dagster.console.mcp_server import mcp_server
+
+    pipeline = Pipeline.open(Settings.load(), read_only=True)
+    wrong = {
+        ("search_units", "status", "lost"): "observed status='lost'; expected pending or",
+        ("search_units", "limit", 1_000): "less than or equal to 50",
+        ("gaps", "days", 367): "less than or equal to 366",
+        ("alerts", "after", "x"): "observed after='x'; expected the value in the `next` of the page before",
+        ("explain_unit", "wal_id", "x"): "there is no such unit; observed 'x'; next: search units",
+        ("failures", "dataset", "no-such"): "no-such",
+    }
+
+    async def converse() -> None:
+        async with Client(mcp_server(pipeline)) as client:
+            for (tool, name, value), line in wrong.items():
+                answer = await client.call_tool(tool, {name: value})
+                assert answer.is_error
+                assert line in answer.content[0].text
+
+    anyio.run(converse)
+    pipeline.close()
