@@ -1,8 +1,10 @@
-"""What the kernel's answer and an HTTP Date say of the clock, and the record of it on both databases."""
+"""What the kernel's answer and a server's Date say of the clock, and who may write by it."""
 
 from __future__ import annotations
 
+import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -11,12 +13,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
+from kfm_dagster import failpoints
+from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.storage.database import Database
 from kfm_dagster.telemetry.clock.quality import clock_quality
-from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState, clock_id
-from kfm_dagster.telemetry.clock.sources import NtpState, adjtimex, kernel_clock, reading_of
-from kfm_dagster_tests.clocks import kernel_reading, server_reading
-from kfm_dagster_tests.telemetry.conftest import http_date
+from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockState, clock_id, decide
+from kfm_dagster.telemetry.clock.sources import NtpState, adjtimex, ask_date, kernel_clock, measure, reading_of
+from kfm_dagster_tests.clocks import RULE, kernel_reading, server_reading
+from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer
+from kfm_dagster_tests.telemetry.conftest import dated, http_date
 
 NOW = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
 
@@ -135,3 +140,195 @@ def test_a_reading_goes_only_after_a_month(database: Database) -> None:
         tx.connection.exec_driver_sql(f"{delete} WHERE at < '2025-11-03T12:00:00'")
     kept = ClockLog(database).recent(since=TAKEN - timedelta(days=90))
     assert [one.at for one in kept] == [TAKEN - timedelta(days=29), TAKEN]
+
+
+ASKED_AT = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
+WIDE = RULE.model_copy(update={"max_offset": timedelta(seconds=30)})
+"""A limit that a loaded machine's round trip does not reach."""
+
+
+@pytest.fixture
+def skewed() -> Iterator[None]:
+    """The pipeline's clock is 90 s ahead, as fault injection makes it."""
+    failpoints.install(lambda failpoint, labels: None, clock_skew=timedelta(seconds=90))
+    yield
+    failpoints.install(None)
+
+
+def holds(reading: ClockReading | None, offset: float) -> bool:
+    assert reading is not None
+    assert reading.offset_seconds is not None
+    assert reading.uncertainty_seconds is not None
+    return abs(reading.offset_seconds - offset) <= reading.uncertainty_seconds
+
+
+@pytest.mark.clause("PCS-10")
+def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(date_server: WebServer) -> None:
+    found = ask_date(date_server.url("bucket"), clock=utc_now)
+    assert holds(found, 0.0)
+    assert found is not None
+    assert found.source == "date:127.0.0.1"
+    assert [(request.command, request.path) for request in date_server.asked] == [("HEAD", "/bucket")]
+    assert decide([found], WIDE, ts_start=utc_now()).locked
+
+
+@pytest.mark.clause("PCS-10")
+def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: WebServer, skewed: None) -> None:
+    readings = measure(WIDE, clock=utc_now, endpoint=date_server.url(""))
+    assert holds(readings[-1], -90.0)
+    found = decide(readings, WIDE, ts_start=utc_now())
+    assert found.state is ClockState.UNLOCKED
+    assert "at most 30 s" in found.reason
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Date": "soon"},
+        {"Date": "Wed, 03 Dec 2025 12:00:00 GMT", "Age": "3600"},
+    ],
+    ids=["no Date", "no date", "from a cache"],
+)
+def test_an_answer_that_tells_no_time_is_left_out(headers: dict[str, str], date_server: WebServer) -> None:
+    date_server.answers = lambda _: WebAnswer(headers=headers)
+    assert ask_date(date_server.url(""), clock=utc_now) is None
+    assert [one.source for one in measure(WIDE, clock=utc_now, endpoint=date_server.url(""))] == ["kernel"]
+
+
+def test_a_redirect_is_an_answer_and_is_not_followed(date_server: WebServer) -> None:
+    date_server.answers = lambda _: dated(ASKED_AT, 307, Location=date_server.url("elsewhere"))
+    assert holds(ask_date(date_server.url(""), clock=lambda: ASKED_AT), 0.0)
+    assert len(date_server.asked) == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/", "http://[", "file:///etc/hostname", "nowhere", ""])
+def test_a_network_that_is_away_leaves_the_kernel(url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        port = closing.getsockname()[1]
+    [kernel] = measure(WIDE, clock=utc_now, endpoint=url.format(port=port))
+    assert kernel.source == "kernel"
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        assert ask_date(url, clock=utc_now, seconds=0.05) is None
+
+
+def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_server: WebServer) -> None:
+    # The second changes while the first answer is on its way; the machine's clock is right.
+    near, past = ASKED_AT + timedelta(seconds=0.4), ASKED_AT + timedelta(seconds=0.6)
+    times = [near, near, past, past, past + timedelta(seconds=0.1)]
+    date_server.answers = lambda _: dated(past)
+
+    readings = measure(RULE, clock=lambda: times.pop(0), endpoint=date_server.url(""))
+
+    assert [decide([one], RULE, ts_start=ASKED_AT).locked for one in readings[1:]] == [False, True]
+    assert len(date_server.asked) == 2
+    assert decide(readings[1:], RULE, ts_start=ASKED_AT).locked
+
+
+def test_a_server_that_never_decides_is_asked_five_times(date_server: WebServer) -> None:
+    date_server.answers = lambda _: dated(ASKED_AT + timedelta(seconds=1))
+    readings = measure(RULE, clock=lambda: ASKED_AT, endpoint=date_server.url(""))
+    assert len(readings) == 6
+    assert len(date_server.asked) == 5
+
+
+START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)
+LOCKED, UNLOCKED, UNKNOWN = ClockState
+
+
+def kernel(
+    state: ClockState, offset: float | None = None, bound: float | None = None, *, hours: float = 0
+) -> ClockReading:
+    return kernel_reading(START + timedelta(hours=hours), state, offset, bound)
+
+
+def server(offset: float, bound: float = 0.55, *, hours: float = 0, host: str = "s3") -> ClockReading:
+    return server_reading(START + timedelta(hours=hours), offset, bound, host=host)
+
+
+KEPT, LOOSE, NONE = kernel(LOCKED, 0.001, 0.02), kernel(UNLOCKED), kernel(UNKNOWN)
+
+CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
+    # name: readings in the order of taking, state, part of the reason
+    "a kept clock": ([KEPT], LOCKED, "kernel gives an offset of 0.001"),
+    "a server alone": ([NONE, server(0.2)], LOCKED, "date:s3 gives an offset of 0.200"),
+    "a kernel that nobody keeps, and a server": ([LOOSE, server(-0.3)], LOCKED, "date:s3"),
+    "both: the sharper one tells": ([KEPT, server(0.2)], LOCKED, "kernel"),
+    "exactly the limit": ([server(0.5, 0.5)], LOCKED, "within 1 s"),
+    "the last calibration is tau old": ([server(0.2, hours=-24), LOOSE], LOCKED, "date:s3"),
+    "a calibration after the start": ([server(0.2, hours=24)], LOCKED, "date:s3"),
+    "too blurred to prove it wrong, by the least": ([server(1.5, 0.5)], UNKNOWN, "too blurred for 1 s"),
+    "nothing measured": ([], UNKNOWN, "neither the kernel nor a server"),
+    "nobody tells": ([NONE], UNKNOWN, "neither the kernel nor a server"),
+    "a kernel that nobody keeps": ([LOOSE], UNLOCKED, "the kernel does not keep the clock"),
+    "a calibration older than tau": ([server(0.2, hours=-24.001), LOOSE], UNLOCKED, "86403.6 s from the start"),
+    "the nearest of two": ([server(0.2, hours=-30), server(0.2, hours=26), LOOSE], UNLOCKED, "93600 s from the start"),
+    "a calibration too far ahead": ([server(0.2, hours=25)], UNLOCKED, "90000 s from the start"),
+    "a clock that is behind": ([NONE, server(5)], UNLOCKED, "offset of 5.000 +- 0.550 s; at most 1 s"),
+    "a clock that is ahead": ([NONE, server(-5)], UNLOCKED, "offset of -5.000"),
+    "a kernel that knows itself wrong": ([kernel(LOCKED, 3.0, 0.1)], UNLOCKED, "offset of 3.000"),
+    "a kernel that a server refutes": ([KEPT, server(5)], UNLOCKED, "date:s3 gives an offset of 5.000"),
+    "a kernel that a server refuted before": ([server(5, hours=-1), KEPT], UNLOCKED, "date:s3"),
+    "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel gives"),
+    "not sharp enough": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too blurred"),
+    "beyond the limit, and perhaps not": ([NONE, server(1.2)], UNKNOWN, "offset of 1.200 +- 0.550 s, too blurred"),
+    "the least blurred of two": ([server(0.9), server(0.8, 0.4)], UNKNOWN, "offset of 0.800"),
+    "a kernel with a wide bound": ([kernel(LOCKED, 0.0, 1.1)], UNKNOWN, "too blurred for 1 s"),
+    "set wrong since": ([server(0.2, hours=-2), server(5)], UNLOCKED, "offset of 5.000"),
+    "set right since": ([server(5, hours=-2), server(0.2)], LOCKED, "offset of 0.200"),
+    "set right by another server's word": ([server(5, hours=-2, host="sqs"), server(0.2)], LOCKED, "date:s3"),
+    "set back from the future": ([server(-7200, hours=2), server(0.2)], LOCKED, "offset of 0.200"),
+    "a blurred answer decides nothing": ([server(0.2, hours=-2), server(0.6)], LOCKED, "offset of 0.200"),
+    "nor does it hide a proof": ([server(5, hours=-2), server(0.6)], UNLOCKED, "offset of 5.000"),
+    "a proof older than tau": ([server(5, hours=-25), KEPT], LOCKED, "kernel"),
+}
+
+
+@pytest.mark.clause("PCS-10")
+def test_the_rule_of_the_clock() -> None:
+    for readings, state, reason in CASES.values():
+        found = decide(readings, RULE, ts_start=START)
+        assert (found.state, found.locked) == (state, state is LOCKED)
+        assert reason in found.reason
+        assert (found.calibrated_at is not None) == found.locked
+
+
+@pytest.mark.clause("PCS-10")
+def test_tau_and_the_offset_that_is_allowed_come_from_the_rules() -> None:
+    readings = [server(0.2, hours=-2)]
+    assert decide(readings, RULE, ts_start=START).locked
+    assert not decide(readings, RULE.model_copy(update={"tau_calib": timedelta(hours=1)}), ts_start=START).locked
+    assert not decide(readings, RULE.model_copy(update={"max_offset": timedelta(seconds=0.7)}), ts_start=START).locked
+
+
+any_reading = st.builds(
+    lambda at, source, offset, bound: ClockReading(
+        at=START + timedelta(hours=at),
+        source=source,
+        offset_seconds=offset,
+        uncertainty_seconds=None if offset is None else bound,
+        state=UNKNOWN,
+    ),
+    st.floats(-48, 48),
+    st.sampled_from(["kernel", "date:s3", "date:sqs"]),
+    st.none() | st.floats(-10, 10),
+    st.floats(0, 10),
+)
+
+
+@pytest.mark.clause("PCS-10")
+@given(st.lists(any_reading, max_size=8))
+def test_locked_always_has_a_calibration_that_keeps_both_limits(readings: list[ClockReading]) -> None:
+    found = decide(readings, RULE, ts_start=START)
+    if found.locked:
+        assert found.deciding in readings
+        assert found.calibrated_at is not None
+        assert abs(START - found.calibrated_at) <= RULE.tau_calib
+        assert found.deciding is not None
+        assert found.deciding.offset_seconds is not None
+        assert found.deciding.uncertainty_seconds is not None
+        assert abs(found.deciding.offset_seconds) + found.deciding.uncertainty_seconds <= 1
