@@ -1,23 +1,37 @@
-"""The supervisor of a deployment's parts, with small processes in their place."""
+"""The supervisor of a deployment's parts, with small processes in their place; and draining one."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.deployment import drain as draining
 from kfm_dagster.deployment import local as deployment_module
+from kfm_dagster.deployment.drain import drain, report_held_days
 from kfm_dagster.deployment.local import MAX_DEATHS, Deployment, free_port
 from kfm_dagster.errors import DependencyUnavailableError
+from kfm_dagster.governance.log import Decision
+from kfm_dagster.ingest.acknowledgement import Progress
+from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.recovery.backfill.days import Backfills
+from kfm_dagster.recovery.backfill.progress import Backfill, find_backfill, listed_backfills
+from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.settings import Settings
+from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
 
 
@@ -107,3 +121,131 @@ def test_what_is_answered_with_its_own_question_is_not_served() -> None:
         answered = pool.submit(answer)
         assert not deployment_module._serves(f"http://127.0.0.1:{echo.getsockname()[1]}/healthz")
         answered.result(timeout=10)
+
+
+ADA = Decision(actor="ada", reason="a leak")
+HELD = "days of backfill {} not listed"
+NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
+
+
+class Hands:
+    """A deployment that lists a day of the backfills at each look after it, and ends them after a rest."""
+
+    home = Path("home")
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._rest = 5
+
+    def tend(self) -> None:
+        if listed_backfills(self._pipeline.database) and self._rest:
+            self._rest -= 1
+            return
+        for request in Backfills(self._pipeline).advance(listing=(), limit=1).requests:
+            for dataset in request.datasets:
+                day = DayListing(
+                    clock=self._pipeline.clock, backfill_id=request.backfill_id, dataset=dataset, day=request.day
+                )
+                with self._pipeline.database.transaction() as tx:
+                    assert day.opened(tx)
+                    day.closed(tx, {})
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
+    """A ledger whose queue is empty and whose units are all terminal."""
+    monkeypatch.setattr(draining, "POLL_SECONDS", 0)
+    monkeypatch.setattr(draining, "progress", lambda *_: NOTHING)
+    with closing(Pipeline.open(Settings.load(home=tmp_path / "home"))) as opened:
+        yield opened
+
+
+def month(pipeline: Pipeline) -> Backfill:
+    return Backfills(pipeline).start(
+        datasets=["hrrr", "nexrad-l2"],
+        first_day=date(2025, 4, 1),
+        last_day=date(2025, 4, 30),
+        decision=ADA,
+    )
+
+
+def drained(pipeline: Pipeline, *, seconds: float = HANG_SECONDS) -> Progress:
+    hands = cast("Deployment", Hands(pipeline))
+    return drain(hands, pipeline, timeout_seconds=seconds, report=lambda _: None)
+
+
+def held(pipeline: Pipeline) -> list[str]:
+    lines: list[str] = []
+    report_held_days(pipeline.ledger, lines.append)
+    return lines
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_drain_lasts_until_every_day_of_a_backfill_is_listed_and_the_backfill_has_ended_or_its_time_is_over(
+    pipeline: Pipeline,
+) -> None:
+    started = month(pipeline)
+    left = f"queue did not drain; observed 0 messages, 0 units, 60 days of backfill {started.backfill_id} left after"
+    with pytest.raises(DependencyUnavailableError, match=left):
+        drained(pipeline, seconds=-1)
+    assert drained(pipeline) == NOTHING
+    found = find_backfill(pipeline.database, started.backfill_id)
+    assert (found.days_listed, found.state) == (60, ReplayState.FINISHED)
+    assert held(pipeline) == []
+
+
+@pytest.mark.clause("DAG-05")
+def test_a_drain_ends_after_three_looks_in_a_row_that_find_nothing(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = iter([0, 0, 1, 0, 0])
+    replaying = iter([False, False, False, False, False, True])
+    looks: list[Progress] = []
+    monkeypatch.setattr(draining, "progress", lambda *_: replace(NOTHING, queued=next(queued, 0)))
+    monkeypatch.setattr(ReplayEngine, "at_work", lambda _: next(replaying, False))
+    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=looks.append)
+    assert len(looks) == 9
+
+
+@pytest.mark.clause("DAG-05")
+@pytest.mark.parametrize(("seconds", "looks"), [(HANG_SECONDS, 8), (-1.0, 3)])
+@pytest.mark.parametrize("name", ["beams", "evidence"])
+def test_a_drain_waits_for_what_follows_the_units_and_not_for_ever(
+    name: str, seconds: float, looks: int, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = iter([["one"]] * 5)
+    monkeypatch.setattr(draining, "FOLLOW_UP_SECONDS", seconds)
+    if name == "beams":
+        monkeypatch.setattr(draining, "days_to_compute", lambda *_, **__: next(due, []))
+    else:
+        monkeypatch.setattr(QuarantineCases, "due", lambda _, *, limit: next(due, [])[:limit])
+    reports: list[Progress] = []
+    drain(cast("Deployment", Hands(pipeline)), pipeline, timeout_seconds=HANG_SECONDS, report=reports.append)
+    assert len(reports) == looks
+
+
+def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
+    known = pipeline.registry.contracts
+    pipeline.ledger.registry = ContractRegistry.of([one for name, one in known.items() if name != "hrrr"])
+
+
+@pytest.mark.clause("DAG-05", "WAL-10")
+@pytest.mark.parametrize(
+    ("change", "listed", "said"),
+    [
+        (lambda p, started: ReplayEngine(pipeline=p).stop(started.backfill_id, ADA), 0, ""),
+        (lambda p, _: p.ledger.switches.engage("*", decision=ADA), 0, f"60 {HELD}: every dataset is switched off"),
+        (lambda p, _: p.ledger.switches.engage("hrrr", decision=ADA), 30, f"30 {HELD}: hrrr is switched off"),
+        (_without_contract, 30, f"30 {HELD}: no contract names hrrr"),
+    ],
+)
+def test_a_drain_ends_without_the_days_that_nobody_lists_and_says_why(
+    change: Callable[[Pipeline, Backfill], None], listed: int, said: str, pipeline: Pipeline
+) -> None:
+    started = month(pipeline)
+    change(pipeline, started)
+    drained(pipeline)
+    assert find_backfill(pipeline.database, started.backfill_id).days_listed == listed
+    lines = held(pipeline)
+    assert len(lines) == bool(said)
+    assert "".join(lines).startswith(said.format(started.backfill_id))
