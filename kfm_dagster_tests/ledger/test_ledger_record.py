@@ -1,20 +1,23 @@
-"""Model, published schema and both tables are one shape."""
+"""Model, published schema and both tables are one shape; the history rebuilds the record."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema_rs
 import pytest
 import yaml
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.loader import parse_contract
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
 from kfm_dagster.errors import ContractError
-from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster_tests.docs.wal_pages import EXTENSION_COLUMNS
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import envelope, failed
 from kfm_dagster_tests.ledger.bench import Bench
 from kfm_dagster_tests.schemas import wal_record_schema
 
@@ -93,3 +96,112 @@ def test_an_extension_field_with_a_canonical_name_is_a_configuration_error() -> 
         del document["integrity"]["peers"]  # which names the group that is renamed
         with pytest.raises(ContractError, match="shadow canonical fields"):
             parse_contract(yaml.safe_dump(document), source="shadow.yaml")
+
+
+FIELDS = """    station: str | None = extension("which station announced the unit")
+    measured: datetime | None = extension("when the station says that it measured")
+"""
+BEFORE = "    integrity: Integrity | None = section()\n"
+SCRIPT = """
+import importlib.util, json, sys
+from datetime import UTC, datetime
+
+name = "kfm_dagster.contracts.envelope"
+spec = importlib.util.find_spec(name)
+source = open(spec.origin, encoding="utf-8").read()
+before, fields, url = sys.argv[1:]
+assert source.count(before) == 1
+sys.modules[name] = module = importlib.util.module_from_spec(spec)
+exec(compile(source.replace(before, fields + before), spec.origin, "exec"), module.__dict__)
+
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.stages.envelope_table import columns_of, from_parquet, to_parquet
+from kfm_dagster.storage.database import Database
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.ledger.bench import make_bench
+
+unit = envelope(1).evolve(station="KTLX", measured=datetime(2025, 4, 1, 12, tzinfo=UTC))
+bench = make_bench(Database.open(url), ContractRegistry.load())
+bench.ledger.ensure([unit, envelope(2)])
+claimed = bench.claim(unit, envelope(2))
+kept = from_parquet(to_parquet(columns_of(claimed)))
+record = bench.ledger.get(unit.wal_id)
+bench.database.dispose()
+print(json.dumps({
+    "claimed": [(one.station, str(one.measured)) for one in claimed],
+    "artifact": [(one.station, str(one.measured)) for one in kept],
+    "record": {name: record.extension.get(name) for name in ("station", "measured")},
+}))
+"""
+
+
+@pytest.mark.clause("WAL-01")
+def test_a_field_added_in_one_file_is_in_ledger_artifact_and_record(database_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, BEFORE, FIELDS, database_url], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    both = [["KTLX", "2025-04-01 12:00:00+00:00"], [None, "None"]]
+    assert json.loads(done.stdout) == {
+        "claimed": both,
+        "artifact": both,
+        "record": {"station": "KTLX", "measured": "2025-04-01T12:00:00.000000Z"},
+    }
+
+
+@pytest.mark.clause("WSM-17")
+def test_every_transition_leaves_who_when_from_to_version_reason_and_run(bench: Bench) -> None:
+    unit = envelope()
+    start = bench.clock.now
+    bench.ledger.ensure([unit])
+    bench.clock.advance(1)
+    claimed = bench.claim(run_id="run-1")
+    bench.clock.advance(1)
+    bench.ledger.settle([failed(one) for one in claimed], run_id="run-1")
+    bench.clock.advance(1)
+    bench.ledger.requeue([unit.wal_id], reason="incident", run_id="replay-1", actor="jane")
+    found = [
+        (one.version, (one.at - start).seconds, one.actor, one.from_status, one.to_status, one.reason, one.run_id)
+        for one in bench.ledger.history(unit.wal_id)
+    ]
+    assert found == [
+        (1, 0, "worker-1", None, "pending", "discovered", None),
+        (2, 1, "worker-1", "pending", "in_progress", "claimed", "run-1"),
+        (3, 2, "worker-1", "in_progress", "failed", "missing_object", "run-1"),
+        (4, 3, "jane", "failed", "pending", "incident", "replay-1"),
+    ]
+
+
+@pytest.mark.clause("WSM-17")
+def test_a_change_typed_by_hand_has_its_history_too(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("pending", unit)
+    bench.type_by_hand(
+        "UPDATE nodd_wal_records SET status = 'quarantined', last_error_code = 'by_hand', version = version + 1,"
+        " updated_at = '2025-12-03T13:00:00.000000Z', changed_by = 'jane', change_reason = 'CHG-7'"
+    )
+    last = bench.ledger.history(unit.wal_id)[-1]
+    assert (last.actor, last.from_status, last.to_status, last.reason) == ("jane", "pending", "quarantined", "CHG-7")
+    before = bench.ledger.history(unit.wal_id)
+    assert replay_history(before) == bench.ledger.get(unit.wal_id)
+    for version in (2, 3):
+        forged = f"wal_id, {version}, at, 'mallory', from_status, to_status, reason, run_id, attempts, fields"
+        with pytest.raises(DBAPIError, match=r"history_is_(append_only|written_by_the_ledger)"):
+            bench.type_by_hand(
+                "INSERT INTO nodd_wal_transitions (wal_id, version, at, actor, from_status, to_status, reason, run_id,"
+                f" attempts, fields) SELECT {forged} FROM nodd_wal_transitions WHERE version = 2"
+            )
+    assert bench.ledger.history(unit.wal_id) == before
+
+
+def test_a_history_with_a_hole_is_refused(bench: Bench) -> None:
+    unit = envelope()
+    bench.bring_to("failed", unit)
+    bench.ledger.requeue([unit.wal_id])
+    bench.ledger.settle([failed(one) for one in bench.claim(unit)], run_id="run-1")
+    history = bench.ledger.history(unit.wal_id)
+    # Without a whole attempt the statuses still follow one another.
+    without_an_attempt = history[:2] + history[5:]
+    for broken in (history[1:], history[:1] + history[2:], history[::-1], [], without_an_attempt):
+        with pytest.raises(ValueError, match="history"):
+            replay_history(broken)
