@@ -1,8 +1,4 @@
-"""What ships for Prometheus and Grafana: promtool takes the rules, a real Prometheus fires one, panels find data.
-
-Belongs here: `deploy/prometheus` and `deploy/grafana`. Does not belong here: what the console exposes
-(`test_metrics.py`).
-"""
+"""The metrics, and what ships for Prometheus and Grafana: promtool takes the rules, a real Prometheus fires one."""
 
 from __future__ import annotations
 
@@ -17,22 +13,35 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import sqlalchemy as sa
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from kfm_dagster.console.serving import QueueWatch
+from kfm_dagster.contracts.envelope import Lane
+from kfm_dagster.contracts.issues import ProvenanceIssue
 from kfm_dagster.deployment.local import free_port
-from kfm_dagster.exports.metrics import exposition
+from kfm_dagster.errors import QueueUnavailableError
+from kfm_dagster.exports.metrics import QUANTILES, exposition
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
+from kfm_dagster.lineage.unit import LineagePath
+from kfm_dagster.notifications.messages import QueueDepth
 from kfm_dagster.recovery.replay.limits import QUEUE_AGE_SLO_SECONDS
+from kfm_dagster.telemetry.totals import PATHS, Total, count, kept_totals
 from kfm_dagster_tests.commands import SERVE
+from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.integration.chain import DAY, announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.recovery.replays import another_result
 from kfm_dagster_tests.timeouts import HANG_SECONDS
@@ -276,3 +285,235 @@ def test_a_prometheus_that_scrapes_a_deployment_fires_an_alert_and_answers_every
         # This deployment has no queue to ask, and what a rule records may have nothing to say yet.
         if "nodd:" not in expr and "queue_depth" not in expr:
             assert result, expr
+
+
+PAGE = ROOT / "docs" / "metrics.md"
+"""What the product must be; not a part of it, so it may not be there."""
+OWN_LABELS = {"le", "quantile"}
+"""Labels that a histogram and the parts of a distribution have besides those that are told."""
+Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def values(pipeline: Pipeline, depths: dict[str, int] | None = None) -> Found:
+    """Every sample, by its name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(exposition(pipeline, depths or {}).decode())
+        for sample in family.samples
+    }
+
+
+def value(found: Found, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def listed(text: str) -> dict[str, frozenset[str]]:
+    """Metrics that a text names as `name{label,label}`, with their labels, under Prometheus' names."""
+    found = re.findall(r"`((?:nodd_sns|kfm_run_state)\.[a-z0-9_]+)(?:\{([a-z_,]*)\})?`", text)
+    return {name.replace(".", "_"): frozenset(filter(None, labels.split(","))) for name, labels in found}
+
+
+def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
+    """Metrics of the exposition by the names that their help has, with the labels of their samples."""
+    text = exposition(pipeline, {"q": 1}).decode()
+    names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    return {
+        name: frozenset(label for sample in families[name.removesuffix("_total")].samples for label in sample.labels)
+        - OWN_LABELS
+        for name in names
+    }
+
+
+@pytest.fixture
+def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
+    """A pipeline in which nothing has run, unlike that of the other exports."""
+    opened = chain.open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
+    yield opened
+    opened.close()
+
+
+def ingest(pipeline: Pipeline, items: list[chain.StoredObject], objects: Path, *, run_id: str = "run") -> None:
+    """Announce objects 40 s after their event, and run the chain over them."""
+    chain.put(objects, items)
+    event_time = pipeline.clock() - timedelta(seconds=40)
+    events = [item.event(event_time=event_time) for item in items]
+    chain.take(pipeline, *(chain.announce([event], registry=pipeline.registry) for event in events))
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id, Source.LEDGER)
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_every_metric_of_the_document_is_exposed_with_its_labels_and_on_the_page(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    ingest(pipeline, chain.volumes(1), tmp_path / "objects")
+    node = f"{DATASET}.integrity_check"
+    assert ("kfm_run_state_skips_total", frozenset({("dataset_id", node)})) not in values(pipeline)
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run", Source.LEDGER)
+    # A node that has nothing to do any more is counted as a skip.
+    found = values(pipeline)
+    assert value(found, "kfm_run_state_skips_total", dataset_id=node) == 1
+    assert value(found, "nodd_sns_integrity_checks_total", dataset=DATASET, status="ok") == 1
+    assert exposed(pipeline) == listed(PAGE.read_text(encoding="utf-8"))
+    if DOCUMENT.exists():
+        document = listed(DOCUMENT.read_text(encoding="utf-8").partition("## Spans")[0])
+        assert len(document) > 20
+        own = {name: labels for name, labels in exposed(pipeline).items() if name.startswith("nodd_sns_lineage_")}
+        assert listed(PAGE.read_text(encoding="utf-8")) == document | own
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_what_prometheus_reads_of_an_empty_ledger_names_every_metric(pipeline: Pipeline) -> None:
+    names = set(re.findall(r"^# TYPE (\S+) ", exposition(pipeline).decode(), re.MULTILINE))
+    assert names == set(listed(PAGE.read_text(encoding="utf-8")))
+    # What has never happened is 0, so that its first time is a rise.
+    found = values(pipeline)
+    assert value(found, "nodd_sns_validation_errors_total", dataset="hrrr", env="dev", error_type="bad_magic") == 0
+    assert value(found, "nodd_sns_energy_kwh_total", env="dev") == 0
+
+
+def test_each_path_of_lineage_has_the_issue_that_it_was_not_taken() -> None:
+    assert set(PATHS) == set(ProvenanceIssue)
+    assert set(PATHS.values()) == {path.value for path in LineagePath}
+
+
+@pytest.mark.clause("TEL-01", "TEL-03")
+def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_operator_found(
+    pipeline: Pipeline, database_url: str, tmp_path: Path
+) -> None:
+    good, lost = chain.volumes(2), chain.missing(chain.volumes(3)[2])
+    ingest(pipeline, [*good, lost], tmp_path / "objects")
+    found = values(pipeline)
+    expected = {
+        ("messages_parsed_total", "status", "parsed"): 3,
+        ("integrity_checks_total", "status", "ok"): 2,
+        ("integrity_checks_total", "status", "failed"): 1,
+        ("integrity_failures_total", "issue", "missing_object"): 1,
+        ("metadata_extract_total", "status", "ok"): 2,
+        ("metadata_extract_total", "status", "failed"): 0,
+        ("stac_writes_total", "outcome", "created"): 2,
+        ("stac_writes_total", "outcome", "failed"): 0,
+        ("provenance_emits_total", "status", "ok"): 2,
+        ("provenance_failures_total", "path", "prov"): 0,
+    }
+    assert {
+        (name, label, kind): value(found, f"nodd_sns_{name}", dataset=DATASET, **{label: kind})
+        for name, label, kind in expected
+    } == expected
+    assert (
+        value(found, "nodd_sns_validation_errors_total", dataset=DATASET, env="dev", error_type="missing_object") == 1
+    )
+    size = sum(len(item.announced) for item in good)
+    assert value(found, "nodd_sns_bytes_ingested_total", dataset=DATASET, env="dev") == size
+    latency = {"dataset": DATASET, "env": "dev"}
+    assert value(found, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="30") == 0
+    assert value(found, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="60") == 2
+    assert value(found, "nodd_sns_ingest_latency_seconds_sum", **latency) == 80
+    assert value(found, "nodd_sns_stac_write_latency_seconds_count", dataset=DATASET) == 1
+    assert value(found, "nodd_sns_energy_kwh_total", env="dev") > 0
+    assert value(found, "nodd_sns_carbon_gco2e_total", env="dev") > 0
+    assert value(found, "kfm_run_state_records_total", dataset_id=f"{DATASET}.metadata_extract", outcome="success") == 1
+    # Whoever asks next is told the same.
+    again = chain.open_pipeline(tmp_path / "home", None, url=database_url)
+    assert values(again) == found
+    again.close()
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_a_message_that_cannot_be_parsed_is_counted_by_its_reason(pipeline: Pipeline) -> None:
+    chain.take(
+        pipeline, chain.raw_message("{", name="broken"), chain.raw_message('{"Type": "Notification"}', name="another")
+    )
+    found = values(pipeline)
+    failures = "nodd_sns_parse_failures_total"
+    reasons = [amount for (name, _), amount in found.items() if name == failures and amount]
+    assert reasons == [1, 1]
+    assert value(found, "nodd_sns_parse_failures_total", reason="malformed_json") == 1
+    assert value(found, "nodd_sns_messages_parsed_total", dataset="", status="rejected") == 2
+
+
+@pytest.mark.one_database
+def test_what_a_person_has_done_again_says_nothing_of_the_latency(pipeline: Pipeline, tmp_path: Path) -> None:
+    chain.put(tmp_path / "objects", chain.volumes(1))
+    chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run")  # from a listing, in the bulk lane
+    found = values(pipeline)
+    assert value(found, "nodd_sns_stac_writes_total", dataset=DATASET, outcome="created") == 1
+    assert value(found, "nodd_sns_ingest_latency_seconds_count", dataset=DATASET, env="dev") == 0
+
+
+@pytest.mark.one_database
+def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_path: Path) -> None:
+    items = chain.volumes(2)
+    chain.put(tmp_path / "objects", items)
+    chain.take(pipeline, chain.announce([item.event() for item in items], registry=pipeline.registry))
+    claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=chain.DAY.isoformat(), run_id="one", limit=2)
+    own_tx(pipeline.ledger).release_lost(run_ids=["one"])
+    assert len(own_tx(pipeline.ledger).settle(claimed, run_id="one").lost) == 2
+    assert value(values(pipeline), "nodd_sns_wal_conflicts_total", dataset=DATASET) == 2
+
+
+@pytest.mark.clause("TEL-03")
+def test_many_writes_stay_few_rows_and_their_sum_without_what_is_rolled_back(pipeline: Pipeline) -> None:
+    with suppress(ZeroDivisionError), pipeline.database.transaction() as tx:
+        count(tx, Total.CONFLICTS, DATASET)
+        raise ZeroDivisionError
+    with pipeline.database.snapshot() as view:
+        assert kept_totals(view) == {}
+    for _ in range(200):
+        with pipeline.database.transaction() as tx:
+            count(tx, Total.CONFLICTS, DATASET, amount=0.5)
+    with pipeline.database.snapshot() as view:
+        [amount] = kept_totals(view).values()
+    assert amount == 100
+    with pipeline.database.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM metric_totals")).scalar_one() < 150
+
+
+@pytest.mark.clause("TEL-04")
+def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
+    labels = {"queue": pipeline.settings.sqs_primary_queue, "env": "dev"}
+    assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
+    # Of a clock that is ahead of this one.
+    ledger = pipeline.ledger
+    own_tx(ledger).ensure([envelope(0, event_time=chain.START + timedelta(hours=1))])
+    assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="1") == 0
+    own_tx(ledger).ensure(
+        [envelope(number, event_time=chain.START - timedelta(seconds=10 * number)) for number in range(1, 200)]
+    )
+    # What is bulk has time.
+    own_tx(ledger).ensure([envelope(200)], lane=Lane.BULK)
+    found = values(pipeline)
+    ages = {part: value(found, "nodd_sns_queue_age_seconds", **labels, quantile=part) for part in QUANTILES}
+    assert ages == {"0.5": 990, "0.9": 1790, "0.99": 1970, "1": 1990}
+    # What is claimed is in work.
+    own_tx(ledger).claim(dataset=DATASET, partition=chain.START.date().isoformat(), run_id="one", limit=200)
+    clock = pipeline.clock
+    assert isinstance(clock, chain.Clock)
+    clock.forward(5)
+    assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 1795
+
+
+@pytest.mark.clause("TEL-01")
+@pytest.mark.one_database
+def test_the_depth_is_what_waits_and_of_the_dead_letters_all_and_unknown_where_a_queue_is_silent(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, connect = pipeline.settings, Mock()
+    connect.return_value.depth.return_value = QueueDepth(visible=7, in_flight=2, delayed=0)
+    asked = replace(pipeline, connect_queue=connect, connect_dead_letters=connect)
+    watch = QueueWatch(asked)
+    assert watch.depths() == {}
+    watch.look()
+    assert watch.depths() == {settings.sqs_primary_queue: 7, settings.sqs_dlq_queue: 9}
+    found = values(asked, dict(watch.depths()))
+    assert value(found, "nodd_sns_queue_depth", queue=settings.sqs_dlq_queue, env="dev") == 9
+    unanswered = Mock(**{"return_value.depth.side_effect": QueueUnavailableError})
+    silent = QueueWatch(replace(asked, connect_dead_letters=unanswered))
+    silent.look()
+    assert silent.depths() == {settings.sqs_primary_queue: 7}
+    # An answer counts for a minute.
+    monkeypatch.setattr("kfm_dagster.console.serving.FRESH_SECONDS", -1.0)
+    assert watch.depths() == {}
