@@ -1,22 +1,26 @@
-"""`make bench` measures the rows that are asked for, counts every process, and writes the document."""
+"""`make bench`, its costs and `make soak`: each row, price and part counts, and the documents say the same."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import report
+from benchmarks import report, soak
 from benchmarks.backlog import BenchResult
+from benchmarks.cost import PERFORMANCE, costs, objects_a_day, tables
 from benchmarks.latency import percentiles
 from benchmarks.pressure import CALLS, Phase
 from benchmarks.processes import CODE_SERVER, RUN, cpu_seconds_by_process, cpu_seconds_of
 from benchmarks.report import Case, cases, main
 from benchmarks.surroundings import Place
+from kfm_dagster.contracts.loader import ContractRegistry
 
 ROWS = cases([7], 3)
 
@@ -165,3 +169,86 @@ def test_the_cpu_of_runs_that_have_ended_is_counted(tmp_path: Path) -> None:
         assert by_process[RUN] >= 2 * BURNT_SECONDS - 0.04
         assert by_process[CODE_SERVER] + by_process[RUN] == pytest.approx(cpu_seconds_of([server.pid]), abs=0.1)
         server.communicate()
+
+
+DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+
+
+def test_the_guide_has_the_tables_that_the_prices_come_to(contracts: ContractRegistry) -> None:
+    assert tables(costs(), contracts) in DEPLOY.read_text(encoding="utf-8")
+
+
+def test_each_price_and_assumption_counts() -> None:
+    given = costs()
+    whole = {**given.per_unit(1e6), **given.fixed()}
+    for group in ("prices", "assumptions"):
+        for name, value in getattr(given, group).items():
+            other = replace(given, **{group: {**getattr(given, group), name: 2 * value}})
+            assert {**other.per_unit(1e6), **other.fixed()} != whole, name
+
+
+def test_objects_of_some_hours_only_count_in_these(contracts: ContractRegistry) -> None:
+    assert objects_a_day(contracts["nexrad-l2"]) == 24 * 1300
+    assert objects_a_day(contracts["ocean"]) == 1
+
+
+def test_measurements_without_the_row_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "performance.md").write_text(PERFORMANCE.read_text(encoding="utf-8").replace("| hrrr |", "| gfs |"))
+    with pytest.raises(LookupError, match="make bench"):
+        costs(performance=tmp_path / "performance.md")
+
+
+NAMES = [part.name for part in soak.parts(1)]
+
+
+@pytest.mark.parametrize("part", soak.parts(1), ids=lambda part: part.name)
+def test_a_part_is_a_command_with_these_options(part: soak.Part) -> None:
+    flag, module, *arguments = part.command
+    assert flag == "-m"
+    if module == "pytest":
+        paths = [soak.ROOT / text for text in arguments if text.endswith(".py")]
+        assert all(name in path.read_text(encoding="utf-8") for path in paths for name in part.variables)
+        return
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    for option in (text for text in arguments if text.startswith("--")):
+        assert f'"{option}"' in source
+
+
+def test_a_scale_that_is_no_fraction_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    for scale in ("", "a tenth", "-x", "0", "-1", "1.01", "nan", "inf"):
+        assert soak.main([f"--scale={scale}"]) == 2
+        out, said = capfd.readouterr()
+        assert (out, said) == ("", f"soak: SCALE is a number above 0, at most 1; observed {scale!r}\n")
+
+
+def test_an_unknown_part_is_one_line_with_the_parts_there_are(capfd: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["simulation", "mial-sqlite"]) == 2
+    out, said = capfd.readouterr()
+    assert (out, said) == ("", f"soak: no part mial-sqlite; there are {', '.join(NAMES)}\n")
+
+
+def test_the_figures_of_a_part_are_printed_before_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "figures"
+    first = soak.Part(name="first", command=("-c", "print('noise'); print('a figure')"))
+    second = soak.Part(name="second", command=("-c", f"print(open({str(path)!r}).read(), end=''); exit(3)"))
+    with path.open("w", encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        assert soak.soak([first, second]) == 1
+    assert [line.partition(", ")[0] for line in path.read_text(encoding="utf-8").splitlines()] == [
+        "first: held",
+        "    a figure",
+        "second: FAILED with exit code 3",
+        "    first: held",
+        "        a figure",
+    ]
+
+
+def test_what_make_soak_is_given_reaches_the_soak() -> None:
+    given = ["make", "-n", "soak", "PART=simulation mail-sqlite", "SCALE=0.1"]
+    done = subprocess.run(given, cwd=soak.ROOT, capture_output=True, text=True, check=True)
+    assert 'benchmarks.soak --scale="0.1" simulation mail-sqlite' in done.stdout
