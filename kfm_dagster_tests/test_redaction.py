@@ -1,21 +1,40 @@
-"""What never reaches the ledger, whatever text it is wrapped in."""
+"""What never reaches the ledger or a screen, whatever text it is wrapped in; and what foreign text costs at most."""
 
 from __future__ import annotations
 
 import ast
+import io
+import json
+import logging
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kfm_dagster
-from kfm_dagster.errors import DatabaseUnavailableError
-from kfm_dagster.redaction import MAX_MESSAGE_LENGTH, redact, redacted_error
+from kfm_dagster.addresses import shown, without_secrets
+from kfm_dagster.cli.main import main
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.defs.resources import WalResource
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
+from kfm_dagster.ingest.evidence_bundle import redacted
+from kfm_dagster.notifications import fields
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.operators.message_parse import parse_message
+from kfm_dagster.redaction import MAX_MESSAGE_LENGTH, error_text, redact, redacted_error
+from kfm_dagster.settings import Settings, environment
+from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.text import json_text, json_value, storable
+from kfm_dagster_tests.integration.chain import StoredObject, announce, volumes
 
 # The secrets are made up; those of AWS are the documentation's examples.
 CASES = {
@@ -245,3 +264,190 @@ def test_an_error_is_shown_with_its_causes_redacted_and_its_traceback() -> None:
     assert [secret for secret in secrets if secret in text] == []
     shown = ("RuntimeError", "DatabaseUnavailableError", "OSError", "in refuses")
     assert [name for name in shown if name not in text] == []
+
+
+SECRET = "tr0ub4dor"
+PLACES = [
+    f"postgresql+psycopg2://kfm:{SECRET}@127.0.0.1:1/kfm",
+    f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?password={SECRET}",
+    f"postgresql+psycopg2://127.0.0.1:1/kfm?user=kfm&sslmode=prefer&sslpassword={SECRET}",
+    f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?passfile=/{SECRET}",
+    f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?PASSWORD={SECRET}",
+    f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?options=-c%20x.y%3D{SECRET}",
+    f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?not_an_option={SECRET}",
+    f"postgresql+psycopg2://kfm@127.0.0.1:1/kfm?sslmode=prefer#{SECRET}",
+]
+
+
+@pytest.mark.clause("SEC-07")
+def test_an_address_is_shown_without_what_opens_it() -> None:
+    for address, expected in (
+        ("postgresql+psycopg2://u:p@h:5432/d", "postgresql+psycopg2://u:***@h:5432/d"),
+        (
+            "postgresql+psycopg2://u@h/d?host=/run/pg&password=p",
+            "postgresql+psycopg2://u@h/d?host=/run/pg&password=***",
+        ),
+        ("postgresql://h/d?sslpassword=p&sslmode=require&x", "postgresql://h/d?sslpassword=***&sslmode=require&x***"),
+        ("delta+s3://k:p@bucket/prefix", "delta+s3://k:***@bucket/prefix"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("sqlite:////data/kfm.db", "sqlite:////data/kfm.db"),
+        ("/data/a?b@c:d", "/data/a?b@c:d"),
+        ("http://[::1", "***"),
+    ):
+        assert shown(address) == expected
+
+
+@pytest.mark.clause("SEC-07")
+@given(
+    secret=st.text(st.characters(codec="utf-8"), min_size=6, max_size=30),
+    name=st.sampled_from(["password", "sslpassword", "passfile", "sslkey", "whatever"]),
+)
+@example(secret="a@b:c/d?e", name="password")
+def test_no_secret_is_shown_whatever_its_characters(secret: str, name: str) -> None:
+    encoded = quote(secret, safe="")
+    for address in (
+        f"postgresql+psycopg2://kfm:{encoded}@host/db",
+        f"postgresql+psycopg2://kfm@host/db?sslmode=require&{name}={encoded}&application_name=kfm",
+    ):
+        said = f"could not open {secret!s} ({encoded}) of {address}"
+        for text in (shown(address), without_secrets(said, address)):
+            assert encoded not in text.removeprefix("could not open").replace("kfm", "")
+        assert f" {secret} (" not in without_secrets(said, address)
+
+
+@pytest.mark.clause("SEC-07")
+@pytest.mark.parametrize("dsn", PLACES)
+def test_a_database_that_does_not_answer_shows_none(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(DatabaseUnavailableError) as refused:
+        Database.open(dsn)
+    monkeypatch.setenv("KFM_WAL_DSN", dsn)
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit):
+        main(["wal", "list", "--json"])
+    texts = [
+        str(refused.value),
+        repr(refused.value),
+        out.getvalue(),
+        err.getvalue(),
+        repr(Settings.load()),
+        caplog.text,
+    ]
+    assert "127.0.0.1" in texts[0]
+    assert [text for text in texts if SECRET in text] == []
+
+
+@pytest.mark.clause("SEC-07")
+def test_credentials_in_the_address_of_a_store_are_refused_unseen() -> None:
+    addresses = (f"s3://key:{SECRET}@bucket/x", f"s3://bucket/x?secret_access_key={SECRET}")
+    names = ("KFM_RUN_STATE", "KFM_STORAGE_URL", "KFM_CATALOG_URL", "KFM_LINEAGE_URL")
+    of_run_state = [form for address in addresses for form in (f"delta+{address}", f"s3://a,{address}")]
+    for name, value in (*product(names, addresses), *product(names[:1], of_run_state)):
+        refusal = rf"{name} is wrong; observed a value that is not shown"
+        with environment({name: value}), pytest.raises(ConfigurationError, match=refusal) as refused:
+            Settings.load()
+        assert SECRET not in str(refused.value)
+
+
+@pytest.mark.clause("SEC-07")
+def test_dagster_shows_no_dsn_of_the_resource_and_refuses_a_wrong_one_unseen() -> None:
+    resource = WalResource(dsn=PLACES[1])
+    assert SECRET not in repr(resource)
+    schema = resource.get_resource_definition().config_schema.as_field().config_type
+    assert schema.fields["dsn"].is_secret
+    with pytest.raises(ConfigurationError, match="not shown") as refused:
+        WalResource(dsn=f"mysql://kfm:{SECRET}@host/db").settings()
+    assert SECRET not in str(refused.value)
+
+
+SHORT, FACTOR = 1_250, 8
+"""Characters, and how many times as many the long text has: where the work is quadratic it costs 64 times as much."""
+ALLOWED, NOISE_SECONDS = 24, 0.010
+"""The long text may take so many times as long, and a collection of garbage."""
+TRIES, TRIES_OF_LONG = 4, 40
+"""One of so many is enough: on a busy machine a process pays for what its neighbours leave of the caches."""
+
+PIECES = [
+    *("-a", "a.", "a-", "a=", "a@", "a@b", "a@b.c_", "@a.", "a:", "://a", "a://", "a://b?", "?a://", "b:/", ".//@"),
+    *("x-amz-", "x-goog-", "x-amz-a=", "token", "token-", "token ", "token=", "secret_", 'pwd="', "sig='", "a_token:"),
+    *("eyJ-", "eyJaaaaa", "eyJaaaaa.", "AKIA", "ghp_", "Aa1", "Aa1/", "AWS4-HMAC-SHA256", "basic ", "authorization "),
+    *("-----BEGIN ", "-----BEGIN PRIVATE KEY ", "-----END ", 'File "", line ', 'File "", line 1\n', "at a(", "... 1\n"),
+    *("\\", "\\\\u0000", '\\"', '"', "'", "[", "{", '{"a":'),
+    *("%", "%2", "+", "/", "\n", " ", "\x00", "\ud800", "é", "1"),
+]
+"""What is repeated: beginnings of what the rules look for, and the marks between which they look."""
+
+Reader = Callable[[str], Any]
+
+
+def _parsed(text: str, *, registry: ContractRegistry, place: str) -> Any:
+    [item] = volumes(1)
+    if place == "key":
+        item = StoredObject(bucket=item.bucket, key=text, stored=b"", announced=b"")
+    message = announce([item.event()], registry=registry)
+    body = json.loads(message.body)
+    if place in body:
+        body[place] = text
+    body = text if place == "body" else json.dumps(body)
+    return parse_message(SqsMessage(message_id="m", body=body), registry=registry, queue="q")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json_value(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+READERS: dict[str, Reader] = {
+    "redact": redact,
+    "error_text": lambda text: error_text(ValueError(text)),
+    "redact the end of a trace": lambda text: redact(f"Traceback (most recent call last)\n{text}"),
+    "redacted": redacted,
+    "redacted names": lambda text: redacted({text: text}),
+    "redacted JSON in JSON": lambda text: redacted(json.dumps({"Message": json.dumps({"Records": [text] * 3})})),
+    "storable": storable,
+    "json_text": lambda text: json_text({text: [text]}),
+    "json_value": _value,
+    "json_value of a text": lambda text: json_value(json.dumps(text)),
+    "shown address": lambda text: shown(f"s3://{text}"),
+    "without_secrets": lambda text: without_secrets(text, "postgresql://u:a-a@h/d?password=a"),
+    "shown field": fields.shown,
+}
+
+
+def seconds(read: Reader, text: str) -> float:
+    before = time.process_time()
+    read(text)
+    return time.process_time() - before
+
+
+def grows_with_length(read: Reader, piece: str) -> bool:
+    short, long = ((piece * (size // len(piece) + 1))[:size] for size in (SHORT, SHORT * FACTOR))
+    least = min(seconds(read, short) for _ in range(TRIES))
+    return any(seconds(read, long) <= ALLOWED * least + NOISE_SECONDS for _ in range(TRIES_OF_LONG))
+
+
+@pytest.mark.clause("SEC-12")
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_time_grows_with_the_length(read: Reader) -> None:
+    assert [piece for piece in PIECES if not grows_with_length(read, piece)] == []
+
+
+@pytest.mark.clause("SEC-12")
+@pytest.mark.parametrize("place", ["body", "key", "Message", "TopicArn", "Timestamp", "Type", "MessageId"])
+def test_time_to_parse_grows_with_the_length(place: str, contracts: ContractRegistry) -> None:
+    def read(text: str) -> Any:
+        return _parsed(storable(text), registry=contracts, place=place)
+
+    assert [piece for piece in PIECES if not grows_with_length(read, piece)] == []
+
+
+@pytest.mark.clause("SEC-12")
+@given(piece=st.lists(st.sampled_from(PIECES), min_size=2, max_size=3).map("".join))
+@settings(max_examples=40, deadline=None)
+@example(piece="-a")
+def test_redaction_of_any_mixture_grows_with_the_length(piece: str) -> None:
+    assert grows_with_length(redact, piece)
