@@ -7,9 +7,9 @@ A day without units is materialised, too, because Dagster (since 1.13.22, dagste
 asset backfill without a materialisation as failed, and the backfill with it. That the day is empty is shown first in
 the metadata, as a warning of the day's check, and in the run's tags.
 
-A picture has at most some twenty kilobytes, because the event log stores it with each materialisation.
+The picture has at most some twenty kilobytes, because the event log stores it with each materialisation.
 
-Belongs here: the facts in the order of a reader's questions, and the sizes and captions of pictures.
+Belongs here: the facts in the order of a reader's questions, and the size and caption of the picture.
 Does not belong here: the map (`drawing/footprints.py`), selecting failing units (`ledger/reports.py`), or the rows of
 arrivals (`ingest/path_arrivals.py`).
 """
@@ -27,18 +27,17 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.chain import node_of
 from kfm_dagster.drawing.footprints import draw
 from kfm_dagster.drawing.map_ground import Size
-from kfm_dagster.drawing.svg import Scale, data_url, line
+from kfm_dagster.drawing.svg import data_url
 from kfm_dagster.exports.explanations.explanation import Explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount
 from kfm_dagster.ingest.nodes import MetadataExtract, Settle, StacRegister
-from kfm_dagster.ingest.path_arrivals import product_of, read_table
+from kfm_dagster.ingest.path_arrivals import product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.reports import DayReport, FailingUnit
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.staged import StagedNode
-from kfm_dagster.storage.artifacts import Artifacts
 
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact has all."""
@@ -202,14 +201,10 @@ def _run_counts(noun: str, batch: StageBatch, failing: Sequence[Envelope]) -> di
     return shown | {f"run_{name}": count for name, count in summary.items() if name not in _NO_COUNTS}
 
 
-def arrivals_metadata(artifacts: Artifacts, batch: StageBatch) -> dict[str, Any]:
-    """Return the metadata of `path_arrival` besides its units: the table's rows and a plot."""
+def arrivals_metadata(batch: StageBatch) -> dict[str, Any]:
+    """Return the metadata of `path_arrival` besides its units: the tables and their rows."""
     summary = batch.state.validation_summary
-    table = product_of(summary)
-    shown: dict[str, Any] = {"rows": summary["rows"], "table": table.uri, "paths": product_of(summary, "paths").uri}
-    if picture := arrival_plot(read_table(artifacts, table)):
-        shown["arrivals"] = dg.MetadataValue.md(picture)
-    return shown
+    return {"rows": summary["rows"], "table": product_of(summary).uri, "paths": product_of(summary, "paths").uri}
 
 
 def account_of(pipeline: Pipeline, dataset_id: str, run_id: str) -> NodeAccount:
@@ -259,8 +254,8 @@ def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-WIDTH, HEIGHT = 720, 300
-"""Pixels; a map uses the width only."""
+WIDTH = 720
+"""Pixels of a map."""
 _SIZE = Size(width=WIDTH, min_height=240, max_height=480, lines=10)
 
 
@@ -272,49 +267,3 @@ def footprint_map(geometries: Sequence[Mapping[str, Any]]) -> str | None:
     svg, distinct, drawn = picture
     caption = f"Footprints: {len(geometries)}; distinct outlines: {distinct}; drawn: {drawn}."
     return f"![footprints]({data_url(svg)})\n\n{caption}"
-
-
-LEFT, BOTTOM, TOP = 60, 40, 16
-"""Room for the axes' labels, in pixels."""
-MAX_SITES = 200
-"""Curves drawn, a curve for each site; a network has about 160."""
-STEPS = 4
-"""Lines of the grid in each direction."""
-
-
-def arrival_plot(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a plot of delay over elevation as Markdown, a curve by site; None without rows.
-
-    rows: the table of arrivals. Only each site's first volume is drawn, because other volumes differ only in pattern.
-    """
-    first: dict[str, str] = {}
-    for row in rows:
-        first.setdefault(row["site"], row["wal_id"])
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if first[row["site"]] == row["wal_id"]:
-            delay = (row["t_arr_s"] - row["extent_m"] / row["c_ref_m_s"]) * 1e9
-            curves.setdefault(row["site"], []).append((row["elevation_deg"], delay))
-    if not curves:
-        return None
-    elevations, delays = zip(*(point for curve in curves.values() for point in curve), strict=True)
-    x = Scale(min(0.0, *elevations), max(1.0, *elevations), LEFT, WIDTH - TOP)
-    y = Scale(0.0, max(1.0, *delays) * 1.05, HEIGHT - BOTTOM, TOP)
-    drawn = list(curves.values())[:MAX_SITES]
-    lines = "".join(
-        f'<path d="{line((x(elevation), y(delay)) for elevation, delay in sorted(curve))}"/>' for curve in drawn
-    )
-    grid = "".join(f"M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" for _, at in x.steps(STEPS))
-    grid += "".join(f"M{LEFT} {at:.1f}H{WIDTH - TOP}" for _, at in y.steps(STEPS))
-    labels = "".join(
-        f'<text x="{at - 10:.1f}" y="{HEIGHT - BOTTOM + 16}">{elevation:.1f}</text>' for elevation, at in x.steps(STEPS)
-    )
-    labels += "".join(f'<text x="8" y="{at + 4:.1f}">{delay:.0f}</text>' for delay, at in y.steps(STEPS))
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#f7f9fc"/><path d="{grid}" stroke="#d5dbe6"/>'
-        f'<g font-family="sans-serif" font-size="11">{labels}</g>'
-        f'<g fill="none" stroke="#2a6fdb" stroke-opacity="0.5">{lines}</g></svg>'
-    )
-    caption = f"Delay against a vacuum (ns) over elevation (degrees). Sites: {len(curves)}; drawn: {len(drawn)}."
-    return f"![arrivals]({data_url(svg)})\n\n{caption}"

@@ -80,7 +80,7 @@ class StageIOManager(dg.ConfigurableIOManager):
         context.add_output_metadata(
             {
                 **stage_metadata(noun, batch, day=day, settings=pipeline.settings, account=account),
-                **(arrivals_metadata(pipeline.artifacts, batch) if noun == PathArrivals.asset else {}),
+                **(arrivals_metadata(batch) if noun == PathArrivals.asset else {}),
             }
         )
 

@@ -29,11 +29,6 @@ class Scale(NamedTuple):
         """Return the pixel of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def steps(self, number: int) -> list[tuple[float, float]]:
-        """Return value and pixel of the ends and of `number` - 1 points between them."""
-        values = [self.low + step * (self.high - self.low) / number for step in range(number + 1)]
-        return [(value, self(value)) for value in values]
-
 
 def line(points: Iterable[tuple[float, float]]) -> str:
     """Return a path through points."""

@@ -51,7 +51,7 @@ from kfm_dagster.stages.gates.path_rules import (
     path_dim_report,
 )
 from kfm_dagster.stages.gates.verdict import Gate, Verdict, of_every_gate
-from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster.storage.database import Transaction
 
 ARRIVALS_AT_ONCE = 2_000
@@ -119,12 +119,6 @@ def to_parquet(computed: Sequence[tuple[Envelope, PathArrival]]) -> tuple[bytes,
         _encoded(arrivals, ARRIVALS, at_once=ARRIVALS_AT_ONCE),
         _encoded((_path_row(path_id, paths[path_id]) for path_id in sorted(paths)), PATHS, at_once=PATHS_AT_ONCE),
     )
-
-
-def read_table(artifacts: Artifacts, table: ArtifactReference) -> list[dict[str, Any]]:
-    """Return the rows of a table. Raises ArtifactError if it is missing or changed."""
-    rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(artifacts.get(table))).to_pylist()
-    return rows
 
 
 def _encoded(rows: Iterator[dict[str, Any]], schema: pa.Schema, *, at_once: int) -> bytes:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kfm_dagster.demo.samples.nexrad_level2 import BUCKET, ELEVATIONS, FREQUENCY_MHZ, make_nexrad_level2
 from kfm_dagster.exports.validation import dimensional_closure
 from kfm_dagster.ingest import path_arrivals
 from kfm_dagster.ingest.nodes import MetadataExtract
-from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of, read_table
+from kfm_dagster.ingest.path_arrivals import NODE, PathArrivals, product_of
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.path.refractivity import PathError
 from kfm_dagster.path.volume import VolumeFacts
@@ -48,8 +50,10 @@ def compute(pipeline: Pipeline, run_id: str = RUNS[0]) -> StageBatch:
     return pipeline.stages.commit(pipeline.stages.run(node, run_id=run_id, upstream=None))
 
 
-def table(pipeline: Pipeline, batch: StageBatch) -> list[dict[str, Any]]:
-    return read_table(pipeline.stages.artifacts, product_of(batch.state.validation_summary))
+def table(pipeline: Pipeline, batch: StageBatch, name: str = "product") -> list[dict[str, Any]]:
+    content = pipeline.stages.artifacts.get(product_of(batch.state.validation_summary, name))
+    rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(content)).to_pylist()
+    return rows
 
 
 @pytest.mark.clause("PCS-11")
@@ -71,8 +75,7 @@ def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline
 @pytest.mark.clause("PCS-22")
 def test_each_row_leads_to_what_its_integrals_are_of(pipeline: Pipeline) -> None:
     found = compute(pipeline)
-    summary = found.state.validation_summary
-    paths = {row["path_id"]: row for row in read_table(pipeline.stages.artifacts, product_of(summary, "paths"))}
+    paths = {row["path_id"]: row for row in table(pipeline, found, "paths")}
     rows = table(pipeline, found)
     # The volumes are of several sites: each has its own paths, and none stands twice.
     assert set(paths) == {row["path_id"] for row in rows}

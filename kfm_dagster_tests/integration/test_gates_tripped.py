@@ -278,7 +278,7 @@ def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> No
     assert found["G4_dimensional_closure"].metadata["observed"].value == f"p_dim = 1 over {UNITS} units"
     shown = materialisations(result)["path_arrival"]
     assert (shown["run_units"], shown["run_passed"], shown["rows"]) == (UNITS, UNITS, UNITS * BEAMS)
-    assert str(shown["arrivals"]).startswith("![arrivals](data:image/svg+xml;base64,")
+    assert {shown["table"].rpartition(".")[2], shown["paths"].rpartition(".")[2]} == {"parquet"}
     lines = day.pipeline.stages.lifecycle.store.audit.of_stage(result.dagster_run.run_id, STAGE)
     assert [(line["kind"], line["event"]) for line in lines] == [
         ("transition", "pending>running"),
