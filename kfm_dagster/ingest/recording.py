@@ -20,7 +20,7 @@ from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import ParseIssue
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.ledger.rejections import IgnoredRecord, Rejection
+from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.reports import EnsureResult
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
@@ -76,12 +76,12 @@ def record_messages(
     Returns the ids of the messages with rejections.
     """
 
-    def write(part: Sequence[tuple[Delivery, list[Rejection]]]) -> None:
+    def write(part: Sequence[tuple[Delivery, Sequence[Rejection]]]) -> None:
         deliveries.record([delivery for delivery, _ in part], tx=tx)
         deliveries.reject([entry for _, rejections in part for entry in rejections], tx=tx)
 
     entries = [
-        (_delivery(message, result, queue=queue, landing_sha256=landing_sha256), _rejections(message, result))
+        (_delivery(message, result, queue=queue, landing_sha256=landing_sha256), result.rejections)
         for message, result in zip(messages, parsed, strict=True)
     ]
     _, refused = write_all_but_refused(tx, entries, write)
@@ -101,22 +101,9 @@ def _count(parsed: Iterable[ParsedMessage], *, database_refused: int) -> Totals:
         for ignored in message.ignored:
             totals.add(Total.MESSAGES_PARSED, ignored.dataset or "", RecordUse.IGNORED)
         for rejection in message.rejections:
-            totals.add(Total.PARSE_FAILURES, label=rejection.code, amount=rejection.records)
+            totals.add(Total.PARSE_FAILURES, label=rejection.reason_code, amount=rejection.records)
     totals.add(Total.PARSE_FAILURES, label=ParseIssue.DATABASE_REFUSED, amount=database_refused)
     return totals
-
-
-def _rejections(message: SqsMessage, parsed: ParsedMessage) -> list[Rejection]:
-    return [
-        Rejection(
-            message_id=message.message_id,
-            record_index=rejection.record_index or 0,
-            reason_code=rejection.code.value,
-            detail=rejection.message,
-            records=rejection.records,
-        )
-        for rejection in parsed.rejections
-    ]
 
 
 def _delivery(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing_sha256: str) -> Delivery:
@@ -129,16 +116,7 @@ def _delivery(message: SqsMessage, parsed: ParsedMessage, *, queue: str, landing
         sns_message_id=raw.sns_message_id if raw else None,
         topic_arn=raw.topic_arn if raw else None,
         wal_ids=tuple(unit.wal_id for unit in parsed.envelopes),
-        ignored=tuple(
-            IgnoredRecord(
-                record_index=record.record_index or 0,
-                reason=record.reason.value,
-                dataset=record.dataset,
-                bucket=record.bucket,
-                key=record.key,
-            )
-            for record in parsed.ignored
-        ),
+        ignored=parsed.ignored,
         authenticity=parsed.verdict.authenticity.value,
         state=DeliveryState.IN_FLIGHT if parsed.envelopes or parsed.rejections else DeliveryState.IGNORED,
     )

@@ -92,7 +92,7 @@ message; 1 MiB would hold thousands."""
 class IgnoredRecord:
     """A record without a unit, or `records` of them without a key; None marks unknown fields."""
 
-    record_index: int
+    record_index: int = 0
     reason: str
     dataset: str | None = None
     bucket: str | None = None

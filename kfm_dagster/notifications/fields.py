@@ -38,8 +38,6 @@ class MessageError(Exception):
 
     def __init__(self, code: ParseIssue, message: str) -> None:
         self.code = code
-        self.bucket: str | None = None
-        self.key: str | None = None
         super().__init__(message)
 
 

@@ -26,10 +26,10 @@ from kfm_dagster.contracts.key_grammar import (
 )
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract, MessageShape
+from kfm_dagster.ledger.rejections import IgnoredRecord, Rejection
 from kfm_dagster.notifications.fields import (
     ETAG,
     SEQUENCER,
-    SHOWN_CHARACTERS,
     ChunkNotice,
     MessageError,
     json_object,
@@ -69,34 +69,12 @@ class IgnoreReason(StrEnum):
     """The object is of a day that the deployment does not ingest: before its first day, or too far ahead."""
 
 
-class Ignored(NamedTuple):
-    """A record, or the whole message (record_index None), without a unit.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored(IgnoredRecord):
+    """A record, or the whole message, without a unit; it has no `dataset` if several share the bucket or topic."""
 
-    Fields that it does not name are None; `dataset` is None also when several datasets share the bucket or topic.
-    """
-
-    reason: IgnoreReason
-    key: str | None = None
-    bucket: str | None = None
-    dataset: str | None = None
-    record_index: int | None = None
     sidecar_version: str | None = None
     """ETag of a created sidecar, empty when the event has none; None for any other record."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RejectedRecord:
-    """A rejected record, or the whole message (record_index None).
-
-    If several records have the same rejection, it is the first record, and `records` is their number.
-    """
-
-    code: ParseIssue
-    message: str
-    bucket: str | None = None
-    key: str | None = None
-    record_index: int | None = None
-    records: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,19 +89,17 @@ class ParsedMessage:
     envelopes: tuple[Envelope, ...] = ()
     positions: tuple[int, ...] = ()
     ignored: tuple[Ignored, ...] = ()
-    rejections: tuple[RejectedRecord, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
 
     def without(self, refused: Mapping[WalId, str]) -> ParsedMessage:
         """Return the message with each refused unit as a rejection, with the database's reason."""
         if not any(unit.wal_id in refused for unit in self.envelopes):
             return self
         accepted: list[tuple[Envelope, int]] = []
-        rejections = _Rejections(self.rejections)
+        rejections = _Rejections(self.message_id, self.rejections)
         for unit, index in zip(self.envelopes, self.positions, strict=True):
             if unit.wal_id in refused:
-                error = MessageError(ParseIssue.DATABASE_REFUSED, refused[unit.wal_id])
-                error.bucket, error.key = unit.bucket, unit.key
-                rejections.add(error, index)
+                rejections.add(MessageError(ParseIssue.DATABASE_REFUSED, refused[unit.wal_id]), index)
             else:
                 accepted.append((unit, index))
         return replace(
@@ -149,24 +125,25 @@ class _Rejections:
     Identical rejections are counted. Beyond MAX_REJECTIONS distinct rejections, they are counted by code alone.
     """
 
-    def __init__(self, earlier: Iterable[RejectedRecord] = ()) -> None:
-        self._first: dict[tuple[ParseIssue, str | None], RejectedRecord] = {
-            (rejection.code, rejection.message): rejection for rejection in earlier
+    def __init__(self, message_id: str, earlier: Iterable[Rejection] = ()) -> None:
+        self._message_id = message_id
+        self._first: dict[tuple[str, str | None], Rejection] = {
+            (rejection.reason_code, rejection.detail): rejection for rejection in earlier
         }
         self._counts = Counter({key: rejection.records for key, rejection in self._first.items()})
 
     def add(self, error: MessageError, index: int) -> None:
         """Reject the record at `index`."""
-        key: tuple[ParseIssue, str | None] = (error.code, str(error))
+        key: tuple[str, str | None] = (error.code, str(error))
         if key not in self._first and len(self._first) >= MAX_REJECTIONS:
             key = (error.code, None)
         self._counts[key] += 1
         if key not in self._first:
-            self._first[key] = RejectedRecord(
-                code=error.code, message=str(error), bucket=error.bucket, key=error.key, record_index=index
+            self._first[key] = Rejection(
+                message_id=self._message_id, record_index=index, reason_code=error.code.value, detail=str(error)
             )
 
-    def records(self) -> tuple[RejectedRecord, ...]:
+    def records(self) -> tuple[Rejection, ...]:
         """Return the rejections in the order of their first records."""
         return tuple(replace(rejection, records=self._counts[key]) for key, rejection in self._first.items())
 
@@ -186,18 +163,18 @@ def parse_message(
     """
     if verdict.authenticity is Authenticity.UNKNOWN:
         return ParsedMessage(message_id=message.message_id, verdict=verdict)
+    rejections = _Rejections(message.message_id)
     try:
         opened = _open(message, registry, verdict)
         if isinstance(opened, Ignored):
             return ParsedMessage(message_id=message.message_id, verdict=verdict, ignored=(opened,))
         records = _records(opened)
     except MessageError as error:
-        rejection = RejectedRecord(code=error.code, message=str(error))
-        return ParsedMessage(message_id=message.message_id, verdict=verdict, rejections=(rejection,))
+        rejections.add(error, 0)
+        return ParsedMessage(message_id=message.message_id, verdict=verdict, rejections=rejections.records())
     envelopes: list[Envelope] = []
     ignored: list[Ignored] = []
     positions: list[int] = []
-    rejections = _Rejections()
     parse_record = _chunk if opened.shape == "nexrad-chunk" else _unit
     for index, record in enumerate(records):
         try:
@@ -210,7 +187,7 @@ def parse_message(
                 envelopes.append(unit)
                 positions.append(index)
             else:
-                ignored.append(unit._replace(record_index=index))
+                ignored.append(replace(unit, record_index=index))
     return ParsedMessage(
         message_id=message.message_id,
         verdict=verdict,
@@ -226,7 +203,7 @@ def _within(days: DayWindow | None, unit: Envelope | Ignored, *, sent_at: dateti
         return unit
     if days.holds(unit.time_range_start.date(), sent_at=sent_at):
         return unit
-    return Ignored(IgnoreReason.OUTSIDE_WINDOW, unit.key, unit.bucket, unit.dataset)
+    return Ignored(reason=IgnoreReason.OUTSIDE_WINDOW, key=unit.key, bucket=unit.bucket, dataset=unit.dataset)
 
 
 def parse_listed(grammar: KeyGrammarReader, listed: ListedObject) -> Envelope | None:
@@ -270,7 +247,7 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
     if kind in {"SubscriptionConfirmation", "UnsubscribeConfirmation"}:
         topic = outer.get("TopicArn")
         dataset = _only(registry.topics.get(topic, ())) if isinstance(topic, str) else None
-        return Ignored(IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
+        return Ignored(reason=IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
     if kind != "Notification":
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is unknown")
     topic = require_text(outer, "TopicArn")
@@ -295,7 +272,8 @@ def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignor
     name = payload.get("Bucket")
     # A bucket without a contract is not recorded, because no search would use its name.
     bucket = name if isinstance(name, str) and name in registry.buckets else None
-    return Ignored(IgnoreReason.TEST_EVENT, bucket=bucket, dataset=_only(registry.buckets.get(bucket or "", ())))
+    dataset = _only(registry.buckets.get(bucket or "", ()))
+    return Ignored(reason=IgnoreReason.TEST_EVENT, bucket=bucket, dataset=dataset)
 
 
 def _only(contracts: Sequence[DatasetContract]) -> str | None:
@@ -313,64 +291,56 @@ def _records(opened: _Opened) -> list[Any]:
 
 
 def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Parse an S3 event record. Raises MessageError with bucket and key as far as known."""
+    """Parse an S3 event record. Raises MessageError."""
     if not isinstance(record, dict):
         missing("Records[]")
     s3 = require_object(record, "s3")
     bucket = require_text(require_object(s3, "bucket", path="s3.bucket"), "name", path="s3.bucket.name")
     s3_object = require_object(s3, "object", path="s3.object")
     encoded = require_text(s3_object, "key", path="s3.object.key")
-    try:
-        key = _decoded(encoded)
-        contract = _route(bucket, key, opened=opened, registry=registry)
-        if isinstance(contract, Ignored):
-            return contract._replace(sidecar_version=_sidecar_version(contract, record, s3_object))
-        if _is_accepted_removal(record, contract):
-            return Ignored(IgnoreReason.OBJECT_REMOVED, key, bucket, contract.id)
-        return _envelope(
-            contract,
-            _understood(key, registry.grammars[contract.id]),
-            uri=f"s3://{bucket}/{key}",
-            queue=queue,
-            event_time=require_time(record, "eventTime"),
-            schema_version=record["eventVersion"],
-            version=optional_text(s3_object, "eTag", ETAG, path="s3.object.eTag"),
-            size=optional_size(s3_object, "size", path="s3.object.size (bytes)"),
-            sequencer=optional_text(s3_object, "sequencer", SEQUENCER, path="s3.object.sequencer"),
-            raw=opened.raw,
-        )
-    except MessageError as error:
-        error.bucket, error.key = bucket[:SHOWN_CHARACTERS], unquote_plus(encoded)[:SHOWN_CHARACTERS]
-        raise
+    key = _decoded(encoded)
+    contract = _route(bucket, key, opened=opened, registry=registry)
+    if isinstance(contract, Ignored):
+        return replace(contract, sidecar_version=_sidecar_version(contract, record, s3_object))
+    if _is_accepted_removal(record, contract):
+        return Ignored(reason=IgnoreReason.OBJECT_REMOVED, key=key, bucket=bucket, dataset=contract.id)
+    return _envelope(
+        contract,
+        _understood(key, registry.grammars[contract.id]),
+        uri=f"s3://{bucket}/{key}",
+        queue=queue,
+        event_time=require_time(record, "eventTime"),
+        schema_version=record["eventVersion"],
+        version=optional_text(s3_object, "eTag", ETAG, path="s3.object.eTag"),
+        size=optional_size(s3_object, "size", path="s3.object.size (bytes)"),
+        sequencer=optional_text(s3_object, "sequencer", SEQUENCER, path="s3.object.sequencer"),
+        raw=opened.raw,
+    )
 
 
 def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: str) -> Envelope | Ignored:
-    """Parse a NEXRAD chunk message. Raises MessageError with bucket and key as far as known.
+    """Parse a NEXRAD chunk message. Raises MessageError.
 
     The event time is that of the notification, because the message only has the volume's start, up to 10 min earlier.
     """
     bucket = require_text(record, "S3Bucket")
     key = require_text(record, "Key")
-    try:
-        notice = ChunkNotice.of(record)
-        contract = _route(bucket, key, opened=opened, registry=registry)
-        if isinstance(contract, Ignored):
-            return contract
-        _check_version(contract, "L2Version", notice.layout)
-        match = _understood(key, registry.grammars[contract.id])
-        notice.check_key(key, version=match.groups.get("version"))
-        return _envelope(
-            contract,
-            match,
-            uri=f"s3://{bucket}/{key}",
-            queue=queue,
-            event_time=opened.published or notice.start,
-            schema_version=notice.layout,
-            raw=opened.raw,
-        )
-    except MessageError as error:
-        error.bucket, error.key = bucket[:SHOWN_CHARACTERS], key[:SHOWN_CHARACTERS]
-        raise
+    notice = ChunkNotice.of(record)
+    contract = _route(bucket, key, opened=opened, registry=registry)
+    if isinstance(contract, Ignored):
+        return contract
+    _check_version(contract, "L2Version", notice.layout)
+    match = _understood(key, registry.grammars[contract.id])
+    notice.check_key(key, version=match.groups.get("version"))
+    return _envelope(
+        contract,
+        match,
+        uri=f"s3://{bucket}/{key}",
+        queue=queue,
+        event_time=opened.published or notice.start,
+        schema_version=notice.layout,
+        raw=opened.raw,
+    )
 
 
 def _decoded(encoded: str) -> str:
@@ -392,7 +362,8 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
         raise MessageError(ParseIssue.UNKNOWN_BUCKET, f"no contract{where} names bucket {shown(bucket)}")
     route = registry.route(bucket=bucket, key=key)
     if route.kind is KeyKind.IGNORED:
-        return Ignored(IgnoreReason.KNOWN_NEIGHBOUR, key, bucket, route.contract.id if route.contract else None)
+        dataset = route.contract.id if route.contract else None
+        return Ignored(reason=IgnoreReason.KNOWN_NEIGHBOUR, key=key, bucket=bucket, dataset=dataset)
     if route.kind is KeyKind.FOREIGN or route.contract is None:
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
     if route.contract.id not in announced:
@@ -401,7 +372,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
         text = f"{route.contract.id} is announced by no message of the shape {opened.shape}"
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, text)
     if route.kind is KeyKind.SIDECAR:
-        return Ignored(IgnoreReason.SIDECAR, key, bucket, route.contract.id)
+        return Ignored(reason=IgnoreReason.SIDECAR, key=key, bucket=bucket, dataset=route.contract.id)
     return route.contract
 
 

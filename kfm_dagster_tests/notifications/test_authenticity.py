@@ -319,7 +319,7 @@ def test_what_nobody_signed_gives_no_unit(tmp_path: Path, contracts: ContractReg
         ('{"Type": ["Notification"]}', ParseIssue.MISSING_REQUIRED_FIELD),
     ):
         parsed = parse_message(delivered(body), registry=contracts, queue="q", verdict=verdict(tmp_path, body))
-        assert [entry.code for entry in parsed.rejections] == [code]
+        assert [entry.reason_code for entry in parsed.rejections] == [code]
         assert (parsed.envelopes, parsed.ignored) == ((), ())
 
 

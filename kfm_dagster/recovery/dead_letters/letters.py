@@ -195,13 +195,13 @@ def _classed(message: SqsMessage, parsed: ParsedMessage, known: Mapping[WalId, K
     if deciding is not None:
         dataset, code = deciding.dataset, deciding.error_code
     elif parsed.ignored:
-        detail = parsed.ignored[0].reason.value
+        detail = parsed.ignored[0].reason
     if parsed.verdict.authenticity is Authenticity.UNKNOWN:
         kind, dataset, code, detail, units = DeadLetterClass.WAITING, None, None, parsed.verdict.detail, ()
     elif parsed.rejections:
         first = parsed.rejections[0]
         kind, dataset = DeadLetterClass.UNREADABLE, units[0].dataset if units else None
-        code, detail = first.code.value, first.message
+        code, detail = first.reason_code, first.detail
     return DeadLetter(
         message=message, parsed=parsed, kind=kind, dataset=dataset, error_code=code, detail=detail, units=units
     )
