@@ -19,12 +19,12 @@ from kfm_dagster.defs.display import markdown_table
 from kfm_dagster.defs.failing import one_line, redacted, refuse_foreign_roots
 from kfm_dagster.defs.resources import PipelineResource
 from kfm_dagster.defs.run_storage import OldRuns
-from kfm_dagster.errors import ConfigurationError, KfmError
+from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.log import DAGSTER_UI, Decision
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.path_arrivals import PathArrivals, radars
 from kfm_dagster.recovery.replay.engine import ReplayEngine
-from kfm_dagster.recovery.replay.selection import Selection, parse_selection, selection_from
+from kfm_dagster.recovery.replay.selection import selection_of
 from kfm_dagster.recovery.work_orders import start
 from kfm_dagster.retention import RETENTION, RetentionPolicy, retention_of
 from kfm_dagster.settings import Settings
@@ -213,22 +213,11 @@ REPLAY_JOB = "replay"
 
 
 class ReplayConfig(dg.Config):
-    """The units to replay: `spec`, or the fields below it. The actor is always DAGSTER_UI."""
+    """The selection to replay. The actor is always DAGSTER_UI."""
 
-    spec: str = Field("", description="A selection spec (YAML) of kfm replay select --save; not with the fields below.")
-    mode: str = Field("failed-only", description="failed-only, repair-and-replace or backfill.")
-    datasets: list[str] = Field(default_factory=list, description="Dataset ids.")
-    status: list[str] = Field(default_factory=list, description="failed; for repairs succeeded or quarantined, too.")
-    error_codes: list[str] = Field(default_factory=list, description="Only records whose last error is one of these.")
-    event_time_start: str = Field("", description="Only objects written at or after 2025-12-04T00:00:00Z.")
-    event_time_end: str = Field("", description="Only objects written before 2025-12-05T00:00:00Z.")
-    wal_ids: list[str] = Field(default_factory=list, description="Exactly these units.")
-    max_records: int = Field(0, description="Maximum number of records, the earliest first; 0: all that match.")
-    batch_size: int = Field(0, description="Units of a batch; 0: the environment's default.")
-    allow_repair_and_replace: bool = Field(default=False, description="Needed, with change_ref, to replace results.")
-    must_match: bool = Field(default=False, description="Repeat successes; a different result stops the replay.")
-    allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
-    replay_reason: str = Field("incident", description="Word of the ledger's vocabulary.")
+    selection: dict[str, Any] = Field(
+        default_factory=dict, description="A selection as kfm replay select --save writes it; see docs/replay.md."
+    )
     reason: str = Field("", description="Reason, recorded in the governance log; required unless it is a dry run.")
     change_ref: str = Field("", description="Change or incident under which the replay was approved.")
     dry_run: bool = Field(default=True, description="true: only report the plan. false: replay the units.")
@@ -264,7 +253,7 @@ def replay_job() -> dg.JobDefinition:
 
 
 def _started(engine: ReplayEngine, config: ReplayConfig, run_id: str) -> dict[str, Any]:
-    selection = _selection(engine, config)
+    selection = selection_of(config.selection, source="the field selection")
     change_ref = config.change_ref or None
     if config.dry_run or selection.spec.options.dry_run:
         plan = engine.plan(selection, change_ref=change_ref)
@@ -273,27 +262,6 @@ def _started(engine: ReplayEngine, config: ReplayConfig, run_id: str) -> dict[st
     decision = Decision(actor=DAGSTER_UI, reason=config.reason, change_ref=change_ref, dagster_run_id=run_id)
     started = start(engine, selection, decision)
     return {"replay_run_id": started.replay_run_id, "proposal_id": started.proposal_id, **started.plan.as_json()}
-
-
-def _selection(engine: ReplayEngine, config: ReplayConfig) -> Selection:
-    if config.spec:
-        if fields := [name for name in _FILTERS if getattr(config, name)]:
-            raise ConfigurationError(
-                "a spec and selecting fields exclude each other",
-                observed=", ".join(fields),
-                expected="one of the two",
-                next_step="empty either of them",
-            )
-        return parse_selection(config.spec, source="the field spec")
-    parts = {name: getattr(config, name) or None for name in (*_FILTERS, *_OTHERS)}
-    env = engine.pipeline.settings.env
-    return selection_from(env, "the configuration", name="from the launchpad", **parts)
-
-
-_FILTERS = ("datasets", "status", "error_codes", "event_time_start", "event_time_end", "wal_ids")
-_OTHERS = (
-    "mode", "replay_reason", "max_records", "batch_size", "allow_repair_and_replace", "must_match", "allow_downgrade"
-)  # fmt: skip
 
 
 def _metadata(result: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
+from kfm_dagster.recovery.replay.selection import selection_from
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster_tests.commands import Call, words_of
 from kfm_dagster_tests.databases import every_row
@@ -232,7 +233,8 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(configs))
     assert call(*released).code == call(*replayed).code == ExitCode.DONE
     with opened_pipeline() as pipeline:
-        config = ReplayConfig(wal_ids=[units["failed"].wal_id], replay_reason="reprocess-2025")
+        parts = {"wal_ids": [units["failed"].wal_id], "replay_reason": "reprocess-2025"}
+        config = ReplayConfig(selection=selection_from(pipeline.settings.env, "test", **parts).as_json())
         assert _started(ReplayEngine(pipeline=pipeline), config, run_id="run-2")["records"] == 1
         ReplayEngine(pipeline=pipeline).advance_all(report=print)
         record = {name: own_tx(pipeline.ledger).get(units[name].wal_id) for name in ("quarantined", "failed")}

@@ -11,6 +11,7 @@ import pytest
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
+from kfm_dagster.recovery.replay.selection import API_VERSION
 from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import traces
@@ -22,12 +23,16 @@ from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
 
-SCOPE: dict[str, Any] = {
-    "datasets": ["nexrad-l2"],
-    "status": ["failed"],
-    "event_time_start": "2025-04-01T00:00:00Z",
-    "event_time_end": "2025-05-01T00:00:00Z",
-}
+APRIL = {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}
+
+
+def selection(status: str, *datasets: str, **spec: Any) -> dict[str, Any]:
+    filters = {"datasets": list(datasets), "status": [status], "event_time": APRIL}
+    document = {"apiVersion": API_VERSION, "kind": "ReplaySelection", "metadata": {"name": "april", "env": "dev"}}
+    return {"selection": {**document, "spec": {"filters": filters, **spec}}}
+
+
+SCOPE = selection("failed", "nexrad-l2")
 WHY = {"reason": "the object is there now", "change_ref": "INC-1"}
 
 
@@ -63,11 +68,11 @@ def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_
     assert dry.success
     assert (shown(dry)["records"], shown(dry)["batches"]) == (1, 1)
     assert "missing_object" in shown(dry)["breakdown"]
-    refused = replayed(face, **{**SCOPE, "datasets": []})
+    refused = replayed(face, **selection("failed"))
     assert not refused.success
     [failure] = [event for event in refused.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
     assert "guard scope refused" in str(failure.step_failure_data.error)
-    assert not replayed(face, spec="kind: x", **SCOPE).success
+    assert not replayed(face).success, "it selects nothing"
     assert not replayed(face, **SCOPE, dry_run=False).success, "it has no reason"
     assert every_row(face.pipeline.database) == before
 
@@ -95,7 +100,8 @@ def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_
     [item] = volumes(1)
     deliver(face.pipeline, item)
     face.execute("ingest_nexrad_l2", partition=PARTITION)
-    repair = {**SCOPE, "status": ["succeeded"], "mode": "repair-and-replace", "allow_repair_and_replace": True, **WHY}
+    options = {"allow_repair_and_replace": True}
+    repair = {**selection("succeeded", "nexrad-l2", mode="repair-and-replace", options=options), **WHY}
     with pytest.raises(dg.DagsterInvalidConfigError):
         replayed(face, **repair, actor="jane", dry_run=False)
 
