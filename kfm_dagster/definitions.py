@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 
@@ -32,33 +31,19 @@ from kfm_dagster.ingest.window import stored_first_day
 from kfm_dagster.settings import Settings
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Inputs:
-    """All that the definitions are assembled from; nothing is read at import."""
-
-    settings: Settings
-    registry: ContractRegistry
-    first_day: date
-    code_version: str
-
-    @classmethod
-    def read(cls, settings: Settings) -> _Inputs:
-        return cls(
-            settings=settings,
-            registry=read_configuration(settings).registry,
-            first_day=stored_first_day(settings, clock=utc_now),
-            code_version=installed_code(settings).code_sha,
-        )
-
-
 def build_definitions(settings: Settings) -> dg.Definitions:
     """Assemble the definitions. Raises KfmError for a wrong configuration, so that no run begins."""
-    return _assemble(_Inputs.read(settings))
+    return _assemble(*_inputs(settings))
 
 
-def _assemble(inputs: _Inputs) -> dg.Definitions:
-    settings, registry, code_version = inputs.settings, inputs.registry, inputs.code_version
-    days = daily_partitions(inputs.first_day)
+def _inputs(settings: Settings) -> tuple[Settings, ContractRegistry, date, str]:
+    """Read all that the definitions are assembled from; nothing is read at import."""
+    registry, first_day = read_configuration(settings).registry, stored_first_day(settings, clock=utc_now)
+    return settings, registry, first_day, installed_code(settings).code_sha
+
+
+def _assemble(settings: Settings, registry: ContractRegistry, first_day: date, code_version: str) -> dg.Definitions:
+    days = daily_partitions(first_day)
     wal = WalResource()
     pipeline = PipelineResource(wal=wal, queue=SqsQueueResource())
     interval = settings.sensor_interval_seconds
@@ -88,4 +73,4 @@ def defs() -> dg.Definitions:
 
     Dagster asks for them twice in each run's process, and assembling them takes a third of a small run's CPU.
     """
-    return _kept(_Inputs.read(Settings.load()))
+    return _kept(*_inputs(Settings.load()))
