@@ -17,7 +17,6 @@ from typing import NamedTuple
 from kfm_dagster.contracts.envelope import Envelope, Metadata
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
-from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Embargo, Governance
 from kfm_dagster.governance.areas import SensitiveAreas
 from kfm_dagster.governance.masking import MASKING, MASKING_DECISION, MaskingDecision, generalised
@@ -58,17 +57,6 @@ class Rules:
     """The dataset's public name, needed only if `areas` masks an Item."""
     areas: SensitiveAreas = field(default_factory=SensitiveAreas)
     salt: bytes = field(default=b"", repr=False)
-
-    @staticmethod
-    def any_of(contract: DatasetContract) -> bool:
-        """Return whether a contract has any rule; units of an open dataset need no check."""
-        governance = contract.governance
-        return (
-            governance.access == "closed"
-            or governance.indigenous_data_flag
-            or governance.sensitivity == "sensitive"
-            or any(part is not None for part in (governance.consent, governance.embargo, governance.masking))
-        )
 
     def objection(self, unit: Envelope) -> Objection | None:
         """Return the first objection to a unit; None if the unit may continue, masked where declared."""

@@ -138,8 +138,7 @@ class MetadataExtract(ChainNode):
                 readers=self.pipeline.readers,
                 open_sidecar=lambda suffix: objects.open_sidecar(self.contract, unit.object_uri, suffix),
             )
-            extracted = unit.evolve(metadata=metadata)
-            return extracted if rules is None else rules.applied(extracted)
+            return rules.applied(unit.evolve(metadata=metadata))
 
         def fail(unit: Envelope, error: Exception) -> Envelope:
             return unit.evolve(metadata=metadata_unreadable(self.contract, error))
@@ -353,16 +352,13 @@ def _summary(failures: Sequence[bool]) -> ValidationSummary:
     return ValidationSummary(checks=len(failures), passed=len(failures) - sum(failures), failed=sum(failures))
 
 
-def rules_of(node: ChainNode) -> Rules | None:
-    """Return the governance rules at the time of the run's claims; None if no rule can apply."""
-    areas = load_areas(node.pipeline.settings)
-    if not Rules.any_of(node.contract) and not areas.areas:
-        return None
+def rules_of(node: ChainNode) -> Rules:
+    """Return the governance rules at the time of the run's claims."""
     return Rules(
         governance=node.contract.governance,
         at=node.reference_time,
         dataset=node.contract.public_id,
-        areas=areas,
+        areas=load_areas(node.pipeline.settings),
         salt=salt_of(node.pipeline.settings),
     )
 

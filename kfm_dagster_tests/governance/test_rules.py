@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
 from kfm_dagster.contracts.issues import GovernanceIssue, Issue, Severity
-from kfm_dagster.contracts.loader import ContractRegistry, parse_contract
+from kfm_dagster.contracts.loader import parse_contract
 from kfm_dagster.contracts.stewardship import Governance, Masking
 from kfm_dagster.errors import ContractError
 from kfm_dagster.governance.masking import TIMES, WITHHELD, generalised, outline
@@ -96,22 +96,6 @@ def test_what_the_rules_say_of_a_unit(
     else:
         assert after.failure is None
     assert (after.metadata == unit.metadata) is ("masking" not in declared or unit is NOWHERE)
-
-
-@pytest.mark.clause("SEC-03")
-def test_of_a_dataset_without_a_rule_no_unit_is_looked_at(contracts: ContractRegistry) -> None:
-    known = contracts["nexrad-l2"]
-    for declared, asked in (
-        ({}, False),
-        (CONSENTED, True),
-        ({"sensitivity": "restricted", "access": "restricted"}, False),
-        ({"access": "closed"}, True),
-        (UNTIL_NOON, True),
-        ({"consent": CONSENT}, True),
-        (SHIELDED, True),
-    ):
-        assert Rules.any_of(known.model_copy(update={"governance": governance(**declared)})) is asked
-    assert not any(Rules.any_of(contract) for contract in contracts)
 
 
 @pytest.mark.clause("SEC-03")
