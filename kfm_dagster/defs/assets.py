@@ -89,7 +89,7 @@ def _asset(
     settings: Settings,
 ) -> dg.AssetsDefinition:
     key, before = asset_key(contract.id, kind.asset), kind.follows
-    run = _first(contract.id) if kind is MessageParse else _beside(contract.id) if before is None else _later(kind)
+    run = _first(contract.id) if kind is MessageParse else _later(kind)
     reads = {MessageParse: QUEUE_KEY, PathArrivals: asset_key(contract.id, MetadataExtract.asset)}
     out = dg.AssetOut(
         key=key,
@@ -168,31 +168,17 @@ def _decision(replay: ReplayOf, run_id: str) -> Decision:
 def _later(kind: type[ChainNode]) -> Callable[..., Iterator[Any]]:
     def run_operator(
         context: dg.AssetExecutionContext,
-        upstream: StageBatch,
         pipeline: PipelineResource,
         wal: WalResource,
         stage_io: dg.ResourceParam[StageIOManager],
+        **inputs: StageBatch,
     ) -> Iterator[Any]:
         parts = {"partition": context.partition_key, "run_id": root_run_id(context.run)}
         dataset, read_ahead = dataset_of(context.asset_key), pipeline.state().read_ahead
         node = kind(pipeline=pipeline.get(), dataset=dataset, read_ahead=read_ahead, **parts)
-        yield from _run_stage(context, node, upstream, wal, stage_io)
+        yield from _run_stage(context, node, inputs.get("upstream"), wal, stage_io)
 
     return run_operator
-
-
-def _beside(dataset: str) -> Callable[..., Iterator[Any]]:
-    def run_path_arrival(
-        context: dg.AssetExecutionContext,
-        pipeline: PipelineResource,
-        wal: WalResource,
-        stage_io: dg.ResourceParam[StageIOManager],
-    ) -> Iterator[Any]:
-        run_id = root_run_id(context.run)
-        node = PathArrivals(pipeline=pipeline.get(), dataset=dataset, partition=context.partition_key, run_id=run_id)
-        yield from _run_stage(context, node, None, wal, stage_io)
-
-    return run_path_arrival
 
 
 def _run_stage(
