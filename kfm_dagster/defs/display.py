@@ -81,22 +81,15 @@ def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, d
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], console: str, *, every: str) -> dict[str, Any]:
-    """Return table and links; `every` is the console's page of all these units."""
+    """Return table and links, if any; `every` is the console's page of all these units."""
+    if not rows:
+        return {}
     named = ((f"{row['code']}: {row['object_uri'].rpartition('/')[2]}", str(row["wal_id"])) for row in rows)
-    shown: dict[str, Any] = {"failing_units": _table(rows), **console_links(named, console)}
-    if console and rows:
+    table = dg.MetadataValue.table([dg.TableRecord(row) for row in rows])
+    shown: dict[str, Any] = {"failing_units": table, **console_links(named, console)}
+    if console:
         shown["all_in_console"] = dg.MetadataValue.url(f"{console.rstrip('/')}/{every}")
     return shown
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """Return a table with the reason first, because a page cuts off the last columns."""
-    return dg.MetadataValue.table(
-        [dg.TableRecord(row) for row in rows],
-        schema=dg.TableSchema(
-            columns=[dg.TableColumn(name, "int" if name == "attempt" else "string") for name in FAILING_COLUMNS]
-        ),
-    )
 
 
 _NO_COUNTS = {
