@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import product
 from urllib.parse import unquote, urlsplit
@@ -184,9 +184,8 @@ class AlertEvaluator:
             }
             for rule in AlertRule
         ]
-        evaluated = self.store.update(terms, limits, receivers)
-        delivered, dead = self._deliver(endpoints)
-        return replace(evaluated, delivered=delivered, dead=dead)
+        self.store.update(terms, limits, receivers)
+        return self._deliver(endpoints)
 
     def unheard(self) -> list[str]:
         """Return the channels without a URL. Raises ConfigurationError for wrong URLs."""
@@ -202,7 +201,7 @@ class AlertEvaluator:
                     receivers.setdefault((rule, level), {}).setdefault(endpoint.number, channel)
         return receivers
 
-    def _deliver(self, endpoints: Sequence[Endpoint]) -> tuple[int, list[str]]:
+    def _deliver(self, endpoints: Sequence[Endpoint]) -> Evaluation:
         consumers = {
             consumer_of(endpoint.number, channel): (endpoint, channel)
             for endpoint in endpoints
@@ -226,7 +225,7 @@ class AlertEvaluator:
             # A dead endpoint would delay each further message by the timeout; the next evaluation retries it.
             alive.remove(endpoint.number)
             dead.append(f"channel {channel}, URL {endpoint.number} ({answer.service}): {answer.error}")
-        return delivered, dead
+        return Evaluation(delivered=delivered, dead=dead)
 
 
 def try_out(plan: AlertPlan, urls: SecretStr | None) -> list[tuple[str, Answer]]:

@@ -17,7 +17,7 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.outbox import Entry, Outbox
-from kfm_dagster.storage.database import Database, Transaction
+from kfm_dagster.storage.database import Database
 
 LEASE = timedelta(minutes=5)
 """An evaluator's lease of a notification: longer than any answer takes."""
@@ -70,14 +70,10 @@ class Alert:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """An evaluation's result: ids of alerts, sent messages, `dead` endpoints with their answers."""
+    """An evaluation's number of sent messages, and the `dead` endpoints with their answers."""
 
-    opened: Sequence[int] = ()
-    escalated: Sequence[int] = ()
-    resolved: Sequence[int] = ()
-    notified: Sequence[int] = ()
-    delivered: int = 0
-    dead: Sequence[str] = ()
+    delivered: int
+    dead: Sequence[str]
 
 
 class AlertStore:
@@ -88,9 +84,7 @@ class AlertStore:
         self._clock = clock
         self._outbox = Outbox(database, "alerts", lease=LEASE, clock=clock)
 
-    def update(
-        self, terms: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], endpoints: RuleEndpoints
-    ) -> Evaluation:
+    def update(self, terms: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], endpoints: RuleEndpoints) -> None:
         """Evaluate every rule as of now and queue its messages; one evaluator at a time.
 
         `terms` are rows of parameters for `alerts.findings`, one for each rule, and `limits` the limits of the clock.
@@ -101,22 +95,20 @@ class AlertStore:
         with self._database.snapshot() as view:
             quiet = view.run("alerts.any_open").one_or_none() is None
             if quiet and not view.run("alerts.findings", params).all():
-                return Evaluation()
+                return
         levels = {term["rule"]: term["level"] for term in terms}
         with self._database.transaction() as tx:
             tx.lock("kfm_dagster.alerts")
             findings = [dict(row, level=levels[row["rule"]]) for row in tx.run("alerts.findings", params).mappings()]
-            resolved = _ids(tx, "alerts.resolve", now=now, findings=findings)
+            tx.run("alerts.resolve", now=now, findings=findings)
             tx.run("alerts.see", now=now, findings=findings)
-            opened = _ids(tx, "alerts.open", now=now, findings=findings)
-            escalated = _ids(tx, "alerts.escalate", now=now, terms=terms)
-            due = tx.run("alerts.tell", now=now, terms=terms).all()
-            for row in due:
+            tx.run("alerts.open", now=now, findings=findings)
+            escalated = set(tx.run("alerts.escalate", now=now, terms=terms).scalars())
+            for row in tx.run("alerts.tell", now=now, terms=terms).all():
                 # Once for each endpoint, unless the alert's last notification to it is still pending.
                 for endpoint, channel in endpoints[row.rule, row.level].items():
                     payload = {"why": _why(row, escalated)}
                     self._outbox.put(tx, consumer_of(endpoint, channel), str(row.alert_id), payload=payload)
-        return Evaluation(opened=opened, escalated=escalated, resolved=resolved, notified=[row.alert_id for row in due])
 
     def claim(self, consumers: Sequence[str]) -> tuple[Alert, Entry] | None:
         """Claim the oldest due notification of these consumers (`consumer_of`)."""
@@ -190,10 +182,6 @@ def _why(row: Any, escalated: Collection[int]) -> str:
     if row.alert_id in escalated:
         return f", has lasted too long and is {row.level} now"
     return "" if row.notifications == 1 else ", and is not acknowledged"
-
-
-def _ids(tx: Transaction, name: str, **parameters: Any) -> list[int]:
-    return sorted(tx.run(name, parameters).scalars())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

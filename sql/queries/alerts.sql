@@ -156,8 +156,7 @@ WHERE
     AND NOT EXISTS (
         SELECT 1 FROM @batch(:findings, f, rule text, subject text)
         WHERE f.rule = alerts.rule AND f.subject = alerts.subject
-    )
-RETURNING alert_id;
+    );
 
 -- name: open
 INSERT INTO alerts (
@@ -173,8 +172,7 @@ WHERE
     NOT EXISTS (
         SELECT 1 FROM alerts AS a WHERE a.rule = f.rule AND a.subject = f.subject AND a.state <> 'resolved'
     )
-ORDER BY f.rule, f.subject
-RETURNING alert_id;
+ORDER BY f.rule, f.subject;
 
 -- name: escalate
 UPDATE alerts SET
