@@ -51,7 +51,8 @@ def test_what_is_shipped_keeps_everything_and_shows_how(tmp_path: Path) -> None:
 def test_the_least_age_of_a_kind_is_taken_and_less_is_refused(tmp_path: Path) -> None:
     for kind, least in LEAST.items():
         days = int(least.removesuffix("d"))
-        assert loaded(tmp_path, f"{HEAD}  {kind}: {least}\n").ages == {RetentionKind(kind): timedelta(days=days)}
+        for age in (least, f"{days * 24}h", f"{days * 1440}.0m", f"{days * 86_400}s", f"{days * 86_400_000}ms"):
+            assert loaded(tmp_path, f"{HEAD}  {kind}: {age}\n").ages == {RetentionKind(kind): timedelta(days=days)}
         with pytest.raises(CardError, match=rf"retention.yaml line 3: keep.{kind} is wrong.*expected {least} at least"):
             loaded(tmp_path, f"{HEAD}  {kind}: {days * 86_400 - 1}s\n")
 
