@@ -34,7 +34,7 @@ def _locating(base: Any) -> Any:
             try:
                 return super().construct_object(node, deep=deep)
             except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-                fault = f"{str(node.value)[:_SHOWN_SCALAR]!r} is not a value: {error}"
+                fault = f"{str(node.value)[:_SHOWN]!r} is not a value: {error}"
                 raise yaml.constructor.ConstructorError(problem=fault, problem_mark=node.start_mark) from None
 
     return Loader
@@ -48,8 +48,6 @@ MOST_LEVELS = 100
 """Lists and mappings within each other: libyaml's composer recurses, and ends the process at some ten thousand."""
 MOST_VALUES = 100_000
 """Keys and values of a document, an anchored part counted at each use; our largest contract has about 1,000."""
-_SHOWN_SCALAR = 60
-"""Characters of a wrong scalar that are shown."""
 _WRONG_KEYS = {
     "tag:yaml.org,2002:bool": "is true or false to YAML 1.1: write it in quotes",
     "tag:yaml.org,2002:null": "is nothing to YAML: write it in quotes",

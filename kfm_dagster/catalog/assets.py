@@ -112,8 +112,8 @@ def _picture(geometry: bytes) -> str:
 def _file(envelope: Envelope) -> dict[str, Any]:
     """Return the file extension's fields: the size in bytes, and the ETag if it is an MD5."""
     integrity = envelope.integrity
-    size = integrity.actual_size_bytes if integrity and integrity.actual_size_bytes is not None else None
-    size = envelope.object_size if size is None else size
+    observed = integrity.actual_size_bytes if integrity else None
+    size = envelope.object_size if observed is None else observed
     etag = (integrity.actual_etag if integrity else None) or envelope.etag or ""
     fields: dict[str, Any] = {} if size is None else {"file:size": size}
     return fields | ({"file:checksum": _MULTIHASH_MD5 + etag} if _MD5.fullmatch(etag) else {})

@@ -197,8 +197,7 @@ class FollowerRunner:
         equal: list[ItemChange] = []
         unsure: list[ItemChange] = []
         for change in current:
-            content = files.get(change.path) if change.content_sha256 else None
-            item, digest = read_item(content)
+            item, digest = read_item(files.get(change.path))
             if digest == change.content_sha256:
                 equal.append(replace(change, item=item))
             else:

@@ -133,22 +133,20 @@ class PromotionLog:
         A file that an uncommitted promotion of the same row has left was never current. In this case, the hash of the
         earlier file is returned, which that promotion's entry has.
         """
-        overwritten = [write for write in writes if write.base and write.path in files]
+        overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:
             return {}
-        item_ids = [write.candidate.item_id for write in overwritten]
+        item_ids = [write.candidate.item_id for write, _ in overwritten]
         rivals: dict[tuple[str, str, int | None, int], str | None] = {
             (row.item_id, row.after_sha256, row.before_promotion_id, row.before_revision): row.before_sha256
             for row in self._tx.run("catalog.rivals", collection_id=self._collection, item_ids=item_ids)
         }
         before: dict[str, str | None] = {}
         contents: dict[str, bytes] = {}
-        for write in overwritten:
-            if write.base is None:
-                continue
+        for write, base in overwritten:
             content = files[write.path]
             digest = sha256(content)
-            key = (write.candidate.item_id, digest, write.base.promotion_id, write.base.revision)
+            key = (write.candidate.item_id, digest, base.promotion_id, base.revision)
             if key in rivals:
                 before[write.candidate.item_id] = rivals[key]
             else:
