@@ -65,6 +65,10 @@ def test_an_item_describes_its_lists_and_its_detector() -> None:
         "description": "flash area coverage (pixels containing at least one constituent event only)",
     }
     assert variables["event_time_offset"]["unit"] == "milliseconds since 2025-12-03 05:01:20.000"
+    units = {"id": "1", "lat": "degrees_north", "lon": "degrees_east", "energy": "J"}
+    columns = {f"{kind}_{name}": unit for kind in ("event", "group", "flash") for name, unit in units.items()}
+    columns |= dict.fromkeys((name for name in variables if name.endswith(("_id", "_flag"))), "1")
+    assert {name: variables[name]["unit"] for name in columns} == columns
     detector = {
         "glm:group-time-threshold": 0.0, "glm:flash-time-threshold": 3.33, "eo:center_wavelength": 0.77737,
         "eo:full_width_half_max": 0.001, "goes:subsatellite-latitude": 0.0, "goes:subsatellite-longitude": -137.2,
