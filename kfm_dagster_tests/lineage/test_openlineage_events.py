@@ -111,6 +111,8 @@ def test_ids_depend_on_stable_fields_only_and_a_further_edition_has_ids_of_its_o
         assert " ".join(name.removeprefix("urn:uuid:")[:8] for name in ids) == (
             "1c9f1959 fb658590 1721940e c250737b 7ba354c3 4901c13b c21dc548 d3c411ad 487cdbfb 30a20093"
         )
+    of_listing = LineageUnit.of(CASES["from a listing"])
+    assert (of_listing.notification_id, of_listing.message_id) == (None, None)
     second = LineageUnit.of(registered(), revision="replay-1")
     made = [(unit.openlineage_run_id, unit.activity_id, unit.item_id, unit.qc_report_id) for unit in (first, second)]
     assert not set(made[0]) & set(made[1])
