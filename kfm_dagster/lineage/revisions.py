@@ -119,8 +119,7 @@ def invalidate(
     for batch in tx.run("lineage.standing_batches", run_id=run_id, dataset=contract.id).all():
         batch_id = batch_id_of(orjson.dumps(["invalidation", batch.batch_id]))
         mark = {"batch_id": batch.batch_id, "invalidated_by": batch_id, "reason": reason, "invalidated_at": at}
-        if tx.run("lineage.invalidate", mark).first() is None:
-            continue  # another process has withdrawn this batch
+        tx.run("lineage.invalidate", mark)
         units = tx.run("lineage.emissions_of_batch", batch_id=batch.batch_id).all()
         path, activity = LineagePath(batch.path), invalidation_activity(batch.batch_id)
         attributes = {"run_id": run_id, "reason": reason}

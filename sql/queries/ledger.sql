@@ -389,7 +389,7 @@ WHERE record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
 @lock(FOR SHARE OF record);
 
 -- name: renew_leases
--- Only while a claim of the holder stands: of its run, its worker and the attempt that it was given.
+-- Only while a claim of the holder stands: of its worker, in the attempt that it was given.
 UPDATE nodd_wal_leases AS lease SET renewed_at = :at, expires_at = :expires_at
 WHERE
     lease.ingest_run_id = :run_id AND lease.worker_id = :worker_id
@@ -398,8 +398,7 @@ WHERE
         INNER JOIN @batch(:batch, unit, wal_id text, attempt integer)
             ON record.wal_id = unit.wal_id AND record.attempts = unit.attempt
         WHERE
-            record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id AND record.worker_id = :worker_id
-            AND record.dataset = lease.dataset
+            record.status || '' = 'in_progress' AND record.worker_id = lease.worker_id AND record.dataset = lease.dataset
     );
 
 -- name: lock_statuses

@@ -76,14 +76,13 @@ FROM lineage_batches AS batch
 WHERE batch.run_id = :run_id AND batch.dataset = :dataset
   AND EXISTS (SELECT 1 FROM lineage_emissions AS emission WHERE emission.batch_id = batch.batch_id)
   AND batch.invalidated_by IS NULL
-ORDER BY batch.batch_id;
+ORDER BY batch.batch_id
+@lock(FOR UPDATE OF batch);
 
 -- name: invalidate
--- Returns a row when nobody has withdrawn the batch before.
 UPDATE lineage_batches SET
     invalidated_by = :invalidated_by, invalidation_reason = :reason, invalidated_at = :invalidated_at
-WHERE batch_id = :batch_id AND invalidated_by IS NULL
-RETURNING batch_id;
+WHERE batch_id = :batch_id;
 
 -- name: emissions_of_batch
 SELECT wal_id, revision, lineage_id, content_sha256 FROM lineage_emissions

@@ -1876,19 +1876,16 @@ CREATE INDEX lineage_emissions_by_batch ON lineage_emissions (batch_id);
 @append_only(lineage_emissions, lineage_is_append_only);
 @not_repeated(lineage_emissions, (wal_id, path, revision));
 
--- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. Which of two triggers comes first is not defined, so
--- this one passes over a repetition as the other does.
-CREATE TRIGGER lineage_emissions_ids_are_not_replaced BEFORE INSERT ON lineage_emissions
-WHEN EXISTS (SELECT 1 FROM lineage_emissions AS r WHERE r.lineage_id = NEW.lineage_id)
-BEGIN
-    SELECT CASE
-        WHEN EXISTS (
-            SELECT 1 FROM lineage_emissions AS r
-            WHERE r.wal_id = NEW.wal_id AND r.path = NEW.path AND r.revision = NEW.revision
-        ) THEN RAISE(IGNORE)
-        ELSE RAISE(ABORT, 'lineage_emissions_id_names_one_unit')
-    END;
-END;
+-- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. A repetition is for the trigger above.
+@refuse(
+    lineage_emissions_ids_are_not_replaced, INSERT ON lineage_emissions, lineage_emissions_id_names_one_unit,
+    EXISTS (
+        SELECT 1 FROM lineage_emissions AS r
+        WHERE
+            r.lineage_id = NEW.lineage_id
+            AND (r.wal_id, r.path, r.revision) IS DISTINCT FROM (NEW.wal_id, NEW.path, NEW.revision)
+    )
+);
 
 -- Attempts that failed, no matter who says so: lineage has each once, with the batch that holds it.
 CREATE TABLE lineage_failures (
