@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from kfm_dagster.storage.database import Database
+from kfm_dagster.telemetry.measures import MEASURES
 
 T, LATER = "2025-12-03T12:00:00.000000Z", "2025-12-03T13:00:00.000000Z"
 DAY = "2025-12-03"
@@ -248,13 +249,15 @@ KNOWN = {
 
 CASES: dict[str, list[Row]] = {
     **{f"{table}_{name}_is_known": [{name: "odd"}] for table, names in KNOWN.items() for name in names.split()},
-    "run_state_inputs_hash_is_sha256": [{"inputs_hash": HASH}, {"inputs_hash": f"sha256:{HASH[:-1]}"}],
+    "run_state_inputs_hash_is_sha256": [
+        {"inputs_hash": text} for text in (HASH, f"sha256:{HASH[:-1]}", f"sha512:{HASH}")
+    ],
     "run_state_validation_summary_is_object": [{"validation_summary": "[]"}],
     "run_state_success_has_artifact": [{"artifact_sha256": None}],
     "replay_reasons_code_is_short": [{"code": ""}, {"code": "x" * 61}],
     "nodd_wal_records_identity_is_unique": [{"object_uri": "s3://b/1"}],
     "nodd_wal_records_replay_reason_is_governed": [{"replay_reason": "whim"}],
-    "nodd_wal_records_wal_id_is_uuid": [{"wal_id": "w-1"}, {"wal_id": THREE.replace("8", "A")}],
+    "nodd_wal_records_wal_id_is_uuid": [{"wal_id": "w-1"}, {"wal_id": THREE.replace("8", "A")}, {"wal_id": "8" * 36}],
     "nodd_wal_records_lane_is_known": [{"lane": "fast"}],
     "nodd_wal_records_batch_limit_is_positive": [{"batch_limit": 0}],
     "nodd_wal_records_attempts_are_counted": [{"attempts": -1}],
@@ -267,6 +270,8 @@ CASES: dict[str, list[Row]] = {
     "nodd_wal_records_times_are_rfc3339": [
         *({name: "2025-12-03T12:00:00Z"} for name in ("event_time", "time_range_end", "created_at", "updated_at")),
         *({"created_at": text} for text in ("2025-12-03 12:00:00", "2025-12-03T12:00:00.000000+00:00")),
+        {"time_range_start": "2025-12-03T11:00:00Z"}, {"last_attempt_at": "2025-12-03T12:00:00Z"},
+        {"status": "failed", "last_error_code": "x", "next_attempt_at": "2025-12-03T12:00:00Z"},
     ],
     "nodd_wal_records_partition_is_day_of_start": [{"partition_key": "2025-12-04"}],
     "nodd_wal_records_trouble_has_code": [{"status": "failed"}, {"status": "quarantined"}],
@@ -290,7 +295,7 @@ CASES: dict[str, list[Row]] = {
     "ignored_records_index_counts_from_zero": [{"record_index": -1}],
     "ignored_records_reason_is_short": [{"reason": ""}, {"reason": "x" * 61}],
     "ignored_records_names_are_bounded": [{"bucket": "x" * 256}, {"object_key": "x" * 1025}],
-    "ignored_records_are_counted": [{"records": 0}, {"records": 2}],
+    "ignored_records_are_counted": [{"records": 0, "object_key": None}, {"records": 2}],
     "deployment_value_is_of_its_fact": [
         {"value": "yesterday"}, {"fact": "environment", "value": "production"}, {"fact": "id", "value": "a" * 31},
         {"fact": "mood"},
@@ -313,7 +318,7 @@ CASES: dict[str, list[Row]] = {
     "catalog_items_page_counts_from_one": [{"page": 0}],
     "catalog_items_revision_counts_from_one": [{"revision": 0}],
     "catalog_items_content_is_sha256": [{"content_sha256": "x"}, {"content_sha256": "G" * 64}],
-    "catalog_items_bbox_is_whole": [{"west": 1.0}],
+    "catalog_items_bbox_is_whole": [{side: 1.0} for side in ("west", "south", "east", "north")],
     "catalog_items_time_range_is_ordered": [{"start_at": LATER}],
     "catalog_items_summaries_is_object": [{"summaries": "[]"}],
     "catalog_pages_are_not_empty": [{"items": 0}],
@@ -361,7 +366,7 @@ CASES: dict[str, list[Row]] = {
         {"change_ref": None}, {"change_ref": None, "from_status": "succeeded"},
     ],
     "governance_log_details_are_object": [{"details": "[]"}],
-    "governance_log_approval_is_whole": [{"approved_by": "b"}, {**NO_CHANGE, "approved_by": "b", "proposal_id": 1}],
+    "governance_log_approval_is_whole": [{"approved_by": "b"}, {**NO_CHANGE, "approved_by": "b", "proposal_id": 2}],
     "governance_log_proposal_is_known": [{"proposal_id": 99}],
     "governance_log_by_proposal": [{**NO_CHANGE, "proposal_id": 1}],
     "override_units_version_is_known": [{"version": 9}],
@@ -454,7 +459,7 @@ CASES: dict[str, list[Row]] = {
         {"state": "requested", "requested_at": T, "requests": -1}, {"listed": -1}, {"created": -1}, {"requeued": -1},
     ],
     "etl_wal_status_is_known": [{"status": "DONE", "applied_at": None}],
-    "etl_wal_run_id_is_uuid": [{"run_id": "run-1"}, {"run_id": ONE.replace("8", "G")}],
+    "etl_wal_run_id_is_uuid": [{"run_id": "run-1"}, {"run_id": ONE.replace("8", "G")}, {"run_id": "8" * 36}],
     "etl_wal_content_hash_is_sha256": [{"content_hash": "B" * 64}, {"content_hash": "b" * 63}],
     "etl_wal_payload_is_object": [{"payload": "[]"}],
     "etl_wal_applied_has_a_time": [{"applied_at": None}, {"status": "PENDING"}],
@@ -466,13 +471,7 @@ CASES: dict[str, list[Row]] = {
     "node_output_window_is_one": [{"valid_from": LATER, "valid_to": T}],
     "etl_steps_have_an_intent": [{"wal_id": 9}],
     "etl_steps_have_ended": [{"status": "PENDING"}],
-    "etl_steps_measures_are_not_negative": [
-        {name: -1}
-        for name in (
-            "seconds", "cpu_seconds", "rows_in", "rows_out", "bytes_in", "bytes_out", "energy_kwh", "carbon_gco2e",
-            "cost_usd",
-        )
-    ],
+    "etl_steps_measures_are_not_negative": [{name: -1} for name in MEASURES if name != "measured_by"],
     "etl_steps_energy_has_a_method": [{"measured_by": None}, {"energy_kwh": None}, {"carbon_gco2e": None}],
     "etl_steps_error_is_of_a_failure": [{"status": "SKIPPED", "error": "x"}],
     "etl_steps_error_is_bounded": [{"error": "x" * 201}],
@@ -526,6 +525,80 @@ CASES: dict[str, list[Row]] = {
 }  # fmt: skip
 """What makes the other row of a constraint's table wrong, once for each way."""
 
+TROUBLE, DECIDED, CLOSED = {"last_error_code": "x"}, {"decided_at": T}, {"closed_at": T, "closing_entry": 1}
+NO_ERROR = {"error_class": None}
+LET_IN: dict[str, list[Row]] = {
+    "deployment": [{"fact": "environment", "value": value} for value in ("dev", "stage", "prod")],
+    "run_state": [{"outcome": outcome} for outcome in ("failed", "partial", "skipped")],
+    "nodd_wal_records": [
+        CLAIMED, {"status": "failed", **TROUBLE}, {"status": "quarantined", **TROUBLE},
+        *(
+            {"status": "succeeded", **dict(zip(TERMINAL, columns.split(), strict=True))}
+            for columns in ("ok ok created ok", "suspect suspect updated partial", "ok ok no-op ok")
+        ),
+        dict.fromkeys(TERMINAL, "failed"), {"priority": "high"}, {"priority": "low"}, {"lane": "bulk"},
+        {"batch_limit": 1}, {"last_error_message": "x" * 500},
+    ],
+    "metric_totals": [{"subject": "x" * 320}, {"label": "x" * 100}],
+    "nodd_wal_deliveries": [
+        {"state": "rejected"}, {"state": "ignored"}, {"state": "deleted", "settled_at": T},
+        {"state": "dead_lettered", "settled_at": T}, {"signature": "invalid"},
+    ],
+    "rejected_messages": [{"detail": "x" * 500}],
+    "ignored_records": [{"bucket": "x" * 255}, {"object_key": "x" * 1024}],
+    "catalog_kept_files": [{"content_bytes": 0}],
+    "catalog_summaries": [{"items": 0}],
+    "catalog_changes": [{"kind": "updated"}, {"kind": "withdrawn", "content_sha256": None}],
+    "announcements": [
+        {"kind": "updated"}, {"kind": "withdrawn"}, {"state": "sent"}, {"state": "silent"}, {"change_id": 1},
+        {"state": "refused", "body": "{}", "last_error": "x" * 500}, {"taken": 0, "taken_at": None},
+    ],
+    "lineage_batches": [
+        {"path": "prov"}, {"state": "published", "published_at": T}, {"delivery": "pending"},
+        {"state": "published", "published_at": T, "delivery": "delivered"},
+    ],
+    "lineage_emissions": [{"path": "prov"}, {"revision": "x" * 200}],
+    "governance_log": [{"approved_by": "b", "proposal_id": 1}],
+    "nodd_gaps": [{"kind": "drop"}, {"expected": 1, "seen": 0}, {"closed_at": T}],
+    "replay_runs": [
+        {"mode": "repair-and-replace", "change_ref": "C-1"}, {"mode": "backfill"}, {"env": "stage"}, {"env": "prod"},
+        {"state": "planned"}, {"state": "paused", "state_reason": "x"}, {"state": "stopped", "state_reason": "x"},
+        {"state": "finished", "finished_at": T}, {"batches": 0},
+    ],
+    "replay_units": [
+        {"state": "admitted", "admitted_version": 1, **DECIDED}, {"state": "skipped", "skip_reason": "x", **DECIDED},
+    ],
+    "quarantine_cases": [{"state": "released", **CLOSED}, {"state": "discarded", **CLOSED}],
+    "backfill_days": [
+        {"state": "requested", "requests": 1, "requested_at": T},
+        {"state": "listed", "requests": 1, "requested_at": T, "listed_at": T},
+    ],
+    "etl_wal": [{"status": status, "applied_at": None} for status in ("PENDING", "SKIPPED", "FAILED")],
+    "node_output": [{"valid_to": T}],
+    "etl_steps": [
+        {"status": "SKIPPED"}, {"error": "x" * 200},
+        {**dict.fromkeys(MEASURES, 0), "measured_by": "x"},
+    ],
+    "stage_audit": [
+        {"kind": kind}
+        for kind in ("transition", "stop", "retry", "checkpoint", "compensation", "override", "replay")
+    ],
+    "stage_state": [
+        {"state": "pending", **NO_ERROR, "started_at": None, "ended_at": None}, {"state": "succeeded", **NO_ERROR},
+        {"state": "running", **NO_ERROR, "ended_at": None}, {"state": "rolled_back", "compensation": "{}"},
+        *({"error_class": code} for code in ("E_INPUT", "E_DIM", "E_SYNC", "E_UQ", "E_INTERNAL")),
+    ],
+    "clock_readings": [
+        {"state": "unlocked"}, {"state": "unknown", "offset_seconds": None, "uncertainty_seconds": None},
+    ],
+    "alerts": [
+        ACKNOWLEDGED, {"state": "resolved", "resolved_at": T}, {"level": "info"}, {"level": "critical"},
+        {"notifications": 0, "last_notified_at": None},
+    ],
+    "outbox": [{"topic": "catalog"}, {"topic": "lineage"}, {"failures": 1, "last_error": "x" * 500}],
+}  # fmt: skip
+"""What the other row of a table may have instead: each word of a column, and the last value before a bound."""
+
 OF_SQLITE = {
     "nodd_wal_records_times_are_rfc3339",
     "replay_runs_times_are_rfc3339",
@@ -559,7 +632,9 @@ def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> No
             for row in rows:
                 insert(connection, table, row)
         for table in STANDING:
-            assert _refusal(connection, table, {}) is None
+            for change in ({}, *LET_IN.get(table, [])):
+                refusal = _refusal(connection, table, change)
+                faults += [] if refusal is None else [f"{table}: {change}: {refusal}"]
         for name, changes in cases.items():
             if name in OF_SQLITE and database.dialect != "sqlite":
                 continue

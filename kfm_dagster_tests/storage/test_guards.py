@@ -341,13 +341,26 @@ def test_a_success_is_overwritten_by_a_rollback_or_by_other_inputs_alone(typed: 
         ({"run_id": "r2"}, True),
         ({"dataset_id": "d.p", "inputs_hash": OTHER_INPUTS}, True),
         ({"outcome": "skipped", "inputs_hash": OTHER_INPUTS}, True),
+        ({**TAKEN_BACK, "artifact_uri": "a"}, True),
         (TAKEN_BACK, False),
         ({**FAILED, "inputs_hash": OTHER_INPUTS}, False),
         ({"outcome": "success", "inputs_hash": OTHER_INPUTS}, False),
     ]:
-        refusal = _changed(typed, "run_state", change)
-        assert (refusal is not None) == kept, refusal
-        assert refusal is None or "run_state_success_is_kept" in refusal
+        refusals = [(_changed(typed, "run_state", change), kept)]
+        if typed.dialect.name == "sqlite":
+            is_another = not change.keys().isdisjoint({"run_id", "dataset_id"})
+            refusals.append((_try(typed, partial(_replace, typed, {**SUCCESS, **change})), kept and not is_another))
+        for refusal, expected in refusals:
+            assert (refusal is not None) == expected, (change, refusal)
+            assert refusal is None or "run_state_success_is_kept" in refusal
+
+
+def test_a_failure_is_overwritten_by_any_outcome(typed: Connection) -> None:
+    assert _changed(typed, "run_state", {**FAILED, "inputs_hash": OTHER_INPUTS}, keep=True) is None
+    for change in ({"outcome": "skipped"}, {"outcome": "partial"}):
+        assert _changed(typed, "run_state", change) is None
+        if typed.dialect.name == "sqlite":
+            _replace(typed, {**SUCCESS, **FAILED, "inputs_hash": OTHER_INPUTS, **change})
 
 
 def test_what_was_taken_back_stays_taken_back(typed: Connection) -> None:
@@ -497,6 +510,11 @@ def _changed(
 def _update(connection: Connection, table: str, change: Mapping[str, Any], **where: Any) -> None:
     statement = sa.update(sa.table(table, *map(sa.column, {**change, **where}))).values(change)
     connection.execute(statement.where(*(sa.column(name) == value for name, value in where.items())))
+
+
+def _replace(connection: Connection, row: Mapping[str, Any]) -> None:
+    statement = sa.insert(sa.table("run_state", *map(sa.column, row))).prefix_with("OR REPLACE")
+    connection.execute(statement.values(row))
 
 
 def _refusal(connection: Connection, statement: str) -> str | None:
