@@ -300,7 +300,9 @@ def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipelin
     assert is_over() is False
     own_tx(ledger).requeue([unit.wal_id])
     worked(finished)
+    unlisted = start(pipeline, DAY - timedelta(days=9), DAY - timedelta(days=9))
     assert is_over() is True
+    assert find_backfill(pipeline.database, unlisted.backfill_id).state is ReplayState.RUNNING
 
 
 def test_units_that_may_be_tried_again_are_open() -> None:
