@@ -1,4 +1,4 @@
-"""PROV-O: a batch of ingests as a JSON-LD document (pure), and its PROV-JSON form.
+"""PROV-O: a batch of ingests as a JSON-LD document (pure).
 
 Terms are from https://www.w3.org/TR/prov-o/. The context is inline, so a document can be read without the network.
 A line has a single unit's nodes, so that documents can be built, searched and compared unit by unit; nodes that units
@@ -20,46 +20,26 @@ from kfm_dagster.lineage.unit import IngestRun, LineageUnit, agent_id
 
 Node = dict[str, Any]
 
-PREFIXES: Mapping[str, str] = {
+CONTEXT: Mapping[str, Any] = {
     "prov": "http://www.w3.org/ns/prov#",
     "xsd": "http://www.w3.org/2001/XMLSchema#",
     "kfm": "https://kfm.dev/ns/nodd#",
     "urn": "urn:",
-}
-
-RELATIONS: Mapping[str, tuple[str, str]] = {
-    "used": ("prov:activity", "prov:entity"),
-    "wasGeneratedBy": ("prov:entity", "prov:activity"),
-    "wasInvalidatedBy": ("prov:entity", "prov:activity"),
-    "wasDerivedFrom": ("prov:generatedEntity", "prov:usedEntity"),
-    "wasRevisionOf": ("prov:generatedEntity", "prov:usedEntity"),
-    "alternateOf": ("prov:alternate1", "prov:alternate2"),
-    "specializationOf": ("prov:specificEntity", "prov:generalEntity"),
-    "wasInformedBy": ("prov:informed", "prov:informant"),
-    "wasAssociatedWith": ("prov:activity", "prov:agent"),
-    "wasAttributedTo": ("prov:entity", "prov:agent"),
-    "actedOnBehalfOf": ("prov:delegate", "prov:responsible"),
-}
-"""Relation > the roles of its subject and object in PROV-JSON (W3C submission 2013-04-24, section 3)."""
-
-CONTEXT: Mapping[str, Any] = {
-    **PREFIXES,
     "id": "@id",
     "type": "@type",
     **{kind: f"prov:{kind}" for kind in ("Activity", "Entity", "Agent")},
-    **{relation: {"@id": f"prov:{relation}", "@type": "@id"} for relation in RELATIONS},
+    **{
+        relation: {"@id": f"prov:{relation}", "@type": "@id"}
+        for relation in (
+            "used", "wasGeneratedBy", "wasInvalidatedBy", "wasDerivedFrom", "wasRevisionOf", "alternateOf",
+            "specializationOf", "wasInformedBy", "wasAssociatedWith", "wasAttributedTo", "actedOnBehalfOf",
+        )
+    },
     "startedAtTime": {"@id": "prov:startedAtTime", "@type": "xsd:dateTime"},
     "endedAtTime": {"@id": "prov:endedAtTime", "@type": "xsd:dateTime"},
     "invalidatedAtTime": {"@id": "prov:invalidatedAtTime", "@type": "xsd:dateTime"},
     "event_time": {"@id": "kfm:event_time", "@type": "xsd:dateTime"},
-}
-
-_JSON_RELATIONS: Mapping[str, tuple[str, Node]] = {
-    "wasRevisionOf": ("wasDerivedFrom", {"prov:type": {"$": "prov:Revision", "type": "prov:QUALIFIED_NAME"}}),
-}
-"""Relations that PROV-JSON expresses as another relation with a type."""
-
-_JSON_TIMES: Mapping[str, str] = {"startedAtTime": "prov:startTime", "endedAtTime": "prov:endTime"}
+}  # fmt: skip
 
 SERVICE = agent_id("kfm_dagster")
 OPERATOR = agent_id("kfm_dagster.stac_register")
@@ -93,42 +73,6 @@ def prov_line(unit: LineageUnit, run: IngestRun, producers: list[str]) -> bytes:
 def producer_ids(contract: DatasetContract) -> list[str]:
     """Return the producers of the contract's objects, as PROV agents."""
     return [agent_id(name) for name in _producers(contract)]
-
-
-def prov_json(document: bytes) -> dict[str, Any]:
-    """Convert a document of `prov_document` to PROV-JSON. Raises ValueError for anything else."""
-    loaded = orjson.loads(document)
-    # A document of an earlier release has fewer terms, with the same definitions.
-    context = loaded.get("@context") if isinstance(loaded, dict) else None
-    if not isinstance(context, dict) or not context or not context.items() <= CONTEXT.items():
-        raise ValueError("not a PROV document of this package: it has another @context")
-    records: dict[str, Any] = {"prefix": {"kfm": PREFIXES["kfm"], "urn": PREFIXES["urn"]}}
-    for node in loaded["@graph"]:
-        kind, *classes = node["type"]
-        records.setdefault(kind.lower(), {})[node["id"]] = _json_attributes(node, classes)
-        for relation, (subject, target) in RELATIONS.items():
-            for other in _listed(node.get(relation, [])):
-                # Named by the related ids, so that a repeated node adds no relation.
-                name = f"_:{relation}.{node['id'][9:]}.{other[9:]}"
-                kind, more = _JSON_RELATIONS.get(relation, (relation, {}))
-                if relation == "wasInvalidatedBy":
-                    more = {"prov:time": node["invalidatedAtTime"]}
-                records.setdefault(kind, {})[name] = {subject: node["id"], target: other, **more}
-    return records
-
-
-def _json_attributes(node: Node, classes: list[str]) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    for name, value in node.items():
-        if name.startswith("kfm:"):
-            attributes[name] = value
-        elif name == "event_time":
-            attributes["kfm:event_time"] = {"$": value, "type": "xsd:dateTime"}
-        elif name in _JSON_TIMES:
-            attributes[_JSON_TIMES[name]] = value
-    names = [name if ":" in name else f"prov:{name}" for name in classes]
-    attributes["prov:type"] = [{"$": name, "type": "prov:QUALIFIED_NAME"} for name in names]
-    return attributes
 
 
 def _activity(unit: LineageUnit, run: IngestRun) -> Node:
@@ -258,7 +202,3 @@ def _producers(contract: DatasetContract) -> list[str]:
 def joined(nodes: Iterable[Node]) -> bytes:
     """Return nodes as JSON, separated by commas."""
     return b",".join(orjson.dumps(node) for node in nodes)
-
-
-def _listed(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else value

@@ -24,10 +24,10 @@ from kfm_dagster.governance.masking import generalised, outline
 from kfm_dagster.ingest.configuration import Configuration
 from kfm_dagster.ingest.nodes import Source, masking_params
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.governance.test_governed_chain import arrive, items_of, positions_of, stored_positions
 from kfm_dagster_tests.integration.chain import DATASET, PARTITION, open_pipeline, run_chain, volumes
+from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database

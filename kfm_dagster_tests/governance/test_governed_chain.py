@@ -20,11 +20,11 @@ from kfm_dagster.ingest.nodes import MetadataExtract, Settle, Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.prov import prov_json
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.governance.test_rules import MASKING, governance
 from kfm_dagster_tests.integration import chain, traces
+from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database

@@ -1,0 +1,21 @@
+"""PROV-JSON of a PROV document, converted by the package prov."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+
+def prov_json(document: bytes) -> dict[str, Any]:
+    """Read a JSON-LD document as RDF, write it as PROV-JSON, and read that again; return the PROV-JSON."""
+    import prov.model
+
+    with warnings.catch_warnings():
+        # rdflib 7.6 uses deprecated classes of its own when it reads JSON-LD, and when prov 3.2 reads RDF.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        read = prov.model.ProvDocument.deserialize(content=document.decode(), format="rdf", rdf_format="json-ld")
+    text = read.serialize(format="json")
+    assert prov.model.ProvDocument.deserialize(content=text, format="json").get_records()
+    converted: dict[str, Any] = json.loads(text)
+    return converted
