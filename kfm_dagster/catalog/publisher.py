@@ -14,10 +14,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from obstore.exceptions import BaseError
 from typing_extensions import Buffer
@@ -94,34 +94,6 @@ class Staged(NamedTuple):
     """Makes the names of the promoted files durable against a power loss. Raises PublishError."""
 
 
-class Publisher(Protocol):
-    """Storage of the catalog's files. Paths are relative to the catalog's root."""
-
-    def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Return the content of each path that has a file. Raises PublishError."""
-        ...
-
-    def open(self, path: str, *, size: int) -> BinaryIO:
-        """Open a file of `size` bytes, to read parts of it. Raises PublishError, also during reads."""
-        ...
-
-    def staging(self, files: Mapping[str, bytes]) -> AbstractContextManager[Staged]:
-        """Stage files; discard unpromoted files when the block ends. Raises PublishError."""
-        ...
-
-    def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder, none if it is missing. Raises PublishError."""
-        ...
-
-    def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders in a folder, none if it is missing. Raises PublishError."""
-        ...
-
-    def remove(self, paths: Sequence[str]) -> None:
-        """Remove files durably, and emptied folders; files may be absent. Raises PublishError."""
-        ...
-
-
 def open_publisher(url: str) -> Publisher:
     """Open a folder or s3://bucket/prefix for publishing. Raises ConfigurationError otherwise."""
     if url.startswith("s3://"):
@@ -165,13 +137,13 @@ class FolderPublisher:
         return contents
 
     def open(self, path: str, *, size: int) -> BinaryIO:  # noqa: ARG002, a store has to know it
-        """Open a file."""
+        """Open a file, to read parts of it."""
         with _in_folder():
             return (self._root / path).open("rb")
 
     @contextmanager
     def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
-        """Write files durably to this batch's staging folder. Raises PublishError(IO_ERROR)."""
+        """Write files durably to this batch's staging folder; discard unpromoted files at the block's end."""
         with _in_folder():
             folder, lock = self._staging_folder()
         try:
@@ -187,11 +159,11 @@ class FolderPublisher:
             os.close(lock)
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files in a folder, none if it is missing."""
         return [entry.name for entry in self._entries(folder) if entry.is_file()]
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders in a folder."""
+        """Return the names of the folders in a folder, none if it is missing."""
         return [entry.name for entry in self._entries(folder) if entry.is_dir()]
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
@@ -200,7 +172,7 @@ class FolderPublisher:
         return []
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Unlink files, then emptied folders, durably against a power loss."""
+        """Unlink files, which may be absent, then emptied folders, durably against a power loss."""
         folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
         with _in_folder():
@@ -347,6 +319,10 @@ class ObjectStorePublisher:
         with _in_store(), suppress(FileNotFoundError):
             return bytes(self._store.get(path).bytes())
         return None
+
+
+Publisher = FolderPublisher | ObjectStorePublisher
+"""Storage of the catalog's files; paths are relative to the catalog's root. Every method raises PublishError."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ Belongs here: n and its gradient as functions of height, from ITU-R recommendati
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,18 +54,6 @@ _MIN_MIXING_RATIO = 2e-6
 """Ratio of vapour pressure to total pressure, constant above the height of its minimum (P.835-6, Annex 1, 1.2)."""
 
 
-class Profile(Protocol):
-    """Refractive index by height above mean sea level, element by element of any array."""
-
-    def __call__(self, height_m: Floats) -> Floats:
-        """Return n (dimensionless) at heights in metres."""
-        ...
-
-    def gradient(self, height_m: Floats) -> Floats:
-        """Return dn/dh in 1/m at heights in metres."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponential:
     """N(h) = N0 * exp(-h / h0), the reference atmosphere for refraction.
@@ -106,6 +94,11 @@ class MeanAnnualGlobal:
         stepped = _reference_refractivity(height_m + 1j * _COMPLEX_STEP_M)
         gradient: Floats = _N_UNIT * stepped.imag / _COMPLEX_STEP_M
         return gradient
+
+
+Profile = Exponential | MeanAnnualGlobal
+"""Refractive index n and its gradient (1/m) by height above mean sea level in metres, element by element of any array.
+"""
 
 
 def refractivity(*, pressure_hpa: Any, temperature_k: Any, vapour_pressure_hpa: Any) -> Any:

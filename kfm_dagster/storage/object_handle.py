@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, PreconditionError, UnauthenticatedError
@@ -64,42 +64,6 @@ class UndeclaredObjectError(ObjectReadError):
         super().__init__(IntegrityIssue.ACCESS_DENIED, uri, why)
 
 
-class ObjectHandle(Protocol):
-    """An open object (a `ByteSource`), for a single thread. All methods raise ObjectReadError."""
-
-    @property
-    def uri(self) -> str:
-        """`s3://bucket/key`."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Size in bytes, from the last head, else by a request."""
-        ...
-
-    def head(self) -> ObjectHead:
-        """Size, ETag, media type: one request."""
-        ...
-
-    def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Head and first bytes in one request; later reads inside these bytes make no request."""
-        ...
-
-    def read(self, start: int, length: int) -> bytes:
-        """Bytes [start, start + length), cut at the end of the object: one request."""
-        ...
-
-    @property
-    def first(self) -> bytes:
-        """The known first bytes; reading them makes no request."""
-        ...
-
-    @property
-    def last_modified(self) -> datetime | None:
-        """Time of the last write, from the last head or probe; None if not reported yet."""
-        ...
-
-
 class RemoteObject:
     """An object in an object store; once the ETag is known, all reads are of that version."""
 
@@ -117,11 +81,11 @@ class RemoteObject:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size in bytes, from the last head, else by a request."""
         return self.head().size if self._size is None else self._size
 
     def head(self) -> ObjectHead:
-        """Make a HEAD request."""
+        """Size, ETag, media type: a HEAD request."""
         try:
             with request(self.uri, *_HEAD):
                 return self._understood(self._store.get(self._key, options={"head": True}))
@@ -129,7 +93,7 @@ class RemoteObject:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "the store answers 416") from None
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        """Probe by a ranged GET; an empty object, which has no range, also costs a HEAD."""
+        """Head and first bytes by a ranged GET; an empty object, which has no range, also costs a HEAD."""
         try:
             with request(self.uri, *_HEAD):
                 answer = self._store.get(self._key, options={"range": (0, length)})
@@ -298,6 +262,13 @@ class FolderObject:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
         return descriptor
+
+
+ObjectHandle = RemoteObject | FolderObject
+"""An open object (a `ByteSource`), for a single thread. All methods raise ObjectReadError.
+
+`first` are the known first bytes, `last_modified` is the time of the last write, None until a head or probe reports it.
+"""
 
 
 def is_inside(path: str, folder: str) -> bool:

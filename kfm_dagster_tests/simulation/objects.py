@@ -19,7 +19,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
-from kfm_dagster.storage.object_handle import ObjectHandle, ObjectHead, ObjectReadError
+from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError, RemoteObject
 from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
@@ -85,12 +85,10 @@ class SimulatedObjects(ObjectStores):
         hit(Failpoint.OBJECT_LIST_AFTER)
 
 
-class SimulatedObject(ObjectHandle):
+class SimulatedObject(RemoteObject):
     """An object of a bucket, asked for again by every request: one version of it, once its ETag is known."""
 
     size = SIZE
-    uri = ""
-    first = b""
 
     def __init__(self, buckets: Buckets, uri: str, etag: str | None, first: bytes, silent: Callable[[], bool]) -> None:
         self.uri = uri
@@ -98,6 +96,7 @@ class SimulatedObject(ObjectHandle):
         self._buckets = buckets
         self._etag = etag
         self._silent = silent
+        self.last_modified = None
 
     def head(self) -> ObjectHead:
         return self.probe(0)[0]
