@@ -92,11 +92,6 @@ class Notifications(Strict):
         """Whether messages name an object's version; a chunk's does not: its key is written once."""
         return "s3-event" in self.shapes
 
-    @property
-    def tells_chunks(self) -> bool:
-        """Whether objects are pieces of a volume, and nothing else is announced."""
-        return not self.names_versions
-
 
 class QueueConfig(Strict):
     """The queue that the dataset's topics feed; times in seconds."""
@@ -509,7 +504,7 @@ class DatasetContract(Strict):
     def _ledger_keeps_what_is_counted(self) -> DatasetContract:
         # Needed to find the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
         lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
-        if self.notifications.tells_chunks and lacking:
+        if not self.notifications.names_versions and lacking:
             raise ValueError(f"ledger.extension_fields of a chunk feed lack {sorted(lacking)}")
         products = self.coverage.products if self.coverage else []
         groups = {name for product in products for name in product.groups}

@@ -169,7 +169,7 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     and has the chunk's number with CLOSED as precedence, so that its Item replaces the chunk's Item, and a later
     chunk's Item replaces both.
     """
-    feeds = {contract.id for contract in ledger.registry if contract.notifications.tells_chunks}
+    feeds = {contract.id for contract in ledger.registry if not contract.notifications.names_versions}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]
     if not chunks:
         return 0

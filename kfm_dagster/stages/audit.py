@@ -69,8 +69,7 @@ class AuditLog:
         if not blocks:
             return
         tx.lock("kfm_dagster.stage_audit")
-        head = tx.run("stages.audit_head").one_or_none()
-        seq, previous = (0, GENESIS) if head is None else (head.seq, head.hash)
+        seq, previous = self.head(tx=tx)
         at = rfc3339(self._clock())
         batch = []
         for block in blocks:

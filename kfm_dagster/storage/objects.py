@@ -331,14 +331,10 @@ def _s3(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous
 
 def _endpoint_of(region: str) -> str:
     """Return the configured S3 endpoint, or else AWS's of a region. Raises ConfigurationError."""
-    endpoint = _s3_endpoint() or f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    own = f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or own
     _refuse_plain_http(endpoint)
     return endpoint.rstrip("/")
-
-
-def _s3_endpoint() -> str | None:
-    """Return the endpoint that replaces AWS's, if configured."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
 def _refuse_plain_http(endpoint: str) -> None:

@@ -124,7 +124,9 @@ class S3Bucket:
         if "range" in options:
             start, end = options["range"]
             headers["Range"] = f"bytes={start}-{end - 1}"
-        answer, content = self._request("HEAD" if options.get("head") else "GET", path, headers=headers)
+        method = "HEAD" if options.get("head") else "GET"
+        limit = max(end - start, REFUSAL_BYTES) if "range" in options else math.inf
+        answer, content = self._request(method, path, headers=headers, limit=limit)
         if options.get("head"):
             size = self._size(self._header(answer, "Content-Length"))
         elif "range" in options:
@@ -195,7 +197,7 @@ class S3Bucket:
         if offset is not None:
             parameters["start-after"] = self._root + offset
         while True:
-            _, content = self._request("GET", None, query=parameters)
+            _, content = self._request("GET", None, query=parameters, limit=LISTING_BYTES)
             try:
                 page = ET.fromstring(content)  # noqa: S314 - our own endpoint's; expat resolves no external entity
             except (ET.ParseError, LookupError, ValueError):  # the last two for an unknown encoding
@@ -270,8 +272,9 @@ class S3Bucket:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        limit: float = math.inf,
     ) -> tuple[SyncResponse, bytes]:
-        """Make a request, with retries, and return a successful answer."""
+        """Make a request, with retries, and return a successful answer of at most `limit` bytes."""
         url = f"{self._endpoint}/{self._bucket}"
         if path is not None:
             url += "/" + quote(self._root + path, safe="/~")
@@ -281,7 +284,7 @@ class S3Bucket:
         for attempt in range(MAX_RETRIES + 1):
             last = attempt == MAX_RETRIES or time.monotonic() - started > 2 * self._seconds
             try:
-                answer, content = self._send(method, url, dict(headers or {}), body, is_listing=path is None)
+                answer, content = self._send(method, url, dict(headers or {}), body, limit)
             except (PyreqwestError, OSError) as error:
                 if last:
                     raise GenericError(f"{self._host} does not answer ({type(error).__name__})") from None
@@ -293,7 +296,7 @@ class S3Bucket:
         raise AssertionError  # the last attempt has returned or raised
 
     def _send(
-        self, method: str, url: str, headers: dict[str, str], body: bytes, *, is_listing: bool
+        self, method: str, url: str, headers: dict[str, str], body: bytes, limit: float
     ) -> tuple[SyncResponse, bytes]:
         if not self._anonymous:
             now = datetime.now(UTC)
@@ -304,10 +307,6 @@ class S3Bucket:
         if "Range" in headers:
             # A whole object may take longer, by its size.
             request = request.timeout(timedelta(seconds=self._seconds))
-        if "Range" in headers:
-            limit: float = max(_range_bytes(headers["Range"]), REFUSAL_BYTES)
-        else:
-            limit = LISTING_BYTES if is_listing else math.inf
         with request.build_streamed() as answer:
             return answer, self._content(answer, limit)
 
@@ -399,11 +398,6 @@ def _client(seconds: float) -> SyncClient:
     if bundle := os.environ.get("AWS_CA_BUNDLE"):
         builder = builder.add_root_certificate_pem(Path(bundle).read_bytes())
     return builder.build()
-
-
-def _range_bytes(header: str) -> int:
-    first, _, last = header.removeprefix("bytes=").partition("-")
-    return int(last) + 1 - int(first)
 
 
 def _host(url: str) -> str:

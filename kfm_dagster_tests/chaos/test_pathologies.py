@@ -93,7 +93,7 @@ def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQ
 def _announced(version: Version, pipeline: Pipeline) -> str | None:
     """What the ledger has as a version: the ETag, and none of a chunk."""
     contract = pipeline.registry.route(bucket=version.bucket, key=version.key).contract
-    return None if contract.notifications.tells_chunks else version.etag
+    return version.etag if contract.notifications.names_versions else None
 
 
 def _is_closed(item: dict[str, Any]) -> bool:
