@@ -58,22 +58,22 @@ class Candidate:
     event_time: datetime
 
 
-class UnserialisableItemError(ValueError):
-    """A metadata value has no JSON form that a database can store."""
+class NoItemError(Exception):
+    """The envelope gives no Item: no id by its key, or no JSON form that a database can store."""
 
 
 def build_candidate(
     envelope: Envelope, *, contract: DatasetContract, match: KeyMatch, run_state: Mapping[str, str] | None
 ) -> Candidate:
-    """Build an Item with its canonical bytes. Raises UnserialisableItemError."""
+    """Build an Item with its canonical bytes. Raises NoItemError."""
     item = build_item(envelope, contract=contract, match=match, run_state=run_state)
     try:
         content = canonical(item)
         digest = content_sha256(item)
     except TypeError as error:
-        raise UnserialisableItemError(f"the Item has no JSON form: {error}") from None
+        raise NoItemError(f"the Item has no JSON form: {error}") from None
     if b"\\u0000" in content:
-        raise UnserialisableItemError("the Item holds a NUL character, which PostgreSQL does not keep")
+        raise NoItemError("the Item holds a NUL character, which PostgreSQL does not keep")
     return Candidate(
         dataset=contract.id,
         collection_id=contract.stac.collection,

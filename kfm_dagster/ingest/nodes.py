@@ -18,6 +18,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from kfm_dagster.catalog.item import NoItemError
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacStatus, WalId
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Masking
@@ -34,7 +35,7 @@ from kfm_dagster.operators.integrity_check import unreadable as integrity_unread
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.metadata_extract import unreadable as metadata_unreadable
 from kfm_dagster.operators.provenance_emit import provenance_emit
-from kfm_dagster.operators.stac_register import NoItemError, may_register, stac_register, stac_register_batch
+from kfm_dagster.operators.stac_register import may_register, stac_register, stac_register_batch
 from kfm_dagster.run_state.record import ValidationSummary
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.gates.verdict import Gate

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from kfm_dagster.catalog.item import Candidate, UnserialisableItemError, build_candidate
+from kfm_dagster.catalog.item import Candidate, NoItemError, build_candidate
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, StacResult, StacStatus
 from kfm_dagster.contracts.issues import Issue, Severity, StacIssue
@@ -21,10 +21,6 @@ from kfm_dagster.storage.fence import Fence
 
 _LOG = logging.getLogger(__name__)
 _PASSED = frozenset({CheckStatus.OK, CheckStatus.SUSPECT})
-
-
-class NoItemError(Exception):
-    """The envelope gives no Item."""
 
 
 def may_register(envelope: Envelope) -> bool:
@@ -55,10 +51,7 @@ def stac_register(
         raise NoItemError(f"the key gives no Item id: {error}") from None
     if match is None:
         raise NoItemError("the key gives no Item id: it does not match the contract's key grammar")
-    try:
-        return build_candidate(envelope, contract=contract, match=match, run_state=run_state)
-    except UnserialisableItemError as error:
-        raise NoItemError(str(error)) from None
+    return build_candidate(envelope, contract=contract, match=match, run_state=run_state)
 
 
 def stac_register_batch(

@@ -144,7 +144,8 @@ class ObjectStores:
         grammar = self._grammar(contract)
         for template in grammar.contract.storage.day_prefixes(day):
             for prefix in self._expanded(contract, bucket, template):
-                for key, listed in self._listed(contract, bucket, prefix):
+                for listed in self._listed(contract, bucket, prefix):
+                    key = listed.uri.removeprefix(f"s3://{bucket}/")
                     kind = grammar.kind(key)
                     if kind is KeyKind.DATA and (key_day := _day_of(grammar, key)) is not None:
                         if key_day == day:
@@ -233,7 +234,7 @@ class ObjectStores:
                     anonymous=self._anonymous,
                 )
 
-    def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
+    def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[ListedObject]:
         # Stores list whole path segments; a prefix that ends inside a segment becomes its folder and an offset.
         folder, _, partial = prefix.rpartition("/")
         with request(f"s3://{bucket}/{prefix}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
@@ -251,14 +252,11 @@ class ObjectStores:
                             return
                         continue
                     etag = meta["e_tag"]
-                    yield (
-                        key,
-                        ListedObject(
-                            uri=f"s3://{bucket}/{key}",
-                            size=meta["size"],
-                            etag=None if etag is None else etag.strip('"'),
-                            last_modified=meta["last_modified"],
-                        ),
+                    yield ListedObject(
+                        uri=f"s3://{bucket}/{key}",
+                        size=meta["size"],
+                        etag=None if etag is None else etag.strip('"'),
+                        last_modified=meta["last_modified"],
                     )
 
 
@@ -295,7 +293,7 @@ def _day_of(grammar: KeyGrammarReader, key: str) -> date | None:
     return None if match is None else match.start.date()
 
 
-def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, ListedObject]]:
+def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[ListedObject]:
     base = root / prefix.rpartition("/")[0]
     if not is_inside(os.path.realpath(base), str(root)):
         return
@@ -306,14 +304,11 @@ def _listed_folder(root: Path, bucket: str, prefix: str) -> Iterator[tuple[str, 
             key = path.relative_to(root).as_posix()
             if key.startswith(prefix) and is_safe_key(key) and path.is_file() and not path.is_symlink():
                 status = path.stat()
-                yield (
-                    key,
-                    ListedObject(
-                        uri=f"s3://{bucket}/{key}",
-                        size=status.st_size,
-                        etag=file_etag(path),
-                        last_modified=datetime.fromtimestamp(status.st_mtime, UTC),
-                    ),
+                yield ListedObject(
+                    uri=f"s3://{bucket}/{key}",
+                    size=status.st_size,
+                    etag=file_etag(path),
+                    last_modified=datetime.fromtimestamp(status.st_mtime, UTC),
                 )
 
 

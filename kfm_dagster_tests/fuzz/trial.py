@@ -15,13 +15,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfm_dagster.catalog.item import NoItemError
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import CheckStatus, Integrity
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.followers.virtual import netcdf_step
 from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
 from kfm_dagster.operators.metadata_extract import metadata_extract
-from kfm_dagster.operators.stac_register import NoItemError, stac_register
+from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.base import READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BLOCK_BYTES
 from kfm_dagster_tests.fuzz.libhdf5 import Question
