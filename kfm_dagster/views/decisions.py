@@ -89,7 +89,6 @@ def _entries(parts: Parts, row_filter: LogFilter, _: str | None, limit: int) -> 
 
 
 CASES = View(
-    name="cases",
     summary="Cases of quarantined units, the newest first.",
     filter=CaseFilter,
     row=QuarantineCase,
@@ -97,14 +96,12 @@ CASES = View(
     columns=("wal_id", "dataset", "error_code", "object_uri", "reason", "attempts", "opened_at"),
 )
 SWITCHES = View(
-    name="switches",
     summary="Kill switches that are on.",
     row=KillSwitch,
     query=_switches,
     columns=("dataset", "engaged_at", "engaged_by", "reason", "expires_at", "change_ref"),
 )
 LOG = View(
-    name="log",
     summary="Decisions in the governance log, the newest first.",
     filter=LogFilter,
     row=GovernanceEntry,

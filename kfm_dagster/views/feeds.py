@@ -157,7 +157,6 @@ REJECTIONS = View(
     end="next",
 )
 IGNORED = View(
-    name="ignored",
     summary="Ignored records of messages, the newest message first.",
     filter=IgnoredFilter,
     row=KeptIgnoredRecord,
@@ -165,7 +164,6 @@ IGNORED = View(
     columns=("received_at", "dataset", "reason", "key", "bucket", "records", "message_id"),
 )
 IGNORED_COUNTS = View(
-    name="ignored counts",
     summary="How many ignored records and messages there are by dataset and reason.",
     filter=IgnoredFilter,
     row=IgnoredCount,

@@ -61,14 +61,14 @@ class Paging(Filter):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A list: `name` is its path and key, `query` takes a filter, the page's start and a limit.
+    """A list: `name` is its path and key in the API, `query` takes a filter, the page's start and a limit.
 
     `end` is the answer's member after the rows: the address of the next page, or whether the rows are complete.
     `columns` are those of tables, by importance, `links` the console's pages by column, `tool` and `operation` the
-    names for assistants and clients; a view without an operation is for commands and pages alone.
+    names for assistants and clients; a view without a name is for commands and pages alone.
     """
 
-    name: str
+    name: str = ""
     operation: str = ""
     tool: str | None = None
     summary: str

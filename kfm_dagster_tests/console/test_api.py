@@ -49,7 +49,12 @@ def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
     from openapi_spec_validator import OpenAPIV31SpecValidator
 
     OpenAPIV31SpecValidator(published).validate()
-    assert set(published["paths"]) == set(PATHS)
+    # Clients are generated from these names.
+    assert {path: operation["get"]["operationId"] for path, operation in published["paths"].items()} == {
+        "/units": "searchUnits", "/units/{wal_id}": "explainUnit", "/failures": "listFailures", "/gaps": "listGaps",
+        "/rejections": "searchRejections", "/alerts": "listAlerts", "/datasets": "listDatasets",
+        "/status": "getStatus", "/openapi.json": "getOpenapi",
+    }  # fmt: skip
 
 
 def in_pages(client: TestClient, rows: str, *, limit: int, also: str = "") -> list[dict[str, Any]]:
