@@ -34,7 +34,7 @@ _TURNS = (-360.0, 0.0, 360.0)
 class AreaProperties(Masking):
     """Properties of an area's feature: its name, and the masking of footprints that meet it."""
 
-    name: str = Field(min_length=1, max_length=200, pattern=r"\S")
+    name: str = Field(max_length=200, pattern=r"\S")
 
 
 class _GeoJSON(BaseModel):
@@ -43,7 +43,7 @@ class _GeoJSON(BaseModel):
 
 class _Outline(_GeoJSON):
     type: Literal["Polygon", "MultiPolygon"]
-    coordinates: list[Any] = Field(min_length=1)
+    coordinates: list[Any]
 
 
 class _Feature(_GeoJSON):
@@ -151,7 +151,9 @@ def _load(path: Path) -> SensitiveAreas:
             outline = shape(antimeridian.fix_shape(feature.geometry.model_dump(), fix_winding=True))
         except Exception as error:
             raise _wrong(path, f"features.{number}.geometry is wrong", error, "rings of positions") from None
-        if not (outline.is_valid and outline.area > 0 and box(-180, -90, 180, 90).covers(outline)):
+        # GEOS ends the process at an empty ring.
+        has_empty = b"[]" in orjson.dumps(feature.geometry.coordinates)
+        if has_empty or not (outline.is_valid and outline.area > 0 and box(-180, -90, 180, 90).covers(outline)):
             observed = f"an outline that crosses itself, has no area, or leaves the globe ({feature.properties.name})"
             raise _wrong(path, f"features.{number}.geometry is wrong", observed, "a valid polygon in degrees (WGS 84)")
         areas.append(SensitiveArea(name=feature.properties.name, masking=feature.properties, shape=outline))

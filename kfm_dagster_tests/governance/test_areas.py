@@ -106,6 +106,8 @@ def test_a_file_that_is_none_is_refused_in_one_line_before_anything_is_made(tmp_
         ({"features": []}, "features is wrong"),
         ({"features": [feature([ring((0, 0, 1, 1))]) | {"geometry": None}]}, "features.0.geometry is wrong"),
         ({"features": [feature([1.0, 2.0], kind="Point")]}, "features.0.geometry.type is wrong"),
+        ({"features": [feature([])]}, "features.0.geometry is wrong"),
+        ({"features": [feature([ring((0, 0, 1, 1)), []])]}, "features.0.geometry is wrong"),
         ({"features": [feature([[[0, 0], [1, 1], [1, 0], [0, 1], [0, 0]]])]}, "features.0.geometry is wrong"),
         ({"features": [feature([ring((0, 0, 1, 91))])]}, "features.0.geometry is wrong"),
         ({"features": [feature([["a"]])]}, "features.0.geometry is wrong"),
