@@ -32,6 +32,7 @@ LOGGERS = m.Name("_LOG") | m.Name("_log")
 UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
     (m.Annotation(), "types are the type checker's"),
     (m.TypeAlias(), "types are the type checker's"),
+    (m.AnnAssign(annotation=m.Annotation(m.Name("TypeAlias"))), "types are the type checker's"),
     (m.Import(), "names are the linter's"),
     (m.ImportFrom(), "names are the linter's"),
     (m.Expr(value=m.SimpleString()), "a docstring"),
@@ -46,6 +47,7 @@ UNWANTED: list[tuple[m.BaseMatcherNode, str]] = [
         "the name of a type",
     ),
     (m.Assign(targets=[m.AssignTarget(m.Name("__all__"))]), "names are the linter's"),
+    (m.If(test=m.Name("TYPE_CHECKING")), "is false when it runs"),
 ]
 """What is not mutated, and nothing inside of it."""
 PROSE = m.SimpleString(m.MatchRegex(r"(?s).*\s.*")) | m.FormattedString(
