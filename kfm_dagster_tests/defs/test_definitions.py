@@ -170,12 +170,12 @@ def test_every_job_takes_an_empty_configuration(definitions: dg.Definitions, con
 
 
 def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definitions) -> None:
-    made = {
-        name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in ("ingest", "path_arrival")
-    }
+    jobs = ("ingest", "path_arrival", "feed_gaps")
+    made = {name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in jobs}
     branch = {dg.AssetKey(list(key)) for key in BRANCH}
     assert made["ingest"] & branch == set()
     assert made["path_arrival"] == branch
+    assert made["feed_gaps"] == set()
 
 
 def test_every_source_can_be_asked_for(definitions: dg.Definitions) -> None:

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
+from kfm_dagster.alerts.store import AlertStore
 from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
@@ -100,6 +101,11 @@ def fired(planted: Planted) -> None:
     desk_over(planted.pipeline.database, plan, planted.clock, Mailbox()).evaluate()
 
 
+def taken_on(planted: Planted) -> None:
+    fired(planted)
+    AlertStore(planted.pipeline.database, clock=planted.clock).acknowledge(1, PERSON)
+
+
 def silent(planted: Planted, product: str = "volumes") -> None:
     now = planted.clock()
     pace = {"silent_since": now - timedelta(minutes=20), "since": now - timedelta(minutes=40)}
@@ -136,46 +142,59 @@ def lineage_refused(planted: Planted) -> None:
     lineage_recorded(planted).flush()
 
 
-ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str]] = {
-    # what is planted: how, urgency, what is said of it, what to do
+ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
+    # what is planted: how, urgency, what is said of it, what to do, the console's page
     "a quarantined unit": (
-        quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm units cases --dataset nexrad-l2"
+        quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm units cases --dataset nexrad-l2",
+        "/units?dataset=nexrad-l2&status=quarantined&code=moved_radar",
     ),
     "a unit that is tried again": (
         retried, "know", "1 unit of nexrad-l2 failed: object_unavailable; none without another attempt",
         "kfm units list --dataset nexrad-l2 --status failed --error-code object_unavailable",
+        "/units?dataset=nexrad-l2&status=failed&code=object_unavailable",
     ),
     "a switch": (
-        switched_off, "know", "nexrad-l2 switched off by person: looked at it", "kfm resume nexrad-l2"
+        switched_off, "know", "nexrad-l2 switched off by person: looked at it", "kfm resume nexrad-l2",
+        "/datasets/nexrad-l2",
     ),
     "an override of one person": (
-        proposed, "now", "release of 1 unit, proposed by jane, waits for a second person", "kfm governance approve 1"
+        proposed, "now", "release of 1 unit, proposed by jane, waits for a second person", "kfm governance approve 1",
+        "/decisions",
     ),
-    "an alert": (fired, "now", "alert covariance (warning) of ", "kfm alerts ack 1"),
-    "a silent product": (silent, "now", "1 silent product of nexrad-l2", "kfm gaps --dataset nexrad-l2"),
+    "an alert": (
+        fired, "now", "alert covariance (warning) of nexrad-l2.metadata_extract G7", "kfm alerts ack 1",
+        "/alerts?rule=covariance",
+    ),
+    "an alert that a person has acknowledged": (
+        taken_on, "know", "alert covariance (warning) of nexrad-l2.metadata_extract G7, taken on by person",
+        "kfm alerts list", "/alerts?rule=covariance",
+    ),
+    "a silent product": (
+        silent, "now", "1 silent product of nexrad-l2", "kfm gaps --dataset nexrad-l2", "/gaps?dataset=nexrad-l2"
+    ),
     "a follower that was put off": (
-        put_off, "now", "geoparquet lacks 1 change of goes-abi: ", "kfm stac rebuild --place geoparquet"
+        put_off, "now", "geoparquet lacks 1 change of goes-abi: ", "kfm stac rebuild --place geoparquet", None
     ),
     "a lineage backend that refuses": (
         lineage_refused, "know", "the lineage backend lacks 1 file: http transport: HTTPError: 422",
-        "correct OPENLINEAGE_URL, or repair its store (docs/lineage.md)",
+        "correct OPENLINEAGE_URL, or repair its store (docs/lineage.md)", None,
     ),
     "a message that was rejected": (
-        rejected,
-        "know",
-        "1 message rejected within a day: malformed_json",
-        "kfm units rejected --reason malformed_json",
+        rejected, "know", "1 message rejected within a day: malformed_json",
+        "kfm units rejected --reason malformed_json", "/rejected?reason=malformed_json",
     ),
 }  # fmt: skip
+UNDATED = {"a follower that was put off", "a message that was rejected"}
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_each_matter_is_found_alone_with_the_command_that_helps(row: str, planted: Planted) -> None:
-    plant, urgency, what, next_step = ROWS[row]
+    plant, urgency, what, next_step, path = ROWS[row]
     assert deployment_status(planted.pipeline).well
     plant(planted)
     [found] = planted.matters()
-    assert (found.urgency, found.next_step) == (urgency, next_step)
+    assert (found.urgency, found.next_step, found.path) == (urgency, next_step, path)
+    assert found.since == (None if row in UNDATED else planted.clock())
     assert found.what.startswith(what)
     assert deployment_status(planted.pipeline).well is (urgency == "know")
 

@@ -11,7 +11,7 @@ import pytest
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
-from kfm_dagster.recovery.replay.selection import API_VERSION
+from kfm_dagster.recovery.replay.selection import API_VERSION, Mode, Options, SpecLimits
 from kfm_dagster.recovery.work_orders import approve
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import traces
@@ -80,6 +80,9 @@ def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_
     assert started.success
     replay_run_id = shown(started)["replay_run_id"]
     engine = ReplayEngine(pipeline=face.pipeline)
+    # The fields that are left out are those of the command: no limit, and nothing is replaced.
+    spec = engine.report(replay_run_id).run.selection.spec
+    assert (spec.mode, spec.limits, spec.options) == (Mode.FAILED_ONLY, SpecLimits(), Options())
     assert traces.statuses(face.pipeline) == {"failed": 1}
     for _ in range(4):
         for request in face.tick("nodd_ledger").run_requests or []:

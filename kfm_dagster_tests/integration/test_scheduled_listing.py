@@ -203,7 +203,10 @@ def rewrite(objects: Path, until: date, *, stations: int = 3) -> None:
 def work(face: Face) -> list[tuple[str, str]]:
     """Do what the sensor of backfills asks for, until all is listed; return the days and their datasets."""
     requests = face.work("nodd_due")
-    assert {(request.tags["kfm/lane"], request.tags["kfm/source"]) for request in requests} <= {("bulk", "listing")}
+    for request in requests:
+        assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
+        config = {"source": "LISTING", "lane": "BULK", "backfill_id": request.tags["kfm/backfill"]}
+        assert [op["config"] for op in request.run_config["ops"].values()] == [config] * len(request.run_config["ops"])
     progress = [day_progress(face.pipeline.database, one) for one in _backfills(face)]
     assert {day.state for found in progress for day in found} == {DayState.LISTED}
     return [(str(request.partition_key), ",".join(asked_datasets(request))) for request in requests]

@@ -103,6 +103,8 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
     assert tick.run_requests[0].run_config == {
         "ops": {"goes_abi__message_parse": config, "nexrad_l2__message_parse": config}
     }
+    datasets = {"kfm/dataset.goes-abi": "yes", "kfm/dataset.nexrad-l2": "yes"}
+    assert datasets.items() | {("kfm/lane", "live"), ("kfm/source", "ledger")} <= tick.run_requests[0].tags.items()
     assert traces.statuses(face.pipeline) == {Status.PENDING: 6}
     assert "queue is empty" in face.tick("nodd_messages").skip_message
     queue.waiting = again(batch, 2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.ledger.rows import MAX_TEXT
-from kfm_dagster.notifications.messages import MAX_MESSAGE_ID, SqsMessage
+from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.text import json_text, json_value, parameter, storable
 from kfm_dagster_tests.factories import START
@@ -32,7 +32,7 @@ def _cleaned(text: str) -> str:
 def test_only_what_no_database_holds_is_replaced(text: str) -> None:
     assert storable(text) == _cleaned(text)
     message = SqsMessage(message_id=text, body=text)
-    assert (message.message_id, message.body) == (storable(text, MAX_MESSAGE_ID), _cleaned(text))
+    assert (message.message_id, message.body) == (storable(text, 100), _cleaned(text))
 
 
 @given(st.recursive(ANY_TEXT | st.none(), lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner)))

@@ -71,10 +71,11 @@ def test_gaps_make_terms_fewer_and_nothing_else() -> None:
     assert (found.terms, found.sigma_y) == (len(triples), pytest.approx(expected))
 
 
-def test_fewer_than_three_readings_tell_no_stability() -> None:
-    for number in [0, 1, 2]:
-        found = allan_deviation(np.arange(float(number)), np.zeros(number), 1.0)
-        assert (found.sigma_y, found.terms) == (None, 0)
+def test_fewer_than_three_readings_about_tau_apart_tell_no_stability() -> None:
+    for times in ([], [0.0], [0.0, 10.0], [0.0, 10.0, 21.001]):
+        stability = allan_deviation(np.array(times), np.zeros(len(times)), 10.0)
+        assert (stability.sigma_y, stability.terms) == (None, 0)
+    assert allan_deviation(np.array([0.0, 10.0, 21.0]), np.zeros(3), 10.0).terms == 1
 
 
 @pytest.mark.clause("PCS-17")
