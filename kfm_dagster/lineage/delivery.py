@@ -181,11 +181,13 @@ class _Try:
     refusals: int = 0
     error: str | None = None
 
-    def next(self, events: int) -> int | None:
-        """Return the position to send next; None when all events were accepted."""
-        if self.entry.position < events:
-            return self.entry.position
-        return self.entry.payload[0] if self.entry.payload else None
+    def next(self, events: int) -> int:
+        """Return the position to send next: of new events, then of unaccepted events."""
+        return self.entry.position if self.entry.position < events else self.entry.payload[0]
+
+    def finished(self, events: int) -> bool:
+        """Return whether all events were accepted."""
+        return self.entry.position >= events and not self.entry.payload
 
 
 def _after(entry: Entry, position: int, *, taken: bool) -> Entry:
@@ -272,12 +274,10 @@ class BackendDelivery:
                 if not self._outbox.renew(attempt.safe):
                     return False
         self._flush(attempt)
-        return attempt.next(len(events)) is None
+        return attempt.finished(len(events))
 
     def _send_next(self, attempt: _Try, events: Sequence[Event]) -> None:
         position = attempt.next(len(events))
-        if position is None:
-            return
         try:
             refusal = self._backend.send(events[position])
         except BackendUnavailableError:
