@@ -69,6 +69,7 @@ def test_what_no_test_should_hold_is_not_mutated(tmp_path: Path) -> None:
         "from a import b\n",
         '__all__ = ["a"]\n',
         "Record = Callable[[int], None]\n",
+        "Pixels: TypeAlias = Array[float]\n",
         "def f(a: int | None) -> None: pass\n",
         "raise ValueError(1, a == b)\n",
         "_LOG.warning(1, a == b)\n",
