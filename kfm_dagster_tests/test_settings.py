@@ -78,7 +78,7 @@ BAD: dict[str, list[str]] = {
     "worker_usd_per_hour": ["-1", "free", "nan", "inf"],
     "watts_per_core": ["-1", "much", "nan", "inf"],
     "grid_gco2e_per_kwh": ["-1", "green", "nan", "inf"],
-    "lakefs_branch": ["/main", "a//b", "../main", "a b", "release/.."],
+    "lakefs_branch": ["/main", "a//b", "../main", "a b", "release/..", "b" * 257],
 }
 
 
@@ -162,6 +162,20 @@ def test_everything_has_its_default_below_the_home(tmp_path: Path, monkeypatch: 
     assert [found.storage, found.catalog, found.lineage] == [
         str(tmp_path / name) for name in ("storage", "catalog", "lineage")
     ]
+    defaults = {
+        "sqs_primary_queue": "kfm-nodd-primary", "sqs_dlq_queue": "kfm-nodd-dlq", "sensor_interval_seconds": 5,
+        "tick_budget_seconds": 40, "max_units_per_tick": 20_000, "max_bytes_per_tick": 1 << 24, "receive_threads": 8,
+        "max_units_per_run": 5000, "max_in_flight_units": 20_000, "live_share": 0.5, "read_concurrency": 128,
+        "lease_seconds": 960,
+    }  # fmt: skip
+    assert {name: getattr(found, name) for name in defaults} == defaults
+
+
+def test_the_least_and_the_greatest_value_of_a_setting_are_taken() -> None:
+    extremes = {"max_units_per_run": (1, 10_000), "live_share": (0, 1), "max_bytes_per_tick": (1 << 20,)}
+    for name, values in {**extremes, "lakefs_branch": ("b" * 256,)}.items():
+        for value in values:
+            assert getattr(Settings.load(**{name: value}), name) == value
 
 
 def test_a_folder_is_read_by_one_thread_and_a_store_by_as_many_as_configured(tmp_path: Path) -> None:
