@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
+from sys import intern
 from typing import Any, TypeVar
 
 from kfm_dagster.contracts.bounding_box import Box, bounding_box
@@ -106,7 +107,7 @@ def _checked(
         bbox=bbox,
         stac_properties=properties,
         sidecars={roles[suffix]: envelope.object_uri + suffix for suffix in header.sidecars if suffix in roles},
-        layers={layer.name: (layer.offset, layer.length) for layer in header.layers},
+        layers={intern(layer.name): (layer.offset, layer.length) for layer in header.layers},
         checks_run=CHECKS,
         issues=issues,
     )

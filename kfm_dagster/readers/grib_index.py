@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
+from sys import intern
 from typing import NamedTuple
 
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -68,9 +69,10 @@ def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
     if len(rows) != lines:
         wrong = next((line for line in text.split("\n") if not _LINE.fullmatch(line)), "")
         raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has an invalid line: {wrong[:80]!r}")
+    # The objects of a product have the same names, which are kept once.
     return tuple(
-        IndexEntry(int(message), int(sub or 0), int(offset), reference, variable, level, step, qualifier)
-        for message, sub, offset, reference, variable, level, step, qualifier in rows
+        IndexEntry(int(message), int(sub or 0), int(offset), reference, *map(intern, names))
+        for message, sub, offset, reference, *names in rows
     )
 
 

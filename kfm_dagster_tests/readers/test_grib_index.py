@@ -236,6 +236,8 @@ def test_every_variable_of_a_real_index_has_its_levels(shared_data: Path) -> Non
         variables = said["cube:variables"]
         domains = {one: variable["dimension_domains"]["level"] for one, variable in variables.items()}
         assert {one: set(domain) for one, domain in domains.items()} == levels, name
+        # The next object of the product shares them.
+        assert all(variables[one] is variable for one, variable in fields(*found)["cube:variables"].items())
         assert all(len(set(domain)) == len(domain) for domain in domains.values()), name
         assert set(said["cube:dimensions"]["level"]["values"]) == set().union(*levels.values()), name
         # Two texts of a domain, and a step of the index, make the name of a field in `grib:layers`.
