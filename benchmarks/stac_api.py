@@ -160,7 +160,7 @@ def _change(number: int, day: datetime, change_id: int) -> ItemChange:
         partition=partition,
         kind=ChangeKind.CREATED,
         path=layout.item_path(DATASET, partition, item_id),
-        item=item,
+        content=canonical(item),
         content_sha256=content_sha256(item),
         changed_at=start,
     )

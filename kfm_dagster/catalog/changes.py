@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
+import orjson
+
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import DependencyUnavailableError
 
@@ -34,7 +36,7 @@ class ItemChange:
     """An Item's last change in a follower's batch.
 
     `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` the Item's
-    file below the catalog's root. `item` is the file's content; `item` and `content_sha256` are None once the Item is
+    file below the catalog's root. `content` is the file's; `content` and `content_sha256` are None once the Item is
     withdrawn. An Item that was created and withdrawn before a follower got it is delivered as withdrawn.
     """
 
@@ -43,9 +45,14 @@ class ItemChange:
     partition: str
     kind: ChangeKind
     path: str
-    item: Mapping[str, Any] | None
+    content: bytes | None
     content_sha256: str | None
     changed_at: datetime
+
+    @property
+    def item(self) -> Mapping[str, Any] | None:
+        """The content, parsed anew: a batch of parsed Items would take ten times the memory."""
+        return None if self.content is None else orjson.loads(self.content)
 
 
 class Follower(Protocol):

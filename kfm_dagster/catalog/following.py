@@ -20,7 +20,7 @@ from functools import cached_property
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemChange
 from kfm_dagster.catalog.index import CollectionIndex
-from kfm_dagster.catalog.item import read_item
+from kfm_dagster.catalog.item import content_of
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -159,7 +159,7 @@ class FollowerRunner:
                     partition=row.partition_key,
                     kind=ChangeKind(row.kind),
                     path=layout.item_path(entry.subject, row.partition_key, row.item_id),
-                    item=None,
+                    content=None,
                     content_sha256=row.content_sha256,
                     changed_at=row.changed_at,
                 )
@@ -197,9 +197,9 @@ class FollowerRunner:
         equal: list[ItemChange] = []
         unsure: list[ItemChange] = []
         for change in current:
-            item, digest = read_item(files.get(change.path))
-            if digest == change.content_sha256:
-                equal.append(replace(change, item=item))
+            content = files.get(change.path)
+            if content_of(content) == change.content_sha256:
+                equal.append(replace(change, content=content))
             else:
                 unsure.append(change)
         return equal, unsure

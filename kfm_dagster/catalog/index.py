@@ -262,7 +262,7 @@ class CollectionIndex:
 
     def _row(self, write: Write, page: int) -> list[Any]:
         candidate = write.candidate
-        properties = candidate.item["properties"]
+        properties = candidate.properties
         return [
             candidate.item_id,
             write.partition,
@@ -273,7 +273,7 @@ class CollectionIndex:
             candidate.precedence,
             candidate.sequencer,
             write.base.revision + 1 if write.base else 1,
-            *candidate.item.get("bbox", (None, None, None, None)),
+            *(candidate.bbox or (None, None, None, None)),
             _time_text(properties.get("start_datetime") or properties["datetime"]),
             _time_text(properties.get("end_datetime") or properties["datetime"]),
             canonical(self._summaries_of(candidate)).decode(),
@@ -282,10 +282,9 @@ class CollectionIndex:
 
     def _summaries_of(self, candidate: Candidate) -> dict[str, list[Any]]:
         """Return the values to summarise: each element of a list, as STAC summarises arrays."""
-        properties = candidate.item["properties"]
         summaries: dict[str, list[Any]] = {}
         for name in self.contract.stac.summaries:
-            value = properties.get(name)
+            value = candidate.properties.get(name)
             values = value if isinstance(value, list) else [value]
             short = [element for element in values if isinstance(element, str) and len(element) <= SUMMARY_TEXT_LIMIT]
             numbers = [element for element in values if isinstance(element, int | float)]

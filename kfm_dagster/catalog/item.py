@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -37,18 +37,20 @@ _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 class Candidate:
     """An Item to be registered in the catalog.
 
-    `content` is the canonical JSON to write and `item` its parsed form. `precedence`, `sequencer` (both may be empty)
-    and `event_time` order re-issues. `attempt` is the attempt of the unit's claim, for the fence; `run_id` is the run
-    for the undo log, None outside of any run.
+    `content` is the canonical JSON to write, and `bbox` and `properties` (without objects) are of it: a batch of parsed
+    Items would take ten times the memory. `precedence`, `sequencer` (both may be empty) and `event_time` order
+    re-issues. `attempt` is the attempt of the unit's claim, for the fence; `run_id` is the run for the undo log, None
+    outside of any run.
     """
 
     dataset: str
     collection_id: str
     item_id: str
     partition: str
-    item: Mapping[str, Any]
     content: bytes
     content_sha256: str
+    bbox: Sequence[float] | None
+    properties: Mapping[str, Any]
     object_uri: str
     wal_id: WalId
     attempt: int
@@ -56,6 +58,12 @@ class Candidate:
     precedence: str
     sequencer: str
     event_time: datetime
+
+    @property
+    def item(self) -> Mapping[str, Any]:
+        """The content, parsed anew."""
+        parsed: dict[str, Any] = orjson.loads(self.content)
+        return parsed
 
 
 class NoItemError(Exception):
@@ -74,14 +82,16 @@ def build_candidate(
         raise NoItemError(f"the Item has no JSON form: {error}") from None
     if b"\\u0000" in content:
         raise NoItemError("the Item holds a NUL character, which PostgreSQL does not keep")
+    parsed = orjson.loads(content)
     return Candidate(
         dataset=contract.id,
         collection_id=contract.stac.collection,
         item_id=match.item_id,
         partition=envelope.partition,
-        item=orjson.loads(content),
         content=content,
         content_sha256=digest,
+        bbox=parsed.get("bbox"),
+        properties={name: value for name, value in parsed["properties"].items() if not isinstance(value, dict)},
         object_uri=envelope.object_uri,
         wal_id=envelope.wal_id,
         attempt=envelope.attempt,
@@ -130,20 +140,12 @@ def content_sha256(item: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical({**stable, "properties": properties})).hexdigest()
 
 
-def read_item(file: bytes | None) -> tuple[Mapping[str, Any] | None, str | None]:
-    """Return a catalog file's Item and its content hash; None for both if it is not an Item."""
-    if file is None:
-        return None, None
-    try:
-        item = orjson.loads(file)
-        return item, content_sha256(item)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None, None
-
-
 def content_of(file: bytes | None) -> str | None:
     """Return the content hash of a file of the catalog; None if it is missing or not an Item."""
-    return read_item(file)[1]
+    try:
+        return None if file is None else content_sha256(orjson.loads(file))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.catalog.item import content_sha256
+from kfm_dagster.catalog.item import canonical, content_sha256
 from kfm_dagster.catalog.layout import item_path
 
 T0 = datetime(2025, 12, 3, 12, tzinfo=UTC)
@@ -25,7 +25,7 @@ def change(
         partition=day,
         kind=kind,
         path=item_path(item["collection"], day, item["id"]),
-        item=None if gone else item,
+        content=None if gone else canonical(item),
         content_sha256=None if gone else content_sha256(item),
         changed_at=T0 + timedelta(seconds=number),
     )

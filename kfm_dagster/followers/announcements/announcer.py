@@ -115,10 +115,10 @@ class Announcer:
                 return None
             kind = announced.kind
         elif announced is None or announced.is_over:
-            if change.item is None or not self._wants(change):
+            if change.content is None or not self._wants(change):
                 return None
             kind = ChangeKind.CREATED
-        elif change.item is None:
+        elif change.content is None:
             kind = ChangeKind.WITHDRAWN
         else:
             kind = ChangeKind.UPDATED if announced.known else ChangeKind.CREATED
@@ -133,9 +133,9 @@ class Announcer:
 
     def _wants(self, change: ItemChange) -> bool:
         since = self.subscription.since
-        if change.item is None or (since is not None and change.changed_at < since):
+        if (since is not None and change.changed_at < since) or (item := change.item) is None:
             return False
-        return all(matches(change.item) for matches in self._selects)
+        return all(matches(item) for matches in self._selects)
 
 
 def receiver_of(subscription: Subscription, token: SecretStr | None) -> AwsReceiver | Webhook:

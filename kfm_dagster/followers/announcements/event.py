@@ -126,11 +126,11 @@ class EventWriter:
             "collection": collection,
             "sequence": f"{change.change_id:0{_DIGITS}}",
         }
-        if change.item is not None:
+        if (item := change.item) is not None:
             data = {
                 "datacontenttype": GEOJSON,
                 "dataschema": ITEM_SCHEMA,
-                "data": self._placed(change.item, change.path),
+                "data": self._placed(item, change.path),
             }
             body = canonical({**attributes, **data})
             if len(body) + ROOM_BYTES <= self.subscription.max_bytes:
@@ -138,7 +138,7 @@ class EventWriter:
         reference = ItemReference(
             collection=collection,
             id=change.item_id,
-            href=None if change.item is None else self._href(change.path),
+            href=None if change.content is None else self._href(change.path),
         )
         data = {
             "datacontenttype": JSON,

@@ -32,6 +32,8 @@ from kfm_dagster.followers.geoparquet.rows import merged, to_table, without
 
 KEPT_IDS = 64
 """Parts whose Item ids are cached in memory: 4 MB each at most. Parts never change."""
+PARSED = 100
+"""Items that are parsed at a time: one of HRRR's takes 250 kB."""
 MOST_ROWS = 4 * PART_ROWS
 """Maximum rows of a compacted day: 80 MB. The largest day of the datasets that ship has 120,000 Items."""
 
@@ -82,8 +84,11 @@ class GeoParquet:
         changed_ids = pa.array([change.item_id for change in changes], pa.string())
         affected = [part for part in current.parts if pc.any(pc.is_in(self._ids_of(where, part), changed_ids)).as_py()]
         tables = [without(self._read(where, part), changed_ids) for part in affected]
-        if items := [change.item for change in changes if change.item is not None]:
-            tables.append(to_table(items))
+        written = [change for change in changes if change.content is not None]
+        tables += [
+            to_table([change.item or {} for change in written[start : start + PARSED]])
+            for start in range(0, len(written), PARSED)
+        ]
         others = [part for part in current.parts if part not in affected]
         mergeable = to_merge(others, sum(table.num_rows for table in tables))
         tables += [self._read(where, part) for part in mergeable]

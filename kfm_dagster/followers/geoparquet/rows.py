@@ -97,7 +97,7 @@ def to_items(table: pa.Table) -> list[dict[str, Any]]:
 def merged(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables; the result has the columns of all of them."""
     try:
-        return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+        return pa.concat_tables(tables, promote_options="permissive")
     except _UNTYPED:
         # A column has values of several types: convert the Items again.
         return to_table([item for table in tables for item in to_items(table)])

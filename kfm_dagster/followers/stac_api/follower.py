@@ -67,7 +67,7 @@ class PgstacFollower:
             return
         collection_id = contract.stac.collection
         for change in changes:
-            if change.item is not None and (reasons := validate_item(change.item)):
+            if (item := change.item) is not None and (reasons := validate_item(item)):
                 raise FollowError(
                     observed=f"{change.path}: {'; '.join(reasons)}", next_step="see what wrote this file of the catalog"
                 )
@@ -115,7 +115,7 @@ class PgstacFollower:
 
     def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Create partitions before their Items: this blocks readers until the transaction ends."""
-        days = {_start(change.item).date() for change in changes if change.item is not None}
+        days = {_start(item).date() for change in changes if (item := change.item) is not None}
         document = self.collection(contract) if days else None
         if document is None:
             return

@@ -87,7 +87,7 @@ class VirtualZarr:
         for change, name, rule in _placed(contract, of_day):
             items[name].append(change)
             rules[change.item_id] = rule
-        withdrawn = {change.item_id for change in of_day if change.item is None}
+        withdrawn = {change.item_id for change in of_day if change.content is None}
         published = DayOfStores(self._publisher, collection=contract.stac.collection, day=day)
         listed: dict[str, list[Listed]] = defaultdict(list)
         for entry in published.listed:
@@ -129,7 +129,7 @@ def _placed(contract: DatasetContract, changes: Iterable[ItemChange]) -> Iterato
     """Yield the Items that belong to a store, with its name and rule."""
     grammar = KeyGrammarReader(contract)
     for change in changes:
-        if change.item is not None and (match := _match(grammar, change)) is not None:
+        if change.content is not None and (match := _match(grammar, change)) is not None:
             for rule in contract.virtual:
                 if (name := rule.store_of(match.groups, match.start.hour)) is not None:
                     yield change, name, rule

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.following import FollowerRunner
+from kfm_dagster.catalog.item import canonical
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -218,7 +219,7 @@ def test_an_item_that_is_not_valid_stays_out(
     [(contract, changes)] = recording.given
     wrong = dict(changes[1].item or {}) | {"geometry": {"type": "Circle"}}
     with pytest.raises(FollowError, match=changes[1].item_id):
-        follower.follow(contract, [changes[0], replace(changes[1], item=wrong)])
+        follower.follow(contract, [changes[0], replace(changes[1], content=canonical(wrong))])
     assert api.rows() == set()
 
 

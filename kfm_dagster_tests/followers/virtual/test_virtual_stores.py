@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError
+from kfm_dagster.catalog.item import canonical
 from kfm_dagster.catalog.publisher import FolderPublisher, Staged
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -216,9 +217,11 @@ def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else
             path.rename(outside)
             path.symlink_to(outside)
     changed = change_of(bad)
-    if what == "another size" and changed.item is not None:
+    if what == "another size":
         # Of an upload in parts, whose ETag is no checksum, nothing but its size tells the version.
-        del changed.item["assets"]["data"]["file:checksum"]
+        item = dict(changed.item or {})
+        del item["assets"]["data"]["file:checksum"]
+        changed = replace(changed, content=canonical(item))
     stores.follower.follow(stores.contract, [change_of(good), changed])
     assert stores.follower.report == Counter(added=1, left_out=1)
     assert stores.uris() == {good.uri}
