@@ -217,7 +217,10 @@ class Settings(BaseModel):
     )
     receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
     max_units_per_run: int = Field(
-        5000, ge=1, le=10_000, description="Units that one run claims per dataset; each takes about 25 KB of memory."
+        5000,
+        ge=1,
+        le=10_000,
+        description="Units that one run claims per dataset; each takes about 50 KB of memory, of HRRR 150 KB.",
     )
     feed: FeedKind = Field(
         FeedKind.WHOLE,

@@ -42,11 +42,15 @@ SCHEMA = pa.schema(
 )
 
 
+ENCODED = 500
+"""Values that are encoded at a time: the properties of an HRRR object are 20 kB of JSON."""
+
+
 class Column(NamedTuple):
     """A leaf's values in a batch, and the same values as they are stored."""
 
     values: list[Any]
-    at_rest: pa.Array
+    at_rest: pa.ChunkedArray
 
 
 def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ()) -> list[Column]:
@@ -60,7 +64,9 @@ def columns_of(envelopes: Iterable[Envelope], *, earlier: Sequence[Column] = ())
         if before is not None and len(before.values) == len(values) and all(map(is_, before.values, values)):
             columns.append(before)
         else:
-            columns.append(Column(values, pa.array(leaf.at_rest(values), field.type)))
+            parts = [values[start : start + ENCODED] for start in range(0, len(values), ENCODED)]
+            at_rest = pa.chunked_array([pa.array(leaf.at_rest(part), field.type) for part in parts], field.type)
+            columns.append(Column(values, at_rest))
     return columns
 
 
