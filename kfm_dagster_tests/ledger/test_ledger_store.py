@@ -441,6 +441,8 @@ def test_the_units_that_a_day_fails_by_are_named_those_in_quarantine_first(bench
     states = {"failed": envelope(0), "quarantined": envelope(1), "succeeded": envelope(2), "pending": envelope(3)}
     for status, unit in states.items():
         bench.bring_to(status, unit)
+    bench.bring_to("failed", again := envelope(4))
+    bench.ledger.requeue([again.wal_id])
     where = {"dataset": "nexrad-l2", "partition": DAY}
     found = bench.ledger.failing_of_day(**where, limit=10)
     assert [(one.status, one.object_uri) for one in found] == [
@@ -612,6 +614,8 @@ def test_what_waits_and_what_fails_is_counted_within_the_caller_s_transaction(be
     bench.bring_to("failed", envelope(0))
     bench.bring_to("quarantined", envelope(1))
     bench.bring_to("pending", envelope(2))
+    bench.bring_to("failed", again := envelope(4))
+    bench.ledger.requeue([again.wal_id])
     bench.clock.advance(60)
     groups = [
         FailingUnits(dataset=RADAR, status=Status.FAILED, code="missing_object", units=1, retried=1, first_at=begun),
@@ -621,7 +625,7 @@ def test_what_waits_and_what_fails_is_counted_within_the_caller_s_transaction(be
     with bench.database.transaction() as tx:
         bench.ledger.ensure([envelope(3)], tx=tx)
         bench.ledger.quarantine([envelope(2).wal_id], reason_code="test", decision=PERSON, tx=tx)
-        assert tx.run("ledger.pending_units").all() == [(RADAR, 1, bench.clock.now)]
+        assert tx.run("ledger.pending_units").all() == [(RADAR, 2, begun)]
         assert [(one.code, one.units, one.first_at) for one in bench.ledger.failing(tx=tx)] == [
             ("missing_object", 1, begun),
             ("test", 2, begun),

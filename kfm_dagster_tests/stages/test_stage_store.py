@@ -44,10 +44,12 @@ def store(database: Database) -> StageStore:
     return StageStore(database, clock=lambda: NOW + timedelta(seconds=next(ticks)))
 
 
-def opened(store: StageStore, database: Database, run_id: str = "run", **changes: Any) -> StageAttempt:
+def opened(
+    store: StageStore, database: Database, run_id: str = "run", stage: str = STAGE, **changes: Any
+) -> StageAttempt:
     with database.transaction() as tx:
         given_: dict[str, Any] = {"idempotency_key": KEY, "input_hashes": [INPUT], **changes}
-        return store.open(run_id, STAGE, tx=tx, **given_)
+        return store.open(run_id, stage, tx=tx, **given_)
 
 
 def moved(store: StageStore, database: Database, attempt: StageAttempt, *states: StageState) -> StageAttempt:
@@ -216,11 +218,15 @@ def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_c
         moved(store, database, lost, StageState.SUCCEEDED)
     assert own_tx(store).newest("run", STAGE) == second
     assert "running>succeeded" not in [line["event"] for line in store.audit.lines()]
+    moved(store, database, second, StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
+    assert [one.state for one in own_tx(store).of_run("run")] == ["failed", "rolled_back"]
 
 
 def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: StageStore) -> None:
     opened(store, database, "waits")
+    opened(store, database, "works", "d.another")
     moved(store, database, opened(store, database, "works"), StageState.RUNNING)
+    assert [one.state for one in own_tx(store).of_run("works")] == ["pending", "running"]
     moved(store, database, opened(store, database, "ended"), StageState.RUNNING, StageState.FAILED)
     moved(store, database, opened(store, database, "claimed"), StageState.RUNNING, StageState.SUCCEEDED)
     assert store.unfinished_runs() == ["works"]
