@@ -319,19 +319,6 @@ def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
             assert state_of(tmp_path) == before, (variable, command)
 
 
-def test_a_database_of_a_newer_release_is_refused(call: Call, ledger: dict[str, NoddWalRecord], home: Path) -> None:
-    pipeline = Pipeline.open(Settings.load())
-    with pipeline.database.transaction() as tx:
-        tx.run("schema.record", number=999, name="future", sha256="0" * 64)
-    pipeline.close()
-    before = state_of(home)
-    answer = call("wal", "list")
-    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
-    assert "newer schema" in answer.err
-    assert "observed schema 999" in answer.err
-    assert state_of(home) == before
-
-
 LOOKING = [
     *(f"wal {words}" for words in ("list", f"show {UNKNOWN_ID}", f"history {UNKNOWN_ID}", "ignored", "rejected")),
     *(f"quarantine {words}" for words in ("list", f"show {UNKNOWN_ID}")),

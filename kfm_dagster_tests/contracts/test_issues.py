@@ -21,11 +21,6 @@ def test_an_issue_says_what_it_quotes_in_printable_signs_once_and_for_all(messag
         assert issue.message == message
 
 
-def test_an_escape_sequence_of_an_object_is_shown_not_obeyed() -> None:
-    issue = Issue(code="time_mismatch", severity=Severity.FAILED, message="it says \x1b[2J\u202e\n")
-    assert issue.message == r"it says \x1b[2J\u202e\n"
-
-
 RUNBOOK = Path(__file__).resolve().parents[2] / "docs" / "runbooks" / "validation-errors.md"
 LINK = re.compile(r" \(\[[^\]]*\]\([^)]*\)\)")
 

@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 import pystac
 import pytest
-import shapely.geometry
 
 from kfm_dagster.catalog.validation import validate_document, validate_item
 from kfm_dagster.contracts.bounding_box import bounding_box
@@ -111,20 +110,6 @@ def test_an_item_says_what_its_reader_says(items: Items, shared_data: Path, refe
         assert item["bbox"] == pytest.approx(bounding_box(found.geometry), abs=MICRODEGREE), entry["path"]
 
 
-@pytest.mark.clause("OPR-17")
-def test_the_box_of_every_item_is_the_bounds_of_its_geometry(items: Items) -> None:
-    assert len(items) == sum(EXPECTED.values())
-    for uri, item in items.items():
-        bounds = [part.bounds for part in parts_of(item["geometry"])]
-        west, east = min(bound[0] for bound in bounds), max(bound[2] for bound in bounds)
-        if len(bounds) > 1:
-            assert (west, east) == (-180, 180)
-            west = min(bound[0] for bound in bounds if bound[2] == 180)
-            east = max(bound[2] for bound in bounds if bound[0] == -180)
-        south, north = min(bound[1] for bound in bounds), max(bound[3] for bound in bounds)
-        assert item["bbox"] == [west, south, east, north], uri
-
-
 @pytest.mark.clause("OPR-06")
 def test_readers_declare_every_property_that_they_give(items: Items, contracts: ContractRegistry) -> None:
     for item in items.values():
@@ -134,11 +119,6 @@ def test_readers_declare_every_property_that_they_give(items: Items, contracts: 
         assert {name for name in given if not reader.gives(name)} == set()
         assert not reader.gives("colour")
         assert not reader.gives("goes:colour")
-
-
-def parts_of(geometry: Mapping[str, Any]) -> list[Any]:
-    found = shapely.geometry.shape(geometry)
-    return list(getattr(found, "geoms", [found]))
 
 
 @pytest.mark.clause("OPR-06", "OPR-05")

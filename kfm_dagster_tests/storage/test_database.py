@@ -23,15 +23,6 @@ from kfm_dagster.storage.statements import Migration, migrations
 from kfm_dagster_tests import databases
 
 
-def test_opening_twice_applies_each_migration_once(empty_database_url: str) -> None:
-    Database.open(empty_database_url).dispose()
-    database = Database.open(empty_database_url)
-    with database.transaction() as tx:
-        numbers = [row.number for row in tx.run("schema.applied")]
-    database.dispose()
-    assert numbers == [migration.number for migration in migrations(database.dialect)]
-
-
 def test_an_edited_migration_is_refused(database_url: str) -> None:
     database = Database.open(database_url)
     with database.transaction() as tx:
