@@ -1,10 +1,13 @@
-"""The example node and its guide: run, skip, correction, crash and replay, two workers, masking, Dagster."""
+"""The examples and their guides: the example node's, that of run-state, and the guide to governance, as written."""
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
+import subprocess
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +23,15 @@ import pytest
 from docs.examples.atmo_window import definitions
 from docs.examples.atmo_window.running import SAMPLE, Workspace, open_workspace
 from docs.examples.atmo_window.window import Window
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.idempotent_node.wal import IntentStatus
+from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.docs.console import commands, script, shell, told
+from kfm_dagster_tests.integration import traces
+from kfm_dagster_tests.integration.chain import DAY, Clock, StoredObject, good, open_pipeline, put, run_chain, volumes
 from kfm_dagster_tests.timeouts import HANG_SECONDS
 from kfm_dagster_tests.transactions import own_tx
 
@@ -240,3 +247,85 @@ def test_every_command_of_the_guide_does_what_it_says(forks: dict[str, str], tmp
     done = shell(script(found), tmp_path, seconds=HANG_SECONDS, variables=variables)
     assert len(found) > 30
     assert done.returncode == 0, told(found, done.stdout)
+
+
+GOVERNANCE_GUIDE = Path(__file__).resolve().parents[2] / "docs" / "governance.md"
+DATASET = "council-radars"
+
+
+@pytest.mark.clause("SEC-03")
+def test_every_command_of_the_guide_to_governance_does_what_it_says(forks: dict[str, str], tmp_path: Path) -> None:
+    found = list(commands(GOVERNANCE_GUIDE.read_text(encoding="utf-8")))
+    declared = next(number for number, command in enumerate(found) if "kfm units cases" in command.text)
+    done = shell(script(found[:declared]), tmp_path, seconds=HANG_SECONDS, variables=forks)
+    assert done.returncode == 0, told(found, done.stdout)
+    assert "council-radars: the contract is in order" in done.stdout
+    assert "indigenous_data_flag needs consent" in done.stdout
+
+    embargoed, shown = ingest(tmp_path)
+    later = [command for command in found[declared:] if command.text]
+    variables = forks | {"KFM_CONTRACTS_DIR": str(tmp_path / "contracts")}
+    done = shell(script(later), tmp_path, seconds=HANG_SECONDS, variables=variables)
+    assert done.returncode == 0, told(later, done.stdout)
+    # A table folds its reasons, as those of the embargo.
+    for line in (
+        "embargo: embargoed until",
+        " 2025-05-02T",
+        f"{embargoed}: quarantined > pending",
+        "the sites are sacred",
+    ):
+        assert line in done.stdout
+    assert shown not in done.stdout
+
+
+def ingest(folder: Path) -> tuple[str, str]:
+    """Ingest one volume while it is under embargo and another one when that is over; return their units."""
+    pipeline = open_pipeline(folder / ".kfm", folder / "objects")
+    pipeline.registry = ContractRegistry.load(folder / "contracts")
+    assert isinstance(pipeline.clock, Clock)
+    items = [_moved(item) for item in volumes(2)]
+    for item, now in zip(items, (datetime(2025, 4, 10, tzinfo=UTC), pipeline.clock.now), strict=True):
+        pipeline.clock.now = now
+        put(folder / "objects", [item])
+        run_chain(pipeline, DATASET, DAY.isoformat(), f"run-{now:%Y}", Source.LISTING)
+    records = traces.records(pipeline)
+    assert list(traces.items(Path(pipeline.settings.catalog))) == [items[1].uri]
+    pipeline.close()
+    return records[items[0].uri].wal_id, records[items[1].uri].wal_id
+
+
+def _moved(item: StoredObject) -> StoredObject:
+    name = item.key.rpartition("/")[2]
+    return good("council-radars", f"volumes/{DAY:%Y/%m/%d}/{name}", item.announced)
+
+
+LENGTHS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "run_state" / "lengths.py"
+
+
+@pytest.mark.clause("RSP-03")
+@pytest.mark.parametrize("store", ["", "records"], ids=["database", "objects"])
+def test_the_function_runs_again_only_where_something_changed(tmp_path: Path, store: str) -> None:
+    def run(run_id: str = "run-1", branch: str = "main") -> str:
+        variables = {"KFM_HOME": "home", "KFM_RUN_STATE": store, "KFM_LAKEFS_BRANCH": branch}
+        return subprocess.run(
+            [sys.executable, LENGTHS, run_id, "out.json", "a", "b"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+        ).stdout
+
+    (tmp_path / "a").write_bytes(b"abc")
+    (tmp_path / "b").write_bytes(b"de")
+    assert run() == "executed: success\n"
+    assert run().startswith("skipped: ")
+    assert run("run-2") == "executed: success\n"
+    (tmp_path / "b").write_bytes(b"")
+    assert [run(), run()] == ["executed: partial\n"] * 2
+    if store:
+        (tmp_path / "b").write_bytes(b"de")
+        # A branch has records of its own, and those of the other stay.
+        assert run("run-2", "release").startswith("executed")
+        assert run("run-2").startswith("skipped")

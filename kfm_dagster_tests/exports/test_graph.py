@@ -1,13 +1,19 @@
-"""The graph export: every output a node, its lineage as edges, and loading it again changes nothing."""
+"""The graph export: every output a node, its lineage as edges; and what a real engine answers of it."""
 
 from __future__ import annotations
 
 import csv
 import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import ladybug
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,14 +23,13 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.exports import graph as graph_module
 from kfm_dagster.exports.graph import LABELS, RELATIONSHIPS, export_graph, literal
 from kfm_dagster.idempotent_node.node import run_node
-from kfm_dagster.ingest.nodes import operators
+from kfm_dagster.ingest.chain import roll_back
+from kfm_dagster.ingest.nodes import Settle, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster_tests.exports.conftest import AGAIN, AWKWARD, DAY, WORKED
-from kfm_dagster_tests.exports.graph_engine import engine
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
-
-pytestmark = pytest.mark.one_database
+from kfm_dagster_tests.integration.test_run_rollback import WHY, renumbered, run_until
 
 EMPTY_DAY = "2024-02-29"
 
@@ -75,6 +80,7 @@ def links(dataset: str, day: str) -> set[tuple[str, str]]:
     return set(zip(nodes[1:], nodes, strict=False))
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
 def test_every_output_is_an_artifact_with_what_it_came_from_and_what_made_it(
     pipeline: Pipeline, tmp_path: Path
@@ -95,6 +101,7 @@ def test_every_output_is_an_artifact_with_what_it_came_from_and_what_made_it(
     assert AGAIN not in str(graph)  # it made nothing
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
 def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
     pipeline: Pipeline, with_awkward_names: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +135,7 @@ def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
         assert (tmp_path / "again" / file.name).read_bytes() == (tmp_path / file.name).read_bytes()
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
 def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeline, tmp_path: Path) -> None:
     with engine() as kept, engine() as fresh:
@@ -144,6 +152,7 @@ def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeli
     assert sum("valid_to" in properties for properties in outputs) == len(operators())
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
 def test_content_that_came_back_is_the_newest_again(pipeline: Pipeline, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
@@ -159,6 +168,7 @@ def test_content_that_came_back_is_the_newest_again(pipeline: Pipeline, tmp_path
         assert kept.everything() == fresh.everything()
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
 def test_outputs_with_equal_bytes_keep_lineages_of_their_own(pipeline: Pipeline, tmp_path: Path) -> None:
     # A day without objects gives the same empty artifact at every step and in every dataset.
@@ -169,6 +179,7 @@ def test_outputs_with_equal_bytes_keep_lineages_of_their_own(pipeline: Pipeline,
     assert derivations(graph) == expected
 
 
+@pytest.mark.one_database
 @pytest.mark.clause("RSP-13")
 def test_a_governed_dataset_is_not_named(pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path) -> None:
     graph = exported(pipeline, tmp_path / "out", governed)
@@ -181,6 +192,7 @@ def test_a_governed_dataset_is_not_named(pipeline: Pipeline, governed: ContractR
                 assert "nexrad-l2" not in value
 
 
+@pytest.mark.one_database
 def test_what_fails_halfway_leaves_the_files_that_stood(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +204,7 @@ def test_what_fails_halfway_leaves_the_files_that_stood(
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.one_database
 def test_a_literal_is_one_line_that_an_engine_reads_back_as_the_text() -> None:
     with engine() as one:
 
@@ -202,3 +215,147 @@ def test_a_literal_is_one_line_that_an_engine_reads_back_as_the_text() -> None:
             assert len(literal(text).splitlines()) == 1
 
         reads_back()
+
+
+LATER = "33333333-0000-4000-8000-000000000003"
+REVISED, SAME, NEW = chain.volumes(3)
+"""Of the first two the run WORKED made Items; a later run has another version of the first, and the third."""
+
+
+def load(pipeline: Pipeline, folder: Path, *engines: Engine) -> None:
+    export_graph(pipeline.database, pipeline.registry, folder=folder)
+    for one in engines:
+        one.load(folder)
+
+
+def item_of(item: chain.StoredObject) -> str:
+    return f"nexrad-l2/{Path(item.key).name}"
+
+
+def announced_later(pipeline: Pipeline, root: Path, items: list[chain.StoredObject]) -> None:
+    """New versions come after the files that a listing found, which are as old as the test."""
+    chain.put(root, items)
+    events = [item.event(event_time=datetime.now(UTC) + timedelta(minutes=1)) for item in items]
+    chain.take(pipeline, chain.announce(events, registry=pipeline.registry))
+
+
+def answers(one: Engine) -> list[list[str]]:
+    return [one.items_of(item.uri) for item in (REVISED, SAME, NEW)]
+
+
+def history(one: Engine, item: chain.StoredObject) -> list[str]:
+    """States of every Item that was made of an object, and whether each says when it ended."""
+    rows = one.ask(
+        "MATCH (i:Item)-[:WAS_DERIVED_FROM]->(:Object {uri: $uri}) RETURN i.state, i.valid_to IS NULL ORDER BY i.state",
+        uri=item.uri,
+    )
+    assert all(open_end == (state == "current") for state, open_end in rows)
+    return [state for state, _ in rows]
+
+
+@pytest.mark.clause("IEN-15")
+def test_an_engine_answers_which_items_came_from_an_object_also_after_a_rollback(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    with engine() as kept:
+        load(pipeline, tmp_path / "first", kept)
+        before = [[item_of(REVISED)], [item_of(SAME)], []]
+        assert answers(kept) == before
+
+        announced_later(pipeline, tmp_path / "objects", [renumbered(REVISED), NEW])
+        failed = run_until(pipeline, Settle.operator, point="computed", run_id=LATER)
+        load(pipeline, tmp_path / "between", kept)
+        # The new version's Item stands instead of the old one's: an object is asked for by its place.
+        assert answers(kept) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
+        assert [history(kept, item) for item in (REVISED, NEW)] == [["current", "replaced"], ["current"]]
+
+        assert roll_back(failed, WHY) is not None
+        with engine() as fresh:
+            load(pipeline, tmp_path / "after", kept, fresh)
+            for one in (kept, fresh):
+                assert answers(one) == before
+                assert [history(one, item) for item in (REVISED, NEW)] == [["current", "withdrawn"], ["withdrawn"]]
+
+        chain.run_chain(pipeline, "nexrad-l2", DAY, "44444444-0000-4000-8000-000000000004", Source.LEDGER)
+        load(pipeline, tmp_path / "at-last", kept)
+        assert answers(kept) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
+        assert history(kept, REVISED) == ["current", "replaced", "withdrawn"]
+
+
+@pytest.mark.clause("IEN-15")
+def test_an_engine_leads_from_an_item_over_the_run_that_made_it_to_artifacts_and_objects(
+    pipeline: Pipeline, with_awkward_names: None, tmp_path: Path
+) -> None:
+    with engine() as one:
+        load(pipeline, tmp_path / "out", one)
+        made = one.ask(
+            "MATCH (i:Item)-[:WAS_GENERATED_BY]->(run:Activity)<-[:WAS_GENERATED_BY]-(output:Artifact) "
+            "RETURN i.stac_item_id, run.run_id, run.node, output.uri ORDER BY i.stac_item_id"
+        )
+        node = f"nexrad-l2.{StacRegister.operator}@{DAY}"
+        [parquet] = {uri for *_, uri in made}
+        assert made == [[Path(item.key).name, WORKED, node, parquet] for item in (REVISED, SAME)]
+        # From an output over all that it was made from back to the first node's, which took up the objects.
+        used = one.ask(
+            f"MATCH (:Artifact {{uri: $uri}})-[:WAS_DERIVED_FROM*0..{len(operators())}]->(:Artifact)"
+            "-[:WAS_GENERATED_BY]->(:Activity)-[:USED]->(o:Object) RETURN DISTINCT o.uri ORDER BY o.uri",
+            uri=parquet,
+        )
+        assert used == [[REVISED.uri], [SAME.uri]]
+        assert [AWKWARD] in one.ask("MATCH (n:Artifact) RETURN n.node")
+
+
+def test_the_document_asks_as_it_is_tested() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "explain-and-export.md").read_text(encoding="utf-8")
+
+    def words(text: str) -> list[str]:
+        return re.sub(r"\$uri|'s3://[^']*'", "URI", text).split()
+
+    blocks = [words(block) for block in re.findall(r"```cypher\n(.*?)```", document, re.DOTALL)]
+    assert words(QUESTION) in blocks
+
+
+QUESTION = """
+MATCH (item:Item)-[:WAS_DERIVED_FROM]->(object:Object {uri: $uri})
+WHERE item.state = 'current'
+RETURN item.collection, item.stac_item_id ORDER BY item.collection, item.stac_item_id
+"""
+"""Which Items came from this object? As docs/explain-and-export.md asks it."""
+
+
+class Engine:
+    """One database in memory."""
+
+    def __init__(self, connection: ladybug.Connection) -> None:
+        self._connection = connection
+
+    def load(self, folder: Path, statements: str | None = None) -> None:
+        """Run an export's files as they are, or its tables and other statements."""
+        self._connection.execute((folder / "schema.cypher").read_text(encoding="utf-8"))
+        self._connection.execute(statements or (folder / "graph.cypher").read_text(encoding="utf-8"))
+
+    def everything(self) -> list[list[list[Any]]]:
+        """Return every node with its properties, and every edge, in an order of their own."""
+        nodes = [self.ask(f"MATCH (n:{label}) RETURN n.* ORDER BY n.{key}") for label, (key, *_) in LABELS.items()]
+        edges = [self.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN a.*, b.*") for kind in RELATIONSHIPS]
+        return [*nodes, *(sorted(rows, key=str) for rows in edges)]
+
+    def ask(self, question: str, **values: str) -> list[list[Any]]:
+        """Rows of an answer."""
+        result = self._connection.execute(question, values)
+        assert isinstance(result, ladybug.QueryResult)
+        return [list(row) for row in result.get_all()]
+
+    def items_of(self, uri: str) -> list[str]:
+        """Which Items came from this object, as COLLECTION/ID."""
+        return [f"{collection}/{item_id}" for collection, item_id in self.ask(QUESTION, uri=uri)]
+
+
+@contextmanager
+def engine() -> Iterator[Engine]:
+    """Open an empty one. It takes 80 % of the machine's memory unless it is given a bound."""
+    with (
+        ladybug.Database(":memory:", buffer_pool_size=128 << 20, max_num_threads=1, max_db_size=1 << 30) as database,
+        ladybug.Connection(database) as connection,
+    ):
+        yield Engine(connection)

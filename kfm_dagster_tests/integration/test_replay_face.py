@@ -18,7 +18,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import PARTITION, deliver, missing, notify, put, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.recovery.replays import PERSON
-from kfm_dagster_tests.recovery.test_replay_chain import wanted
+from kfm_dagster_tests.recovery.test_replay_selection import wanted
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
