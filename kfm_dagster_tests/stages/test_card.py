@@ -101,9 +101,6 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
             "pending > running is declared twice",
         ),
         ("max_retries: 3", "max_retrys: 3", "line 10: retry_policy.max_retrys", "expected max_retries;"),
-        ("max_retries: 3", 'max_retries: "3"', "line 10: retry_policy.max_retries", "observed '3'"),
-        ("max_retries: 3", "max_retries: true", "line 10: retry_policy.max_retries", "observed True"),
-        ("min_points: 2", "min_points: 2.0", "gates.G3.min_points", "a valid integer"),
         (
             UNDECLARED,
             DECLARED.replace("make soak PART", '"make\\e[2J').replace("sqlite,", 'sqlite",'),
@@ -115,7 +112,6 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("max_retries: 3", "max_retries: 2025-04-31", "line 10 is not valid YAML", "day is out of range"),
         ("max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is not a value"),
         ("max_retries: 3", "max_retries: !!bool foo", "line 10 is not valid YAML", "'foo' is not a value"),
-        ("min_anchor_coverage: 0.9", "min_anchor_coverage: .nan", "line 3: the document", "what JSON can"),
         ('when: "any(S1..S5)"', f'when: "{"(" * 5000}"', "line 8: transitions.2", "where names, &&, ||"),
     ],
     REPLAY_PLAN: [
@@ -130,9 +126,6 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("alerts:", 'reasons: {"a\\0": x}\nalerts:', "line 9: reasons.a", "match"),
         ("alerts:", 'reasons: {yearly: "x\\0"}\nalerts:', "line 9: reasons.yearly", "match"),
         ("alerts:", 'reasons: {yearly: "x\\ny"}\nalerts:', "line 9: reasons.yearly", "match"),
-        ("hash: true", "hash: 1", "line 8: replay.verify.hash", "a valid boolean"),
-        ("hash: true", "hash: 2026-01-01", "line 8: replay.verify.hash", "a valid boolean"),
-        ("hash: true", "hash: !!binary aGk=", "line 2: the document", "observed bytes"),
         ("hash: true", "7: true", "line 8: replay.verify.7", "one of hash, primary_keys;"),
     ],
     ALERTS: [
@@ -151,7 +144,6 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("level: critical, suppress: 1h", "level: odd, suppress: 1h", "line 21: rules.unlock.level", "'critical'"),
         ("  covariance:", "  variance:", "rules.variance", "expected covariance;"),
         ("suppress: 30m, ", "", "line 15: rules.retry_storm.suppress", "observed nothing"),
-        ("escalate_after: 30m", "escalate_after: .inf", "the document", "what JSON can"),
     ],
 }
 

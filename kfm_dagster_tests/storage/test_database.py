@@ -59,15 +59,6 @@ def test_a_database_whose_folder_cannot_be_made_is_one_line(tmp_path: Path) -> N
         Database.open(f"sqlite:///{tmp_path / 'file' / 'new' / 'kfm.db'}")
 
 
-def test_a_failed_transaction_leaves_nothing(database: Database) -> None:
-    row = {"number": 4242, "name": "x", "sha256": "y"}
-    with pytest.raises(RuntimeError), database.transaction() as tx:  # noqa: PT012, the block is the transaction
-        tx.run("schema.record", row)
-        raise RuntimeError
-    with database.transaction() as tx:
-        assert 4242 not in {found.number for found in tx.run("schema.applied")}
-
-
 AWAY = {"postgresql": "SELECT pg_terminate_backend(pg_backend_pid())"}
 FULL = {
     "postgresql": "DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$",
