@@ -114,14 +114,11 @@ class Gaps:
             closed = tx.run("gaps.close", parts, run_id=run_id).all()
         return len(changed), len(closed)
 
-    def look_at(self, windows: Iterable[FeedWindow], *, at: datetime) -> tuple[int, int]:
-        """Open and close silences and drops by the announcements in these windows, which end at `at`.
-
-        Returns the numbers of opened and of closed gaps.
-        """
+    def look_at(self, windows: Iterable[FeedWindow], *, at: datetime) -> None:
+        """Open and close silences and drops by the announcements in these windows, which end at `at`."""
         watched = {(window.dataset, window.product): window for window in windows}
         if not watched:
-            return 0, 0
+            return
         with self.database.snapshot() as view:
             rows = view.run("gaps.recent", feeds=list(map(asdict, watched.values()))).all()
         amiss: list[dict[str, object]] = []
@@ -137,7 +134,11 @@ class Gaps:
             ):
                 gap = {"dataset": window.dataset, "product": window.product, "kind": kind.value}
                 (amiss if holds else over).append({**gap, "expected": window.expected, "seen": known})
-        return self._note(amiss, over, at)
+        with self.database.transaction() as tx:
+            # Locked, because two processes may check at once.
+            tx.lock("nodd_gaps")
+            tx.run("gaps.close_now", gaps=over, at=at)
+            tx.run("gaps.open_now", gaps=amiss, hour=floor_hour(at), at=at)
 
     def looked(self, dataset: str, *, until: datetime) -> None:
         """Record the hour until which a dataset was checked."""
@@ -162,17 +163,6 @@ class Gaps:
         where = {"since": since, "dataset": dataset, "closed": int(closed), "limit": limit}
         with self.database.snapshot() as tx:
             return tx.rows(Gap, "gaps.list", where)
-
-    def _note(
-        self, amiss: Sequence[Mapping[str, object]], over: Sequence[Mapping[str, object]], at: datetime
-    ) -> tuple[int, int]:
-        with self.database.transaction() as tx:
-            # Locked, because two processes may check at once.
-            tx.lock("nodd_gaps")
-            closed = tx.run("gaps.close_now", gaps=over, at=at).all()
-            hour = floor_hour(at)
-            opened = tx.run("gaps.open_now", gaps=amiss, hour=hour, at=at).all()
-        return len(opened), len(closed)
 
 
 def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetime] | None:
@@ -228,10 +218,10 @@ def percentile(counts: Mapping[int, int], share: float) -> float:
     raise ValueError("nothing is counted")
 
 
-def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> int:
-    """Recount a day's arrivals; return the number of objects, 0 for a contract without coverage."""
+def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> None:
+    """Recount a day's arrivals, unless the contract has no coverage."""
     if contract.coverage is None:
-        return 0
+        return
     lead = contract.storage.key_grammar.end_offset_hours
     counters: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for row in tx.run("gaps.arrivals_of_day", dataset=contract.id, day=day.isoformat()):
@@ -242,7 +232,6 @@ def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> int:
     batch = [_row(product, leads) for product, leads in sorted(counters.items())]
     if batch:
         tx.run("gaps.keep_arrivals", dataset=contract.id, day=day.isoformat(), arrivals=batch)
-    return sum(row["objects"] for row in batch)
 
 
 def _row(product: str, leads: Mapping[str, Counter[str]]) -> dict[str, Any]:

@@ -71,16 +71,14 @@ WHERE
             AND begun.closed_at IS NULL
     )
 ON CONFLICT (dataset, product, hour, kind) DO UPDATE SET
-    expected = excluded.expected, seen = excluded.seen, closed_at = NULL
-RETURNING product;
+    expected = excluded.expected, seen = excluded.seen, closed_at = NULL;
 
 -- name: close_now
 UPDATE nodd_gaps SET closed_at = @as_time(:at)
 FROM @batch(:gaps, over, dataset text, product text, kind text)
 WHERE
     nodd_gaps.closed_at IS NULL AND nodd_gaps.dataset = over.dataset AND nodd_gaps.product = over.product
-    AND nodd_gaps.kind = over.kind
-RETURNING @returned(nodd_gaps.product);
+    AND nodd_gaps.kind = over.kind;
 
 -- name: open_days
 -- Days that still lack something: objects may have come since.
