@@ -11,6 +11,8 @@ from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.discovery import DayListing
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.recovery.backfill.days import Backfills
+from kfm_dagster.recovery.backfill.progress import find_backfill
+from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.factories import START, envelope, failed, finished
@@ -90,7 +92,8 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
             if end is failed:
                 reason = Decision(actor="ada", reason="no object")
                 own_tx(pipeline.ledger).quarantine([claimed.wal_id], reason_code="missing_object", decision=reason)
-            assert Backfills(pipeline).advance(listing=(), limit=1).finished == (backfill_id,)
+            Backfills(pipeline).advance(listing=(), limit=1)
+            assert find_backfill(pipeline.database, backfill_id).state is ReplayState.FINISHED
         pipeline.close()
 
     monkeypatch.setattr(command.time, "sleep", work)

@@ -82,8 +82,7 @@ WHERE
                 record.status IN ('pending', 'in_progress')
                 OR (record.status = 'failed' AND record.next_attempt_at IS NOT NULL)
             )
-    )
-RETURNING replay_run_id;
+    );
 
 -- name: progress
 -- What the ledger says of all units of every day, not only the backfill's.

@@ -27,7 +27,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.kill_switch_policy import KillSwitchPolicy, refuse_switched_off, units_in_flight
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill
+from kfm_dagster.recovery.backfill.progress import Backfill, BackfillError, find_backfill, listed_backfills
 from kfm_dagster.recovery.replay import runs
 from kfm_dagster.recovery.replay.selection import Selection, selection_of_days
 from kfm_dagster.storage.database import Transaction
@@ -54,7 +54,6 @@ class AdvanceReport:
     """The runs that a step requests; `reason` is why there are none."""
 
     requests: tuple[ListingRequest, ...] = ()
-    finished: tuple[str, ...] = ()
     reason: str = "no backfill is running"
 
 
@@ -151,7 +150,7 @@ class Backfills:
         """
         off = KillSwitchPolicy.now(self.pipeline.ledger.switches)
         active = [contract.id for contract in self.pipeline.ledger.registry if off.of(contract.id) is None]
-        finished = self._finish()
+        self._finish()
         with self.pipeline.ledger.database.snapshot() as view:
             listings = [
                 _by_day(view.run(name, datasets=active)) for name in ("backfill.requested", "backfill.next_days")
@@ -170,11 +169,11 @@ class Backfills:
         further = list(waiting) if units < max_units else []
         requests = self._request({day: {**waiting, **requested}[day] for day in [*lost, *further][: max(0, room)]})
         if requests or not running:
-            return AdvanceReport(requests=requests, finished=finished)
+            return AdvanceReport(requests=requests)
         why = _why_none(off, units, max_units, listing, waiting, running)
         if unknown:
             why = f"the code location does not know {unknown[0]} yet, reload it to have that day listed; {why}"
-        return AdvanceReport(finished=finished, reason=why)
+        return AdvanceReport(reason=why)
 
     def _days_of(self, dataset: str, first_day: date, last_day: date) -> list[date]:
         grammar = self.pipeline.ledger.registry.grammars[dataset]
@@ -215,15 +214,11 @@ class Backfills:
         run = runs.get(tx, backfill_id)
         runs.record(self.pipeline.ledger.log, GovernanceAction.REPLAY_STARTED, run, decision, tx)
 
-    def _finish(self) -> tuple[str, ...]:
-        with self.pipeline.ledger.database.snapshot() as view:
-            candidates = view.run("backfill.all_listed").scalars().all()
-        if not candidates:
-            return ()
-        with self.pipeline.ledger.database.transaction() as tx:
-            at = self.pipeline.clock()
-            rows = [tx.run("backfill.finish", backfill_id=name, at=at).scalar_one_or_none() for name in candidates]
-        return tuple(name for name in rows if name is not None)
+    def _finish(self) -> None:
+        if candidates := listed_backfills(self.pipeline.database):
+            with self.pipeline.database.transaction() as tx:
+                for backfill_id in candidates:
+                    tx.run("backfill.finish", backfill_id=backfill_id, at=self.pipeline.clock())
 
     def _request(self, days: dict[tuple[str, str], list[Any]]) -> tuple[ListingRequest, ...]:
         if not days:
