@@ -105,11 +105,6 @@ class Intents:
             (end or StepEnd()).write(tx, wal_id=intent.wal_id, status=status.value, at=at)
         return moved
 
-    def get(self, wal_id: int) -> Intent | None:
-        """Return an intent, or None."""
-        with self._database.snapshot() as tx:
-            return tx.row(Intent, "idempotent_node.get", wal_id=wal_id)
-
     def applied(self, content_hash: str, *, tx: Transaction) -> Intent | None:
         """Return the intent that applied this content, or None."""
         return tx.row(Intent, "idempotent_node.applied", content_hash=content_hash)

@@ -11,11 +11,6 @@ WHERE node = :node AND step = :step AND run_id = :run_id AND content_hash = :con
 ORDER BY wal_id
 LIMIT 1;
 
--- name: get
-SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
-FROM etl_wal
-WHERE wal_id = :wal_id;
-
 -- name: of_run
 SELECT wal_id, run_id, node, step, payload, content_hash, status, started_at, applied_at, claimed
 FROM etl_wal
