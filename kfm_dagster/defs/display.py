@@ -51,7 +51,7 @@ def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) ->
     """Return a run's failing units as metadata: a table, and links if `console` is set."""
     rows = [
         # As text, because it may be a member of an enum that Dagster does not know.
-        _failing_row(unit, str(unit.failure.code), unit.failure.message, unit.attempt)
+        (str(unit.failure.code), unit.failure.message, unit.object_uri, unit.attempt, unit.wal_id)
         for unit in failing[:MAX_TABLE_ROWS]
         if unit.failure is not None
     ]
@@ -60,12 +60,8 @@ def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) ->
 
 def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str) -> dict[str, Any]:
     """Return a day's failing units as metadata: a table, and links if `console` is set."""
-    rows = [_failing_row(unit, unit.code, unit.message, unit.attempts) for unit in failing]
+    rows = [(unit.code, unit.message, unit.object_uri, unit.attempts, unit.wal_id) for unit in failing]
     return _shown(rows, console, every=f"failures?dataset={dataset}")
-
-
-def _failing_row(unit: Envelope | FailingUnit, code: str, message: str, attempt: int) -> dict[str, Any]:
-    return dict(zip(FAILING_COLUMNS, (code, message, unit.object_uri, attempt, unit.wal_id), strict=True))
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
@@ -80,12 +76,12 @@ def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, d
     return {"in_console": dg.MetadataValue.md("\n".join(lines))} if lines else {}
 
 
-def _shown(rows: Sequence[Mapping[str, Any]], console: str, *, every: str) -> dict[str, Any]:
+def _shown(rows: Sequence[tuple[str, str, str, int, str]], console: str, *, every: str) -> dict[str, Any]:
     """Return table and links, if any; `every` is the console's page of all these units."""
     if not rows:
         return {}
-    named = ((f"{row['code']}: {row['object_uri'].rpartition('/')[2]}", str(row["wal_id"])) for row in rows)
-    table = dg.MetadataValue.table([dg.TableRecord(row) for row in rows])
+    named = ((f"{code}: {uri.rpartition('/')[2]}", wal_id) for code, _, uri, _, wal_id in rows)
+    table = dg.MetadataValue.table([dg.TableRecord(dict(zip(FAILING_COLUMNS, row, strict=True))) for row in rows])
     shown: dict[str, Any] = {"failing_units": table, **console_links(named, console)}
     if console:
         shown["all_in_console"] = dg.MetadataValue.url(f"{console.rstrip('/')}/{every}")
