@@ -9,7 +9,7 @@ Does not belong here: anything that reads or writes a row.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum, unique
@@ -156,11 +156,9 @@ def check_transition(wal_id: str, from_status: Status | None, to_status: Status)
 
 _REFUSAL = re.compile(r"(?P<rule>[a-z_]+): (?P<wal_id>\S+): (?P<from>[a-z_]+) > (?P<to>[a-z_]+)")
 _APPROVAL = "an approval by a second person (kfm governance approve) of this unit, at this version"
-Allowed = Callable[[str | None, str], str]
-"""Maps a refused transition to the legal transitions."""
 
 
-def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> IllegalTransitionError | None:
+def refusal(error: DBAPIError) -> IllegalTransitionError | None:
     """Return the refused transition, or None for any other database error."""
     match = _REFUSAL.search(str(error.orig))
     if match is None:
@@ -170,20 +168,17 @@ def refusal(error: DBAPIError, *, allowed: Allowed = allowed_instead) -> Illegal
         wal_id=match["wal_id"],
         from_status=from_status,
         to_status=match["to"],
-        expected=_APPROVAL if match["rule"] == "override_is_reviewed" else allowed(from_status, match["to"]),
+        expected=_APPROVAL if match["rule"] == "override_is_reviewed" else allowed_instead(from_status, match["to"]),
         why=match["rule"],
     )
 
 
 @contextmanager
-def explained(*, allowed: Allowed = allowed_instead) -> Iterator[None]:
-    """Raise IllegalTransitionError instead of the driver's error when a trigger refuses.
-
-    `allowed` names the legal transitions of the state machine; by default of the ledger's records.
-    """
+def explained() -> Iterator[None]:
+    """Raise IllegalTransitionError instead of the driver's error when a trigger of the ledger refuses."""
     try:
         yield
     except DBAPIError as error:
-        if (refused := refusal(error, allowed=allowed)) is not None:
+        if (refused := refusal(error)) is not None:
             raise refused from error
         raise

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.contracts.envelope import Lane
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import IllegalTransitionError, RefusedError, UnknownNameError, UnknownReplayReasonError
+from kfm_dagster.errors import RefusedError, UnknownNameError, UnknownReplayReasonError
 from kfm_dagster.exports.metrics import exposition
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.failpoints import Failpoint
@@ -402,11 +403,8 @@ def test_a_replay_changes_its_state_as_the_diagram_says_and_not_otherwise(stand:
                 go(replay_run_id, from_state, to_state)
                 assert stand.engine.report(replay_run_id).run.state is to_state
                 continue
-            with pytest.raises(IllegalTransitionError) as refused:
+            with pytest.raises(DBAPIError, match=f"{replay_run_id}: {from_state} > {to_state}"):
                 go(replay_run_id, from_state, to_state)
-            assert (refused.value.from_status, refused.value.to_status) == (from_state, to_state)
-            allowed = {f"{before} > {after}" for before, after in LEGAL if before == from_state}
-            assert set(str(refused.value.expected).split(" or ")) == (allowed or {"nothing after finished"})
 
 
 @pytest.mark.clause("RPL-05")

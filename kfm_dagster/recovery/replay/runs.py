@@ -18,7 +18,6 @@ from sqlalchemy import RowMapping
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.errors import RefusedError, UnknownNameError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
-from kfm_dagster.ledger.state_machine import explained
 from kfm_dagster.recovery.replay.selection import Mode, Selection, selection_of
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
@@ -51,7 +50,7 @@ NEXT_STATES: Mapping[ReplayState, tuple[ReplayState, ...]] = {
     ReplayState.STOPPED: (ReplayState.RUNNING,),
     ReplayState.FINISHED: (),
 }
-"""Every legal change (RPL-05), for error texts; the database enforces it (`sql/schema`)."""
+"""Every legal change (RPL-05); the database enforces it (`sql/schema`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,22 +158,21 @@ def create(
     at: datetime,
 ) -> None:
     """Record a replay with its frozen selection, and start it."""
-    with explained(allowed=_allowed):
-        tx.run(
-            "replay.create",
-            replay_run_id=replay_run_id,
-            name=selection.metadata.name,
-            mode=selection.spec.mode,
-            env=selection.metadata.env,
-            spec=selection.as_json(),
-            spec_sha256=selection.sha256(),
-            batches=units[-1]["batch"] if units else 0,
-            actor=decision.actor,
-            reason=decision.reason,
-            change_ref=decision.change_ref,
-            at=at,
-        )
-        tx.run("replay.freeze", replay_run_id=replay_run_id, units=units)
+    tx.run(
+        "replay.create",
+        replay_run_id=replay_run_id,
+        name=selection.metadata.name,
+        mode=selection.spec.mode,
+        env=selection.metadata.env,
+        spec=selection.as_json(),
+        spec_sha256=selection.sha256(),
+        batches=units[-1]["batch"] if units else 0,
+        actor=decision.actor,
+        reason=decision.reason,
+        change_ref=decision.change_ref,
+        at=at,
+    )
+    tx.run("replay.freeze", replay_run_id=replay_run_id, units=units)
     change_state(tx, replay_run_id, ReplayState.PLANNED, ReplayState.RUNNING, at=at)
 
 
@@ -188,18 +186,17 @@ def change_state(
     state_reason: str | None = None,
     mismatches_seen: int | None = None,
 ) -> None:
-    """Compare and swap the state of a replay. Raises IllegalTransitionError or RefusedError."""
-    with explained(allowed=_allowed):
-        changed = tx.run(
-            "replay.change_state",
-            replay_run_id=replay_run_id,
-            from_state=from_state,
-            to_state=to_state,
-            state_reason=state_reason,
-            mismatches_seen=mismatches_seen,
-            at=at,
-            finished_at=at if to_state is ReplayState.FINISHED else None,
-        ).one_or_none()
+    """Compare and swap the state of a replay. Raises RefusedError, and the database's error for an illegal change."""
+    changed = tx.run(
+        "replay.change_state",
+        replay_run_id=replay_run_id,
+        from_state=from_state,
+        to_state=to_state,
+        state_reason=state_reason,
+        mismatches_seen=mismatches_seen,
+        at=at,
+        finished_at=at if to_state is ReplayState.FINISHED else None,
+    ).one_or_none()
     if changed is None:
         raise RefusedError(
             "the replay is in another state",
@@ -215,11 +212,6 @@ def record(
     context = {"replay_run_id": run.replay_run_id, "spec_sha256": run.spec_sha256, "batches": run.batches, **details}
     for dataset in run.selection.spec.filters.datasets if run.selection.spec.mode is Mode.BACKFILL else [None]:
         log.record(action, decision, dataset=dataset, details=context, tx=tx)
-
-
-def _allowed(from_state: str | None, _to_state: str) -> str:
-    states = NEXT_STATES[ReplayState(from_state)] if from_state else (ReplayState.PLANNED,)
-    return " or ".join(f"{from_state or 'null'} > {state}" for state in states) or f"nothing after {from_state}"
 
 
 def get(tx: Transaction, replay_run_id: str) -> ReplayRun:
