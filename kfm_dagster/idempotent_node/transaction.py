@@ -242,9 +242,7 @@ class IdempotentNodes:
             self._close_previous(intent, tx)
             tx.run("idempotent_node.end_output", content_hash=intent.content_hash, at=None)
             advance(intent.node, intent.content_hash, at=self._clock(), tx=tx)
-        output = self.output(intent.content_hash, tx=tx)
-        if output is None:
-            raise LookupError(f"{intent.content_hash} is applied and has no output")
+        [output] = tx.rows(Output, "idempotent_node.output", content_hash=intent.content_hash)
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
