@@ -275,47 +275,41 @@ EVENT = openlineage_events(units(0, 1)[0], ingest_run())[0]
 
 
 @pytest.fixture
-def server() -> Iterator[Receiver]:
-    with receiving() as opened:
-        yield opened
+def backend(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> ClientBackend:
+    return backend_at(receiver.url, monkeypatch)
 
 
-@pytest.fixture
-def backend(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> ClientBackend:
-    return backend_at(server.url, monkeypatch)
-
-
-def test_a_backend_receives_what_was_recorded(backend: ClientBackend, server: Receiver) -> None:
+def test_a_backend_receives_what_was_recorded(backend: ClientBackend, receiver: Receiver) -> None:
     events = [event for unit in units(0, 2) for event in openlineage_events(unit, ingest_run())]
     assert [backend.send(event) for event in events] == [None] * 4
     backend.flush()
-    for event in server.taken:
+    for event in receiver.taken:
         event["run"]["facets"].pop("tags")  # the client's own version, which it adds
-    assert [without_empty(event) for event in server.taken] == [without_empty(event) for event in events]
+    assert [without_empty(event) for event in receiver.taken] == [without_empty(event) for event in events]
 
 
 @pytest.mark.clause("BEY-07")
 def test_what_is_about_the_event_is_told_from_what_is_about_the_backend(
-    backend: ClientBackend, server: Receiver
+    backend: ClientBackend, receiver: Receiver
 ) -> None:
     for asked, status in enumerate((301, 401, 403, 404, 408, 429, 500, 503, *ABOUT_THE_EVENT), 1):
-        server.answer = lambda _event, status=status: status  # type: ignore[misc]
+        receiver.answer = lambda _event, status=status: status  # type: ignore[misc]
         if status in ABOUT_THE_EVENT:
             assert str(status) in str(backend.send(EVENT))
         else:
             with pytest.raises(BackendUnavailableError, match="http transport") as down:
                 backend.send(EVENT)
             assert "\n" not in str(down.value)
-        assert len(server.asked) == asked, "the outbox tries again, not the client"
+        assert len(receiver.asked) == asked, "the outbox tries again, not the client"
 
 
 @pytest.mark.clause("BEY-07")
 def test_an_event_is_taken_only_when_every_part_of_a_composite_has_it(
-    server: Receiver, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's composite reports success when one of its parts took the event."""
     parts = {
-        "first": {"type": "http", "url": server.url},
+        "first": {"type": "http", "url": receiver.url},
         "second": {"type": "http", "url": "http://127.0.0.1:9"},
     }
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "composite")
@@ -323,35 +317,35 @@ def test_an_event_is_taken_only_when_every_part_of_a_composite_has_it(
     opened = opened_backend()
     with pytest.raises(BackendUnavailableError):
         opened.send(EVENT)
-    assert len(server.taken) == 1
+    assert len(receiver.taken) == 1
 
 
 @pytest.mark.clause("BEY-07")
 def test_what_a_transport_gives_up_in_the_background_is_not_swallowed(
-    server: Receiver, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "async_http")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", server.url)
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", receiver.url)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
     opened = opened_backend()
-    server.answer = lambda _event: 500
+    receiver.answer = lambda _event: 500
     assert opened.send(EVENT) is None
     with pytest.raises(BackendUnavailableError, match="1 events were not accepted"):
         opened.flush()
-    server.answer = lambda _event: 201
+    receiver.answer = lambda _event: 201
     opened.send(EVENT)
     opened.flush()
-    assert len(server.taken) == 1
+    assert len(receiver.taken) == 1
 
 
 @pytest.mark.clause("SEC-14", "BEY-07")
 @pytest.mark.parametrize("status", [401, 422, None], ids=["unauthorized", "refused", "no connection"])
 def test_what_a_backend_says_has_no_credentials_of_its_address(
-    status: int | None, server: Receiver, monkeypatch: pytest.MonkeyPatch
+    status: int | None, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = "127.0.0.1:9" if status is None else server.url.removeprefix("http://")
+    host = "127.0.0.1:9" if status is None else receiver.url.removeprefix("http://")
     opened = backend_at(f"http://kfm:tr0ub4dor@{host}/?code=c0rrecthorse", monkeypatch)
-    server.answer = lambda _event: status
+    receiver.answer = lambda _event: status
     try:
         said = opened.send(EVENT)
     except BackendUnavailableError as error:
