@@ -2,7 +2,7 @@
 
     python -m benchmarks.contention [--records N]
 
-Every record must have one winner and one attempt, as in the test of the same (`test_ledger_contention.py`), whose
+Every record must have one winner and one attempt, as in the test of the same (`test_ledger_plans.py`), whose
 processes these are.
 """
 

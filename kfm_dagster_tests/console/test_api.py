@@ -5,25 +5,34 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from pydantic import SecretStr
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.alerts.store import AlertState, AlertStore
 from kfm_dagster.console.app import console_app
 from kfm_dagster.console.operations import PATHS, document
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.settings import Settings
+from kfm_dagster.ledger.deliveries import Delivery, DeliveryState
+from kfm_dagster.ledger.gaps import FeedWindow
+from kfm_dagster.ledger.rejections import Rejection
+from kfm_dagster.notifications.messages import SqsMessage
+from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.views.view import BASE
+from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.integration.chain import Clock
 from kfm_dagster_tests.ledger.bench import DAY, make_bench
-
-pytestmark = pytest.mark.one_database
+from kfm_dagster_tests.transactions import own_tx
 
 EXAMPLES = 25
 """Requests that are drawn for each operation."""
@@ -43,6 +52,7 @@ def api(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Iter
         yield client
 
 
+@pytest.mark.one_database
 def test_the_document_is_openapi_and_names_every_route(api: TestClient) -> None:
     published = api.get(f"{BASE}/openapi.json").json()
     assert published == json.loads(json.dumps(document()))
@@ -69,6 +79,7 @@ def in_pages(client: TestClient, rows: str, *, limit: int, also: str = "") -> li
     return seen
 
 
+@pytest.mark.one_database
 def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
     seen = [unit["wal_id"] for unit in in_pages(api, "units", limit=2, also="&dataset=nexrad-l2")]
     assert len(seen) == len(set(seen)) == 5
@@ -78,6 +89,7 @@ def test_pages_follow_each_other_by_their_links(api: TestClient) -> None:
     assert [change["to_status"] for change in whole["history"]] == ["pending", "in_progress", "succeeded"]
 
 
+@pytest.mark.one_database
 def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
     [group] = api.get(f"{BASE}/failures", params={"dataset": "nexrad-l2"}).json()["failures"]
     assert (group["code"], group["operator"], group["units"]) == ("missing_object", "integrity_check", 2)
@@ -90,6 +102,7 @@ def test_the_rest_says_what_is_recorded(api: TestClient) -> None:
     assert status["units"]["nexrad-l2"]["failed"] == 2
 
 
+@pytest.mark.one_database
 def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
     for path, status, detail in (
         ("/units?colour=red", 400, "observed 'colour'; expected dataset, status, code"),
@@ -114,6 +127,7 @@ def test_a_refusal_is_a_problem_document(api: TestClient) -> None:
         assert api.post(BASE + path).status_code in {404, 405}
 
 
+@pytest.mark.one_database
 def test_a_database_that_is_gone_is_a_problem_document(
     api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +140,7 @@ def test_a_database_that_is_gone_is_a_problem_document(
     assert "s3cr3t" not in answer.text
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("kind", ["POSITIVE", "NEGATIVE"])
 def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str) -> None:
     import schemathesis
@@ -150,3 +165,172 @@ def test_whatever_is_asked_the_answer_is_as_published(api: TestClient, kind: str
             case.validate_response(case.call(), checks=every)
 
         ask()
+
+
+TOKEN = "annas-token-of-20-chars"
+HOSTILE = '{"key": "<script>alert(1)</script>\u202eslipped",\n\t1'
+MESSAGES = 5
+DEPTHS = {"kfm-nodd-primary": 7, "kfm-nodd-dlq": 3}
+
+
+@pytest.fixture
+def pipeline(database: Database, contracts: ContractRegistry, tmp_path: Path) -> Pipeline:
+    """Five rejected messages of one batch, the first with two reasons."""
+    settings = Settings(home=tmp_path, geoparquet=False, console_tokens=SecretStr(f"anna={TOKEN}"))
+    clock = Clock()
+    bench = make_bench(database, contracts)
+    opened = Pipeline(settings=settings, registry=contracts, database=database, clock=clock)
+    deliveries = opened.deliveries
+    messages = [*(f"message-{number}" for number in range(MESSAGES - 1)), "message-4/of-a-kind"]
+    digest = opened.landing.land([SqsMessage(message_id=one, body=HOSTILE) for one in messages])
+    own_tx(deliveries).record(
+        Delivery(message_id=one, queue="q", receipt_handle="r", landing_sha256=digest, state=DeliveryState.REJECTED)
+        for one in messages
+    )
+    own_tx(deliveries).reject(
+        Rejection(message_id=one, record_index=0, reason_code="malformed_json", detail="no <JSON>") for one in messages
+    )
+    own_tx(deliveries).reject(
+        [Rejection(message_id=messages[0], record_index=3, reason_code="unknown_bucket", detail="whose")]
+    )
+    assert bench.ledger.find() == []
+    return opened
+
+
+@pytest.fixture
+def browser(pipeline: Pipeline) -> Iterator[TestClient]:
+    application = console_app(pipeline, depths=lambda: DEPTHS, deciding=pipeline)
+    with TestClient(application, headers={"accept": "text/html"}, base_url="http://localhost") as client:
+        yield client
+
+
+def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it_came(browser: TestClient) -> None:
+    front = browser.get("/").text
+    assert '<li class="bad">dead letters<b><a href="/rejected#dead">3</a>' in front
+    # Neither messages that wait for their turn nor what a person may know have to be acted on.
+    assert '<li class="">queue<b>7</b>' in front
+    assert '<li class="good">to be done<b><a href="#matters">0</a>' in front
+    assert '<a href="/rejected?reason=malformed_json">5 messages rejected within a day: malformed_json</a>' in front
+    page = browser.get("/rejected?reason=malformed_json").text
+    assert page.count("no &lt;JSON&gt;") == MESSAGES
+    assert "3 dead letters" in page
+    [link] = re.findall(r'href="(/rejected/message-4[^"]*)"', page)
+    message = browser.get(link).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202eslipped&#34;,\n\t1" in message
+    assert "<script>" not in message
+    assert '<span class="badge rejected">' in message
+    refused = browser.get("/rejected/none")
+    assert (refused.status_code, "no message of that id was rejected" in refused.text) == (404, True)
+
+
+def test_a_message_s_page_has_its_own_reasons_and_none_of_one_whose_id_begins_so(
+    browser: TestClient, pipeline: Pipeline
+) -> None:
+    longer = Delivery(message_id="message-12", queue="q", receipt_handle="r", landing_sha256="a" * 64)
+    own_tx(pipeline.deliveries).record([longer])
+    own_tx(pipeline.deliveries).reject(
+        [Rejection(message_id="message-12", record_index=0, reason_code="unknown_bucket", detail="another")]
+    )
+    page = browser.get("/rejected/message-1").text
+    assert "no &lt;JSON&gt;" in page
+    assert "another" not in page
+
+
+def test_a_message_of_any_size_is_shown_in_part(
+    browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfm_dagster.console.records.MOST_SHOWN", 6)
+    page = browser.get("/rejected/message-1").text
+    assert '<pre tabindex="0">{&#34;key</pre>' in page.replace("&#34;</pre>", "</pre>")
+    assert f"And {len(HOSTILE) - 6} characters more: <code>kfm units rejected --message message-1 --body</code>" in page
+
+
+def test_pages_of_rejections_follow_each_other_though_a_batch_is_of_one_moment(
+    browser: TestClient, pipeline: Pipeline
+) -> None:
+    whole = [(row.message_id, row.record_index) for row in pipeline.deliveries.rejected()]
+    assert len(whole) == len(set(whole)) == MESSAGES + 1
+    for limit in (1, 2, 3):
+        seen = in_pages(browser, "rejections", limit=limit)
+        assert [(row["message_id"], row["record_index"]) for row in seen] == whole
+
+
+def test_the_pages_show_what_their_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 2)
+    page = browser.get("/rejected?message=message").text
+    assert "s3://b/" not in page
+    assert 'aria-label="Rejected messages"' in page
+    [following] = re.findall(r'href="([^"]*)" rel="next"', page)
+    assert 'href="/rejected?message=message">First page' in browser.get(following.replace("&amp;", "&")).text
+    assert "<option selected>unknown_bucket</option>" in browser.get("/rejected?reason=unknown_bucket").text
+    for wrong in ("reason=whim", "after=x", "message=%00", "colour=red"):
+        assert browser.get(f"/rejected?{wrong}").status_code == 400, wrong
+
+
+def test_an_alert_says_what_fires_and_what_helps_and_is_taken_on_by_whom(
+    browser: TestClient, pipeline: Pipeline
+) -> None:
+    open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id="run-7")
+    open_alert(pipeline.database, AlertRule.UNLOCK, "clock")
+    front = browser.get("/").text
+    assert '<a href="/alerts?rule=retry_storm">alert retry_storm (warning) of all stages</a>' in front
+    page = browser.get("/alerts?rule=retry_storm").text
+    for said in (
+        "Many stages are retried",
+        "kfm runs show run-7",
+        'href="/runs/run-7"',
+        "docs/alerts.md#retry_storm",
+    ):
+        assert said in page
+    assert "clock" not in page.partition("<section")[2]
+    assert "kfm alerts ack 1" in page
+    assert browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).status_code == 403
+    assert browser.post("/sign-in", data={"token": TOKEN}).status_code == 200
+    # As on the command line, in prod, too, without a change reference.
+    pipeline.settings = pipeline.settings.model_copy(update={"env": Environment.PROD})
+    assert "taken on</dt><dd>by anna" in browser.post("/alerts/1/acknowledge", data={"reason": "mine"}).text
+    [alert, _] = AlertStore(pipeline.database, clock=pipeline.clock).listed()
+    assert (alert.state, alert.acknowledged_by, alert.acknowledged_why) == (AlertState.ACKNOWLEDGED, "anna", "mine")
+    assert [entry.actor for entry in own_tx(pipeline.ledger.log).entries()] == ["anna"]
+    answers = [browser.post(f"/alerts/{number}/acknowledge", data={"reason": "mine"}) for number in (1, 9)]
+    assert [answer.status_code for answer in answers] == [409, 404]
+
+
+def test_alerts_come_in_pages(browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rule in AlertRule:
+        open_alert(pipeline.database, rule, "x")
+    assert [alert["rule"] for alert in in_pages(browser, "alerts", limit=3)] == [*AlertRule]
+    monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 5)
+    first = browser.get("/alerts").text
+    [following] = re.findall(r'href="([^"]*)" rel="next"', first)
+    headings = [re.findall(r'<h2 id="alert-(\d+)"', text) for text in (first, browser.get(following).text)]
+    assert headings == [["1", "2", "3", "4", "5"], ["6", "7", "8"]]
+    for wrong in ("rule=whim", "days=0", "after=x"):
+        assert browser.get(f"/alerts?{wrong}").status_code == 400, wrong
+
+
+@pytest.mark.one_database
+def test_a_page_of_gaps_has_a_dataset_s_own_and_says_that_there_are_more(
+    browser: TestClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = pipeline.clock()
+    pace = {"silent_since": now - timedelta(minutes=20), "since": now - timedelta(minutes=40)}
+    pipeline.gaps.look_at(
+        [
+            FeedWindow(dataset=dataset, product=dataset, groups={}, expected=8, least=4, **pace)
+            for dataset in ("hrrr", "nexrad-l2")
+        ],
+        at=now,
+    )
+
+    def shown(query: str) -> tuple[list[str], bool]:
+        page = browser.get(f"/gaps?{query}").text
+        return re.findall('<a href="/datasets/([^"]*)">', page), "There are more" in page
+
+    assert sorted(shown("")[0]) == ["hrrr", "nexrad-l2"]
+    assert shown("dataset=hrrr") == (["hrrr"], False)
+    monkeypatch.setattr("kfm_dagster.console.pages.MOST_ROWS", 1)
+    assert "gaps.svg?dataset=hrrr&amp;days=14" in browser.get("/gaps?dataset=hrrr&days=300").text
+    assert browser.get("/gaps?after=x").status_code == 400
+    datasets, is_more = shown("")
+    assert (len(datasets), is_more) == (1, True)

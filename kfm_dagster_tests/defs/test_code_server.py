@@ -10,16 +10,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from multiprocessing import forkserver
 from pathlib import Path
 
+import dagster as dg
 import pytest
+import sqlalchemy as sa
+from dagster._core.events import EngineEventData
+from dagster_aws.s3 import S3ComputeLogManager
 
 from kfm_dagster.cyclic_gc import THRESHOLDS
+from kfm_dagster.defs import reexecutions
 from kfm_dagster.defs.code_server import CODE_VERSION, UNKNOWN_EXIT, RunContext
-from kfm_dagster.defs.run_processes import is_running
-from kfm_dagster.deployment.local import Deployment
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.defs.instance_storage import prepare
+from kfm_dagster.defs.reexecutions import InstanceReexecutions
+from kfm_dagster.defs.run_processes import SERVER_TAG, fail_lost_runs, is_running
+from kfm_dagster.defs.run_storage import active_runs
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.deployment.local import Deployment, dagster_yaml_for
+from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
 from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
 from kfm_dagster.ingest import pipeline
 from kfm_dagster.settings import Settings
@@ -233,3 +245,245 @@ def test_a_run_s_process_is_alive_until_it_ends_though_the_one_that_forked_it_is
     while process.is_alive():
         time.sleep(0.01)
     assert not is_running(process.pid or 0)
+
+
+STARTED = dg.DagsterRunStatus.STARTED
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def begun(
+    instance: dg.DagsterInstance, *pids: int, host: str = "127.0.0.1", status: dg.DagsterRunStatus = STARTED
+) -> dg.DagsterRun:
+    """A run of a day with the events of its processes."""
+    tags = {SERVER_TAG: json.dumps({"host": host, "port": 1}), "dagster/partition": "2025-12-03"}
+    job = dg.GraphDefinition(name="nothing").to_job()
+    run = instance.create_run_for_job(job, tags=tags, status=status)
+    instance.report_engine_event("no process yet", run)
+    for pid in pids:
+        instance.report_engine_event("Started process for run", run, EngineEventData.in_process(pid))
+    return run
+
+
+def status_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+    return instance.get_run_by_id(run.run_id).status
+
+
+@pytest.mark.clause("DAG-10")
+def test_a_run_whose_process_is_gone_has_failed_and_is_not_active(
+    instance: dg.DagsterInstance, child: subprocess.Popen[bytes]
+) -> None:
+    run = begun(instance, child.pid)
+    assert active_runs(instance, begun=set).active.total() == 1
+    child.kill()
+    child.wait()
+    assert active_runs(instance, begun=set).active.total() == 0
+    assert status_of(instance, run) is dg.DagsterRunStatus.FAILURE
+    assert f"the run's process {child.pid} is gone" in [entry.message for entry in instance.all_logs(run.run_id)]
+
+
+def test_other_runs_are_left_as_they_are(instance: dg.DagsterInstance, child: subprocess.Popen[bytes]) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    runs = {
+        "another machine": begun(instance, dead.pid, host="code.example"),
+        "no process yet": begun(instance),
+        "a later process of the same run": begun(instance, child.pid, dead.pid),
+        "not started": begun(instance, dead.pid, status=dg.DagsterRunStatus.STARTING),
+        "ended meanwhile": begun(instance, dead.pid),
+    }
+    instance.report_run_canceled(runs["ended meanwhile"])
+    for case, run in runs.items():
+        before = status_of(instance, run)
+        assert fail_lost_runs(instance, [run]) is (case == "ended meanwhile"), case
+        assert status_of(instance, run) is before, case
+
+
+def test_a_dead_process_that_nobody_waited_for_does_not_run(child: subprocess.Popen[bytes]) -> None:
+    assert is_running(child.pid)
+    child.kill()
+    # Not yet waited for, it is a zombie as soon as it has ended.
+    while is_running(child.pid):
+        pass
+    assert child.poll() is not None
+
+
+ROOTS = ["11111111-0000-4000-8000-000000000001", "11111111-0000-4000-8000-000000000002"]
+RUNS = [f"22222222-0000-4000-8000-00000000000{number}" for number in (1, 2, 3)]
+
+
+def filled(home: Path) -> None:
+    """Two runs with three re-executions, which were queued against the order of their ids; the last has begun."""
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        for root in ROOTS:
+            instance.add_run(dg.DagsterRun(job_name="ingest", run_id=root))
+        for run_id, root in zip(RUNS, [ROOTS[0], ROOTS[1], ROOTS[0]], strict=True):
+            tags = {"dagster/root_run_id": root, "dagster/parent_run_id": root}
+            run = dg.DagsterRun(job_name="ingest", run_id=run_id, root_run_id=root, parent_run_id=root, tags=tags)
+            instance.add_run(run)
+        instance.report_run_canceling(run)
+        instance.report_run_canceled(run)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def home(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A DAGSTER_HOME with the dagster.yaml of its environment, and nothing made yet."""
+    if request.param == "postgresql":
+        monkeypatch.setenv("KFM_DAGSTER_DSN", request.getfixturevalue("empty_postgres_url"))
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "dagster.yaml").write_text(dagster_yaml_for(os.environ, folder))
+    monkeypatch.setenv("DAGSTER_HOME", str(folder))
+    return folder
+
+
+def test_reexecutions_are_found_where_dagster_keeps_its_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(home)
+    filled(home)
+    monkeypatch.delenv("DAGSTER_HOME")
+    monkeypatch.setattr(reexecutions, "ROOTS_ASKED", 1)
+    asked = InstanceReexecutions(home)
+    first, begun = asked.of(ROOTS[0])
+    assert (first.run_id, first.root_run_id, first.started_at, first.ended_at) == (RUNS[0], ROOTS[0], None, None)
+    assert (begun.run_id, begun.root_run_id) == (RUNS[2], ROOTS[0])
+    assert abs((datetime.now(UTC) - begun.ended_at).total_seconds()) < 600
+    assert [one.run_id for one in asked.beginning(RUNS[0][:8], limit=2)] == RUNS[:2]
+    assert list(asked.beginning(RUNS[2], limit=5)) == [begun]
+    assert list(asked.beginning("33333333", limit=5)) == []
+    assert list(asked.beginning(ROOTS[0], limit=5)) == []
+    assert list(asked.of(RUNS[0])) == []
+
+
+def test_where_dagster_has_kept_nothing_yet_asking_makes_nothing(home: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert list(InstanceReexecutions(home).of(ROOTS[0])) == []
+    assert sorted(tmp_path.rglob("*")) == before
+    if url := os.environ.get("KFM_DAGSTER_DSN"):
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        assert sa.inspect(engine).get_table_names() == []
+
+
+def test_runs_that_cannot_be_read_are_not_taken_for_none(home: Path) -> None:
+    prepare(home)
+    filled(home)
+    url = os.environ.get("KFM_DAGSTER_DSN") or f"sqlite:///{home}/history/runs.db"
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE run_tags RENAME COLUMN value TO worth")
+    asked = InstanceReexecutions(home)
+    for ask in (lambda: asked.of(ROOTS[0]), lambda: asked.beginning(RUNS[0][:8], limit=5)):
+        with pytest.raises(DatabaseUnavailableError, match=r"Dagster's runs cannot be read; observed .*value"):
+            ask()
+
+
+def test_without_a_storage_that_can_be_read_there_are_none_and_nothing_is_made(tmp_path: Path) -> None:
+    for config in (None, "", "a: [", "storage: 7", "storage: {postgres: {postgres_url: {env: NOT_SET}}}"):
+        if config is not None:
+            (tmp_path / "dagster.yaml").write_text(config)
+        before = sorted(tmp_path.rglob("*"))
+        assert list(InstanceReexecutions(tmp_path).of(ROOTS[0])) == []
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_storage_that_does_not_answer_takes_nothing_from_the_account(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_DAGSTER_DSN", "postgresql+psycopg2://kfm@127.0.0.1:1/dagster")
+    (tmp_path / "dagster.yaml").write_text(dagster_yaml_for(os.environ, tmp_path))
+    assert list(InstanceReexecutions(tmp_path).of(ROOTS[0])) == []
+    assert capfd.readouterr() == ("", "")
+
+
+SAID = "two messages were taken in"
+BUCKET = "compute-logs"
+
+
+@dg.op
+def says_something() -> None:
+    sys.stdout.write(SAID)
+
+
+@dg.job
+def speaking() -> None:
+    says_something()
+
+
+@contextmanager
+def machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """An instance with the dagster.yaml that `kfm init` writes."""
+    home.mkdir()
+    (home / "dagster.yaml").write_text(dagster_yaml_for(os.environ, home))
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        yield instance
+
+
+def ran(instance: dg.DagsterInstance) -> list[str]:
+    """Run the job; return the key of what its step printed."""
+    done = speaking.execute_in_process(instance=instance)
+    assert done.success
+    [captured] = [event for event in done.all_events if event.event_type is dg.DagsterEventType.LOGS_CAPTURED]
+    return [done.run_id, "compute_logs", captured.event_specific_data.file_key]
+
+
+def printed(instance: dg.DagsterInstance, key: list[str]) -> str:
+    return (instance.compute_log_manager.get_log_data(key).stdout or b"").decode()
+
+
+@pytest.fixture(scope="module")
+def cloud(cloud: EmbeddedCloud) -> EmbeddedCloud:
+    cloud.client("s3").create_bucket(Bucket=BUCKET)
+    return cloud
+
+
+def name(bucket: str, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in cloud.environment().items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("KFM_COMPUTE_LOGS_URL", f"s3://{bucket}/deployment/one")
+
+
+@pytest.mark.clause("DAG-09", "DAG-15")
+def test_what_a_step_prints_is_read_on_another_machine(
+    tmp_path: Path, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name(BUCKET, cloud, monkeypatch)
+    with machine(tmp_path / "worker", monkeypatch) as worker:
+        key = ran(worker)
+        assert isinstance(worker.compute_log_manager, S3ComputeLogManager)
+        assert not [file for file in (tmp_path / "worker").rglob("*.out") if SAID in file.read_text()]
+    [kept] = [
+        entry["Key"]
+        for entry in cloud.client("s3").list_objects_v2(Bucket=BUCKET)["Contents"]
+        if entry["Key"].endswith(".out")
+    ]
+    assert kept == f"deployment/one/storage/{'/'.join(key)}.out"
+    with machine(tmp_path / "web", monkeypatch) as web:
+        assert SAID in printed(web, key)
+
+
+@pytest.mark.clause("DAG-09")
+def test_a_bucket_that_takes_no_log_costs_no_step_and_the_log_stays(
+    tmp_path: Path, cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name("gone", cloud, monkeypatch)
+    with machine(tmp_path / "worker", monkeypatch) as worker:
+        assert SAID in printed(worker, ran(worker))
+
+
+@pytest.mark.clause("DAG-09")
+def test_without_a_bucket_they_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KFM_COMPUTE_LOGS_URL", raising=False)
+    with machine(tmp_path / "home", monkeypatch) as alone:
+        assert SAID in printed(alone, ran(alone))
+    assert [file for file in (tmp_path / "home" / "storage").rglob("*.out") if SAID in file.read_text()]

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.contracts.envelope import ProvenanceStatus, StacStatus, WalId
+from kfm_dagster.contracts.envelope import Envelope, ProvenanceStatus, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Severity
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -28,7 +28,7 @@ from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.lineage.batches import FolderFiles
 from kfm_dagster.lineage.openlineage import Event
 from kfm_dagster.lineage.store import Lineage
-from kfm_dagster.lineage.unit import LineagePath, LineageUnit
+from kfm_dagster.lineage.unit import LineagePath, LineageUnit, item_entity
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.databases import refuse_rows
@@ -37,11 +37,13 @@ from kfm_dagster_tests.ledger.bench import Clock
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.test_openlineage_events import OFFICIAL
 from kfm_dagster_tests.lineage.units import (
+    RUN_ID,
     ingest_run,
     once_each,
     readable,
     registered,
     repaired,
+    superseded,
     units,
     with_stac,
 )
@@ -406,3 +408,57 @@ def test_a_collection_names_the_run_that_wrote_its_newest_item(pipeline: Pipelin
     # What is taken back was not written, as far as the catalog tells.
     own_tx(pipeline.catalog).undo(DATASET, RUNS[1])
     assert written_by()["run_id"] == RUNS[0]
+
+
+UNIT, OTHER = registered().wal_id, registered(1).wal_id
+ITEM, REPAIRED_ITEM = item_entity(UNIT, ""), item_entity(UNIT, "r1")
+FIRST, WITHDRAWN = registered(), None
+CONTENT, REPAIRED = f"{0:064x}", "e" * 64
+UNCHANGED, WITHOUT_HASH = {"write_status": StacStatus.NO_OP}, with_stac(FIRST, content_sha256=None)
+CHANGED = {"write_status": StacStatus.UPDATED, "content_sha256": REPAIRED}
+OTHERS = [registered(1), with_stac(registered(1, replay_run_id="r0"), **CHANGED)]
+"""Another unit, and its repair."""
+
+CASES: dict[str, tuple[list[Envelope | None], list[str], str | None]] = {
+    # emitted envelopes in their order: the unit's revisions, and the Item that the last revision revises or yields to
+    "first": ([FIRST], [""], None),
+    "a failed unit's first lineage is its replay's": ([repaired("r1")], [""], None),
+    "a replay of that lineage that changed nothing": ([repaired("r1"), repaired("r2", **UNCHANGED)], [""], None),
+    "again": ([FIRST, FIRST], [""], None),
+    "a repair that changed the Item": ([FIRST, repaired("r1")], ["", "r1"], ITEM),
+    "that repair after a crash": ([FIRST, repaired("r1", **UNCHANGED)], ["", "r1"], ITEM),
+    "a replay that changed nothing": ([FIRST, repaired("r1"), repaired("r2", **UNCHANGED)], ["", "r1"], ITEM),
+    "a repair back to the first content": (
+        [FIRST, repaired("r1"), repaired("r2", content_sha256=CONTENT)], ["", "r1", "r2"], REPAIRED_ITEM
+    ),
+    "emitted before hashes were kept, and unchanged": ([WITHOUT_HASH, repaired("r1", **UNCHANGED)], [""], None),
+    "emitted before hashes were kept, and changed": ([WITHOUT_HASH, repaired("r1")], ["", "r1"], ITEM),
+    "a newer unit's Item is current": ([FIRST, superseded(0, by=1).evolve(replay_run_id="r1")], [""], None),
+    "changed by another release in the middle of a retry": ([FIRST, with_stac(FIRST, **CHANGED)], ["", RUN_ID], None),
+    "a replay after a withdrawal": (
+        [FIRST, WITHDRAWN, repaired("replay", content_sha256=CONTENT)], ["replay"], None
+    ),
+    "a rewritten object": ([with_stac(FIRST, replaces=OTHER)], [""], item_entity(OTHER, "")),
+    "a rewritten object after a repair": ([*OTHERS, with_stac(FIRST, replaces=OTHER)], [""], item_entity(OTHER, "r0")),
+    "a late unit": ([superseded(0, by=1)], [""], item_entity(OTHER, "")),
+    "a late unit after a repair": ([*OTHERS, superseded(0, by=1)], [""], item_entity(OTHER, "r0")),
+}  # fmt: skip
+
+
+@pytest.mark.clause("RPL-05", "OPR-11")
+@pytest.mark.one_database
+@pytest.mark.parametrize(("emitted", "revisions", "related"), CASES.values(), ids=CASES)
+def test_a_unit_is_emitted_under_its_revision(
+    emitted: list[Envelope | None], revisions: list[str], related: str | None, database: Database, root: Path,
+    contract: DatasetContract,
+) -> None:  # fmt: skip
+    lineage = Lineage(database, str(root))
+    for envelope in emitted:
+        if envelope is WITHDRAWN:
+            own_tx(lineage).invalidate(run_id=RUN_ID, contract=contract, reason="S1")
+        else:
+            lineage.emit([LineageUnit.of(envelope)], run=ingest_run(), contract=contract, fence=open_fence)
+    assert [link.revision for link in lineage.links_of(UNIT)] == [name for name in revisions for _path in range(2)]
+    last = LineageUnit.of(FIRST, revision=revisions[-1])
+    [item] = [node for node in nodes(root) if node["id"] == last.item_id]
+    assert item.get("wasRevisionOf", item.get("alternateOf")) == related

@@ -36,7 +36,7 @@ FAR = {"benchmarks", "browser", "docs", "fuzz", "mutants", "release", "simulatio
 """Folders of tests that walk, draw or measure, instead of holding one rule."""
 SLOW = {
     *LONGEST,
-    *("ledger/test_ledger_contention.py", "ledger/test_ledger_plans.py"),
+    "ledger/test_ledger_plans.py",
     *("test_imports.py", "test_selection.py", "test_wheel.py"),
 }
 """Tests of many processes, of many rows, of the tree as a whole, and the longest, beside the walks."""

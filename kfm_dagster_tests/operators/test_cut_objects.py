@@ -1,25 +1,30 @@
-"""Objects of every size that are cut, with and without their sidecar: never `ok`."""
+"""Objects that are cut, with and without their sidecar, and objects under keys of others: never `ok`."""
 
 from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from kfm_dagster.contracts.envelope import CheckStatus, Integrity, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.contracts.quality import Expected, ValueRange, contradictions
+from kfm_dagster.demo.samples.gefs import make_gefs
+from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
 from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.mrms import make_mrms
+from kfm_dagster.demo.samples.nbm import make_nbm
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
+from kfm_dagster.readers.grib2_properties import MRMS, parameters
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.reading import unit_of
-
-pytestmark = pytest.mark.clause("OPR-20", "BEY-04")
 
 REGISTRY = ContractRegistry.load()
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -75,6 +80,7 @@ def spread(lengths: list[int], *, cut: int = 0) -> Spread:
     return Spread(at - cut, pieces)
 
 
+@pytest.mark.clause("OPR-20", "BEY-04")
 def test_lengths_are_followed_at_any_size() -> None:
     lengths = [9_000_000, 3 * GIB, GIB, 2 * GIB, 3 * GIB]
     whole = spread(lengths)
@@ -90,11 +96,13 @@ def test_lengths_are_followed_at_any_size() -> None:
             assert (found.status, codes(found)) == (CheckStatus.FAILED, {"truncated_object"})
 
 
+@pytest.mark.clause("OPR-20", "BEY-04")
 def test_whole_messages_without_the_others_of_their_index_fail() -> None:
     found = extract("hrrr", HRRR_KEY, BytesSource(HRRR[:376]), HRRR_INDEX.encode())
     assert (found.status, codes(found)) == (CheckStatus.FAILED, {"sidecar_mismatch"})
 
 
+@pytest.mark.clause("OPR-20", "BEY-04")
 def test_more_messages_than_are_followed_are_suspect_at_best() -> None:
     for cut, expected in (
         (0, {"sidecar_missing", "completeness_unchecked"}),
@@ -116,8 +124,119 @@ def test_more_messages_than_are_followed_are_suspect_at_best() -> None:
     assert found.stac_properties["grib:message-count"] == WALK_MESSAGES
 
 
+@pytest.mark.clause("OPR-20", "BEY-04")
 def test_without_a_sidecar_in_its_contract_an_object_is_suspect_for_what_nothing_lists() -> None:
     storage = REGISTRY["hrrr"].storage.model_copy(update={"sidecars": []})
     rules = REGISTRY["hrrr"].metadata_extract.model_copy(update={"severities": {}})
     found = extract("hrrr", HRRR_KEY, BytesSource(HRRR), storage=storage, metadata_extract=rules)
     assert (found.status, codes(found)) == (CheckStatus.SUSPECT, {"completeness_unchecked"})
+
+
+class Made(NamedTuple):
+    dataset: str
+    key: str
+    content: bytes
+    lines: str | None = None
+
+    def under(self, dataset: str, key: str) -> Any:
+        """Metadata of this object under a key."""
+        index = None if self.lines is None else self.lines.encode()
+        return extract(dataset, key, BytesSource(self.content), index)
+
+
+def made() -> Iterator[Made]:
+    """Samples of one run and lead, of which no two are of one member, grid, parameter and model."""
+    for member in ("c00", "p05", "p15", "avg", "spr"):
+        for product in ("pgrb2a", "pgrb2s"):
+            yield Made("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
+    for region in ("conus", "alaska"):
+        yield Made("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
+    for region in ("co", "hi"):
+        yield Made("nbm", *make_nbm(run=RUN, lead=6, region=region))
+    for resolution in ("0p25", "0p50", "1p00"):
+        yield Made("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
+    for region in ("atlocn", "global"):
+        yield Made("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
+    for region in ("CONUS", "ALASKA"):
+        for product in ("PrecipRate_00.00", "MergedRhoHV_19.00"):
+            yield Made("mrms", *make_mrms(valid=RUN, region=region, product=product))
+
+
+def renamed() -> Iterator[tuple[str, str]]:
+    """Keys of the regions of which there are no samples."""
+    for dataset, key, region, others in (
+        ("nbm", make_nbm(run=RUN, lead=6)[0], ".co.", (".ak.", ".gu.", ".oc.", ".pr.")),
+        ("gfs", make_gfs_wave(run=RUN, lead=6)[0], ".atlocn.", (".wcoast.", ".epacif.")),
+        ("mrms", make_mrms(valid=RUN)[0], "CONUS", ("CARIB", "GUAM", "HAWAII")),
+    ):
+        yield from ((dataset, key.replace(region, other)) for other in others)
+    yield "gfs", make_gfs_wave(run=RUN, lead=6, region="global")[0].replace(".global.", ".gsouth.")
+
+
+@pytest.mark.clause("OPR-26")
+def test_a_sample_agrees_with_its_own_key_and_with_no_other() -> None:
+    samples = [*made()]
+    keys = [(sample.dataset, sample.key) for sample in samples]
+    for sample in samples:
+        assert sample.under(sample.dataset, sample.key).issues == ()
+        for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
+            if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
+                metadata = sample.under(dataset, key)
+                found = (metadata.status, "key_mismatch" in codes(metadata))
+                assert found == (CheckStatus.FAILED, True), (sample.key, key)
+
+
+@pytest.mark.clause("OPR-26")
+def test_a_real_object_agrees_with_its_own_key_and_with_none_of_another_grid_or_parameter(shared_data: Path) -> None:
+    objects = []
+    for path in sorted((shared_data / "objects").rglob("*")):
+        bucket, _, key = path.relative_to(shared_data / "objects").as_posix().partition("/")
+        contract = REGISTRY.route(bucket=bucket, key=key).contract if path.is_file() else None
+        match = contract and REGISTRY.grammars[contract.id].match(key)
+        if contract and match and contract.metadata_extract.key_values:
+            names = ("region", "resolution", "name" if contract.id == "mrms" else "")
+            product = (contract.id, *map(match.groups.get, names))
+            objects.append((contract, key, path.read_bytes(), product))
+    assert len(objects) >= 10
+    for contract, own, content, product in objects:
+        for other, key, _, another in objects:
+            if contract.metadata_extract.reader == other.metadata_extract.reader:
+                metadata = extract(other.id, key, BytesSource(content))
+                assert ("key_mismatch" in codes(metadata)) is (product != another), (own, key)
+
+
+@pytest.mark.clause("OPR-26")
+def test_an_index_of_another_member_contradicts_the_key() -> None:
+    key, content, index = make_gefs(run=RUN, lead=6, member="p05")
+    lines = index.splitlines(keepends=True)
+    lines[-1] = lines[-1].replace("ENS=+5", "ENS=+6")
+    assert codes(Made("gefs", key, content, "".join(lines)).under("gefs", key)) == {"key_mismatch"}
+
+
+def test_a_value_agrees_by_the_first_pattern_that_the_group_matches() -> None:
+    by_text: dict[str, Expected] = {
+        r"p0?(\d+)": r"\1",
+        "c00": [0, 1],
+        "avg|p.*": None,
+        "box": ValueRange(minimum=1, maximum=2.5),
+    }
+    for text, value, agrees in (
+        ("p05", 5, True), ("p05", 6, False), ("p15", 15, True), ("p05", None, False),
+        ("c00", 0, True), ("c00", 1, True), ("c00", 2, False),
+        ("avg", None, True), ("avg", 0, False),
+        ("box", 1, True), ("box", 2.5, True), ("box", 2.6, False), ("box", "2", False), ("box", None, False),
+        ("spr", "anything", True), (None, "anything", True),
+    ):  # fmt: skip
+        groups = {} if text is None else {"member": text}
+        found = contradictions({"native.x": {"member": by_text}}, groups, lambda _, value=value: [value])
+        assert (not [*found]) is agrees, (text, value)
+
+
+@pytest.mark.clause("OPR-26")
+def test_products_of_mrms_have_the_codes_of_the_table_of_parameters() -> None:
+    codes_of = {entry.abbreviation: codes for codes, entry in parameters().items() if codes[0] == MRMS}
+    declared = REGISTRY["mrms"].metadata_extract.key_values["native.parameter"]["product"]
+    assert len(declared.keys() & codes_of) > 100
+    for product, given in declared.items():
+        allowed = given if isinstance(given, list) else [given]
+        assert product not in codes_of or ".".join(map(str, codes_of[product])) in allowed

@@ -26,7 +26,7 @@ from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster_tests.factories import envelope
 
 SHIPPED = ContractRegistry.load()["hrrr"]
-# Scripted readers have no native values; `test_key_values.py` compares these.
+# Scripted readers have no native values; `test_cut_objects.py` compares these.
 HRRR = SHIPPED.model_copy(update={"metadata_extract": SHIPPED.metadata_extract.model_copy(update={"key_values": {}})})
 KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
 START = datetime(2025, 12, 3, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 The collector of a run looks rarely (`kfm_dagster/cyclic_gc.py`), so a cycle that held an object's blocks would keep
 them for thousands of units. Does not belong here: what a hostile object may cost (`fuzz/`), and that a whole run makes
-no more requests (`integration/test_requests.py`).
+no more requests (`integration/test_bad_objects.py`).
 """
 
 from __future__ import annotations
