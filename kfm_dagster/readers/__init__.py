@@ -1,6 +1,6 @@
 """Readers: metadata from object headers by range requests.
 
-Pure: bytes in, `HeaderMetadata` or `ReadError` out. Your own reader is a `Reader`; `base.py` has
+Pure: bytes in, `HeaderMetadata` or `ReadError` out. Your own reader implements the protocol `Reader`; `base.py` has
 the readers of this package by name.
 """
 

@@ -100,8 +100,12 @@ TIMES = frozenset({"datetime", "start_datetime", "end_datetime"})
 """Properties that follow from the times of any header."""
 
 
-Reader = Callable[[ReadRequest], HeaderMetadata]
-"""A function from a request to the object's own metadata. Raises ReadError."""
+class Reader(Protocol):
+    """A function from a request to the object's own metadata. Raises ReadError."""
+
+    def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
+        """Read the headers."""
+        ...
 
 
 def table(name: str) -> Iterator[Mapping[str, str]]:
