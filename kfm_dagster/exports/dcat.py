@@ -106,7 +106,7 @@ def export_dcat(
     *,
     catalog: str,
     folder: Path,
-    contact: str = "",
+    contact: str,
 ) -> Path:
     """Write the catalog's datasets to a folder and return the file.
 
