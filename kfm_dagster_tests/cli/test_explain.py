@@ -186,6 +186,7 @@ def test_a_reexecution_skips_what_had_succeeded_in_its_run(
     assert account["units"] == {}
     root = told(call, WORKED)
     assert root["reexecutions"] == [REEXECUTED, WAITS]
+    assert {node["fate"] for node in told(call, WAITS)["nodes"]} == {"skipped"}
     assert {node["fate"] for node in root["nodes"]} == {"ran"}
     compared = call("replay", "compare", REEXECUTED[:8], "--dataset", "goes-abi")
     assert (compared.code, f"{WORKED} has done nothing of goes-abi" in compared.err) == (ExitCode.REFUSED, True)

@@ -55,10 +55,3 @@ def test_a_unit_whose_output_is_lost_is_shown_all_the_same(call: Call, units: di
     [issue] = answer.rows[0]["issues"]  # type: ignore[misc]
     assert (issue["operator"], issue["code"]) == ("settle", None)
     assert "cannot be read" in issue["message"]
-
-
-def test_wal_list_finds_what_is_suspect(call: Call, units: dict[str, str]) -> None:
-    for narrower in ([], ["--partition", DAY], ["--dataset", "hrrr", "--status", "succeeded"]):
-        suspect = call("wal", "list", "--suspect", *narrower, "--json").rows
-        assert [row["wal_id"] for row in suspect] == [units["suspect"]]
-        assert len(call("wal", "list", *narrower, "--json").rows) == 2

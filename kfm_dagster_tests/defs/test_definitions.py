@@ -20,7 +20,6 @@ from kfm_dagster.defs.celery_worker import worker_app
 from kfm_dagster.defs.chain import dataset_of, slug
 from kfm_dagster.defs.executors import BROKER, LEASES_UNTIL_REDELIVERY, step_executor
 from kfm_dagster.errors import ConfigurationError, ExitCode
-from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.ingest.window import PartitionWindow
 from kfm_dagster.settings import FeedKind, Settings
@@ -163,12 +162,6 @@ def test_jobs_schedules_sensors_and_checks_have_descriptions(definitions: dg.Def
     assert [each.name for each in named if not each.description] == []
 
 
-@pytest.mark.clause("DAG-08")
-def test_every_job_takes_an_empty_configuration(definitions: dg.Definitions, contracts: ContractRegistry) -> None:
-    for name in ("ingest", *(f"ingest_{slug(contract.id)}" for contract in contracts)):
-        assert dg.validate_run_config(definitions.resolve_job_def(name), {})
-
-
 def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definitions) -> None:
     jobs = ("ingest", "path_arrival", "feed_gaps")
     made = {name: definitions.resolve_job_def(name).asset_layer.selected_asset_keys for name in jobs}
@@ -176,12 +169,6 @@ def test_no_ingest_makes_what_stands_beside_the_chain(definitions: dg.Definition
     assert made["ingest"] & branch == set()
     assert made["path_arrival"] == branch
     assert made["feed_gaps"] == set()
-
-
-def test_every_source_can_be_asked_for(definitions: dg.Definitions) -> None:
-    for source in Source:
-        config = {"ops": {"hrrr__message_parse": {"config": {"source": source.name}}}}
-        assert dg.validate_run_config(definitions.resolve_job_def("ingest_hrrr"), config)
 
 
 def test_a_wrong_card_refuses_the_code_location_with_file_and_line(tmp_path: Path) -> None:
