@@ -35,7 +35,15 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores, open_store
-from kfm_dagster.storage.s3 import HEADER_CHARS, LARGEST_SIZE, NO_TIME, REFUSAL_BYTES, OddAnswerError, S3Bucket
+from kfm_dagster.storage.s3 import (
+    HEADER_CHARS,
+    LARGEST_SIZE,
+    LISTING_BYTES,
+    NO_TIME,
+    REFUSAL_BYTES,
+    OddAnswerError,
+    S3Bucket,
+)
 from kfm_dagster.storage.signature import signed_headers
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 
@@ -274,6 +282,9 @@ def test_a_listing_that_cannot_be_is_an_error_of_the_store() -> None:
         answer = answering(f"200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}", 0)
         with answer as (bucket, _), pytest.raises(OddAnswerError):
             list(islice(bucket.list("folder"), 3))
+    endless = answering(f"200 OK\r\nContent-Length: {LISTING_BYTES + 1}", LISTING_BYTES + 1)
+    with endless as (bucket, _), pytest.raises(OddAnswerError, match="more bytes than were requested"):
+        next(bucket.list("folder"))
 
 
 def test_the_text_of_a_refusal_may_be_longer_than_the_range() -> None:
