@@ -30,7 +30,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.statements import migrations
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import Bench, make_bench
-from kfm_dagster_tests.storage.test_constraints import LATER, STANDING, TWO, T
+from kfm_dagster_tests.storage.test_constraints import DAY, LATER, STANDING, TWO, T
 
 # Written out once more from the state machine document, section 3, so that code and test cannot err together.
 LEGAL = {
@@ -189,7 +189,9 @@ NO_BEGINNING: list[dict[str, Any]] = [
     {"version": 2},
     {"updated_at": LATER},
     {"last_attempt_at": T},
-    {"last_error_code": "x"},
+    *({name: "x"} for name in ("last_error_code", "last_error_message")),
+    *({name: "x"} for name in ("stac_item_id", "stac_collection_id", "stac_item_href")),
+    {"replay_reason": "retry"},
     {"integrity_status": "ok"},
     {"metadata_status": "suspect"},
     {"stac_status": "created"},
@@ -200,7 +202,7 @@ NO_BEGINNING: list[dict[str, Any]] = [
 @pytest.mark.clause("WSM-03")
 def test_a_record_that_does_not_begin_at_the_beginning_is_refused(bench: Bench) -> None:
     for change in NO_BEGINNING:
-        with pytest.raises(DBAPIError):
+        with pytest.raises(DBAPIError, match="record_begins_pending"):
             type_record(bench, **change)
     assert bench.ledger.find() == []
     type_record(bench)
@@ -215,7 +217,15 @@ def test_a_second_record_of_a_unit_is_refused_under_its_own_and_under_another_id
             with pytest.raises(DBAPIError):
                 type_record(bench, verb=verb, wal_id=wal_id)
     assert [entry.version for entry in bench.ledger.history(RECORD["wal_id"])] == [1]
-    assert len(bench.ledger.find()) == 1
+    others = {
+        "object_uri": "s3://b/2",
+        "dataset": "e",
+        "time_range_start": f"{DAY}T11:00:00.000000Z",
+        "object_version": "v",
+    }
+    for number, (name, value) in enumerate(others.items(), 2):
+        type_record(bench, wal_id=f"{TWO[:-1]}{number}", **{name: value})
+    assert len(bench.ledger.find()) == 1 + len(others)
 
 
 STAMP = "version = version + 1, changed_by = 'person', change_reason = 'by hand'"
