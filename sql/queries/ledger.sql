@@ -432,9 +432,9 @@ UPDATE nodd_wal_records SET
     worker_id = :worker_id,
     changed_by = :worker_id,
     change_reason = 'claimed',
-    version = picked.version + 1
+    version = nodd_wal_records.version + 1
 FROM (
-    SELECT rowid AS place, version FROM nodd_wal_records
+    SELECT rowid AS place FROM nodd_wal_records
     WHERE
         status = 'pending' AND dataset = :dataset AND partition_key = :partition
         AND (:lane IS NULL OR lane = :lane)
@@ -443,7 +443,7 @@ FROM (
     ORDER BY lane DESC, (CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END), event_time, wal_id
     LIMIT :limit
 ) AS picked
-WHERE nodd_wal_records.rowid = picked.place AND nodd_wal_records.version = picked.version
+WHERE nodd_wal_records.rowid = picked.place
 RETURNING
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
