@@ -6,6 +6,7 @@ Belongs here: waiting that ends as soon as what is waited for is there, with a b
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,12 +18,21 @@ LOCK_SECONDS = 60
 """Many times what a transaction takes until it has to wait for another one."""
 
 
+def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "it did not come") -> Any:
+    """Return what is there once it is true; `shown` describes what came instead."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not (awaited := there()):
+        assert time.monotonic() < deadline, shown()
+        time.sleep(0.2)
+    return awaited
+
+
 def await_a_wait(database: Database, other: Future[Any]) -> None:
     """Return once another transaction waits for this one, or is over; on SQLite none begins before this one ends."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    until = time.monotonic() + LOCK_SECONDS
+    deadline = time.monotonic() + LOCK_SECONDS
     while database.dialect == "postgresql" and not other.done():
         with database.engine.connect() as connection:
             if connection.exec_driver_sql(waiting).first() is not None:
                 return
-        assert time.monotonic() < until, "nobody waits"
+        assert time.monotonic() < deadline, "nobody waits"

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -31,7 +30,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.commands import SERVE, Call, state_of
 from kfm_dagster_tests.telemetry.collector import collecting
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.timeouts import until
 
 
 def status(port: int, host: str) -> int:
@@ -93,9 +92,7 @@ def test_a_collector_is_sent_the_metrics_that_prometheus_reads(ledger: dict[str,
         with console(free_port(), signal.SIGINT, **otlp) as address:
             with urllib.request.urlopen(f"{address}metrics", timeout=60) as answer:
                 scraped = answer.read().decode()
-            until = time.monotonic() + HANG_SECONDS
-            while len(collector.metrics) < 2 and time.monotonic() < until:
-                time.sleep(0.05)
+            until(lambda: len(collector.metrics) >= 2)
     # Each is cumulative, so that a push that is repeated says the same; the age of what waits goes on.
     scrape = {
         (sample.name, frozenset(sample.labels.items())): sample.value

@@ -36,7 +36,7 @@ from kfm_dagster.idempotent_node.compute_hash import code_fingerprint
 from kfm_dagster.ingest import pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.statements import migrations, statement
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCATION = """
@@ -137,10 +137,7 @@ telemetry: {enabled: false}
 
 def noted(file: Path, lines: int = 1) -> list[str]:
     """Wait until processes have noted so many lines."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while not (file.is_file() and file.read_text().count("\n") >= lines):
-        assert time.monotonic() < deadline, f"no {file.name}"
-        time.sleep(0.1)
+    until(lambda: file.is_file() and file.read_text().count("\n") >= lines, lambda: f"no {file.name}")
     return file.read_text().splitlines()
 
 

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject
 from kfm_dagster.demo.sample_day import sample_objects
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKETS = ("my-catalog", "my-artifacts", "my-lineage", "my-logs")
@@ -134,15 +133,6 @@ def terminal(folder: Path, variables: Mapping[str, str]) -> Iterator[Terminal]:
             with suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.communicate()
-
-
-def until(there: Callable[[], Any], shown: Callable[[], str]) -> Any:
-    deadline = time.monotonic() + HANG_SECONDS
-    while time.monotonic() < deadline:
-        if found := there():
-            return found
-        time.sleep(0.5)
-    raise AssertionError(shown())
 
 
 def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:

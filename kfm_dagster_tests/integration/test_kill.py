@@ -8,9 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
@@ -41,7 +40,7 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds
 from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.ledger.bench import counted
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
 
 FIRST_DAY = date(2025, 4, 1)
@@ -235,13 +234,6 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         child.wait()
 
 
-def until(there: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + HANG_SECONDS
-    while not there():
-        assert time.monotonic() < deadline, log.read_text(errors="replace")
-        time.sleep(0.2)
-
-
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """The URL of a Redis that forgets everything when it ends."""
@@ -254,7 +246,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
     port, log = free_port(), tmp_path / "redis.log"
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     with started([server, *options], log) as process:
-        until(lambda: process.poll() is not None or b"Ready to accept connections" in log.read_bytes(), log)
+        until(lambda: process.poll() is not None or b"Ready to accept connections" in log.read_bytes(), log.read_text)
         assert process.poll() is None, log.read_text(errors="replace")
         yield f"redis://127.0.0.1:{port}/0"
 
@@ -265,7 +257,7 @@ def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     log = folder / f"{name}.log"
     options = ["--pool", "solo", "--hostname", name, "--loglevel", "INFO"]
     with started([sys.executable, "-m", "kfm_dagster.defs.celery_worker", *options], log) as process:
-        until(lambda: process.poll() is not None or b" ready." in log.read_bytes(), log)
+        until(lambda: process.poll() is not None or b" ready." in log.read_bytes(), log.read_text)
         assert process.poll() is None, log.read_text(errors="replace")
         yield process
 
@@ -337,7 +329,9 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
             drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=conserved)
             with dg.DagsterInstance.get() as instance:
                 # The run that lost its worker gets its step from the other one, and has nothing left to do.
-                until(lambda: all(run.is_finished for run in instance.get_runs()), tmp_path / "two@here.log")
+                until(
+                    lambda: all(run.is_finished for run in instance.get_runs()), (tmp_path / "two@here.log").read_text
+                )
                 steps = done_by(instance)
         [death] = counters.injected()
         ended = {process.pid: process.poll() for process in (one, two)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from datetime import timedelta
@@ -17,7 +16,7 @@ from kfm_dagster.deployment.local import Deployment, free_port
 from kfm_dagster.ingest.nodes import chain
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration.chain import DAY, good, put
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 DAYS = [DAY + timedelta(days=number) for number in range(4)]
 EMPTY = {DAYS[1], DAYS[3]}
@@ -45,13 +44,12 @@ def graphql(deployment: Deployment, query: str, **variables: Any) -> dict[str, A
 
 def final_state(deployment: Deployment, backfill: str) -> dict[str, Any]:
     """Wait for the end of a backfill. Returns its status and error."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while time.monotonic() < deadline:
+
+    def ended() -> dict[str, Any] | None:
         state = graphql(deployment, STATUS, id=backfill)["partitionBackfillOrError"]
-        if state["status"] in ENDED:
-            return dict(state)
-        time.sleep(1)
-    raise AssertionError("the backfill does not end")
+        return dict(state) if state["status"] in ENDED else None
+
+    return until(ended)
 
 
 @pytest.mark.deployment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from kfm_dagster.recovery.dead_letters.treatments import drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds, End
 from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.recovery.dlq_fixture import DECISION, MALFORMED, DlqFixture, reopened
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
 
 LEASE_SECONDS = 2
@@ -51,10 +50,7 @@ def die_while(act: Callable[..., object], failpoint: Failpoint, nth: int, dlq_fi
 
 
 def wait_until_all_are_visible(queue: Queue) -> None:
-    deadline = time.monotonic() + 60
-    while queue.depth().in_flight:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not queue.depth().in_flight)
 
 
 def bury_every_class(dlq_fixture: DlqFixture) -> None:
