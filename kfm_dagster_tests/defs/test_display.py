@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -36,6 +37,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster_tests.factories import envelope, finished
 
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images" / "footprints"
 MISSING = Integrity(
     status=CheckStatus.FAILED,
     issues=(Issue(code=IntegrityIssue.MISSING_OBJECT, severity=Severity.FAILED, message="not there"),),
@@ -240,7 +242,10 @@ def test_footprints_lie_over_land_and_sea_and_a_map_of_the_world_takes_few_bytes
         assert land_around(*land), land
     for sea in ((-150, 20), (-90, 26)):
         assert not land_around(*sea), sea
-    assert len(footprint_map([box(-180, -90, 180, 90)])) < 25_000
+    # As in the documents: the world, and countries with states.
+    for name, corners in (("gfs", (-180, -90, 180, 90)), ("mrms", (-129.995, 20.005, -60.005, 54.995))):
+        shown = ET.parse(PICTURES / f"{name}.svg").getroot()
+        assert ET.tostring(drawn(footprint_map([box(*corners)]))) == ET.tostring(shown), name
 
 
 def test_equal_footprints_are_drawn_once_and_many_are_bounded() -> None:
