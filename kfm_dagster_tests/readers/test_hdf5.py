@@ -222,6 +222,18 @@ def test_a_form_that_libhdf5_refuses_is_refused(name: str) -> None:
 
 
 @pytest.mark.clause("OPR-07")
+def test_a_superblock_that_netcdf_4_does_not_write_is_refused() -> None:
+    content = written("earliest", filled=False)
+    read_hdf5(BytesSource(bytes(content)), Hdf5Group.attributes)
+    # Versions of parts, a reserved byte, flags, and the addresses of free space and of a driver.
+    for at in (9, 10, 11, 12, 15, 20, 21, 22, 23, 32, 48):
+        forged = content.copy()
+        forged[at] ^= 1
+        with pytest.raises(ReadError, match="writes no such superblock"):
+            read_hdf5(BytesSource(bytes(forged)), Hdf5Group.attributes)
+
+
+@pytest.mark.clause("OPR-07")
 def test_filters_with_values_that_are_not_theirs_are_refused() -> None:
     """libhdf5 refuses the chunk, or undoes another shuffle than the one that was done."""
     for change in ((b"deflate\0", 10), (b"deflate\0", 0x202020), (b"shuffle\0", 0), (b"shuffle\0", 4)):
