@@ -23,6 +23,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.schemas import facets, validate
+from kfm_dagster_tests.lineage.test_lineage_store import files
 from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, repaired, superseded, units
 from kfm_dagster_tests.moments import dying
 from kfm_dagster_tests.transactions import own_tx
@@ -210,14 +211,6 @@ def lineage(database: Database, root: Path) -> Lineage:
 
 def run(name: str) -> IngestRun:
     return replace(ingest_run(), run_id=name)
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and ".staging" not in path.parts
-    }
 
 
 def view(lineage: Lineage, batch: Sequence[LineageUnit]) -> list[Link]:
