@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import date
 from typing import Any
 
 import click
 from rich.console import Console
 
-from kfm_dagster.cli.completion import BACKFILL, DATASET, REPLAY
+from kfm_dagster.cli.completion import BACKFILL, DATASET, DAY, REPLAY
 from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
@@ -43,8 +43,6 @@ DAY_COLUMNS = (
 )  # fmt: skip
 POLL_SECONDS = 1.0
 
-_DAY = click.DateTime(["%Y-%m-%d"])
-
 
 @click.group()
 def backfill() -> None:
@@ -56,23 +54,23 @@ def backfill() -> None:
 
 @backfill.command()
 @click.argument("datasets", type=DATASET, nargs=-1, required=True, metavar="DATASET...")
-@click.option("--from", "first", type=_DAY, required=True, help="First day, UTC, YYYY-MM-DD.")
-@click.option("--to", "last", type=_DAY, required=True, help="Last day, itself included.")
+@click.option("--from", "first", type=DAY, required=True, help="First day, UTC.")
+@click.option("--to", "last", type=DAY, required=True, help="Last day, itself included.")
 @dry_run_option
 @decision_options
-def run(*, datasets: Sequence[str], first: datetime, last: datetime, dry: bool, **decided: Any) -> None:
+def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decided: Any) -> None:
     """Ingest every object of these days that is missing from the ledger or has failed.
 
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
     decision = None if dry else decision_of(Settings.load(), **decided)
-    window: dict[str, Any] = {"datasets": datasets, "first_day": first.date(), "last_day": last.date()}
+    window: dict[str, Any] = {"datasets": datasets, "first_day": first, "last_day": last}
     with opened_pipeline(read_only=dry) as pipeline:
         before = pipeline.window.first_day()
         days = Backfills(pipeline).days(**window)
         started = None if decision is None else Backfills(pipeline).start(**window, decision=decision)
         first_day = pipeline.window.first_day()
-        left_out = days_left_out(pipeline.registry, days, first.date())
+        left_out = days_left_out(pipeline.registry, days, first)
     if started is None:
         rows = [
             {"dataset": name, "first_day": str(dates[0]), "last_day": str(dates[-1]), "days": len(dates)}

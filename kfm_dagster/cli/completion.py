@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import date
 from functools import partial
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -87,6 +89,20 @@ def _runs(incomplete: str) -> Iterable[str]:
     return ["latest", *_ids(incomplete, query="explanation.runs_beginning", beginning="beginning")]
 
 
+class Day(click.ParamType):  # type: ignore[type-arg]
+    """A UTC day."""
+
+    name = "YYYY-MM-DD"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> date:
+        """Return the day."""
+        try:
+            return date.fromisoformat(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a day (2025-12-04)", param, ctx)
+
+
+DAY = Day()
 DATASET = Named("dataset", _datasets)
 DATASET_OR_ALL = Named("dataset", lambda incomplete: ["all", *_datasets(incomplete)])
 ERROR_CODE = Named("error_code", _error_codes)

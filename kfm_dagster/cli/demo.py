@@ -158,8 +158,9 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
 
 def _messages(result: DrainResult, kfm: str) -> str:
     """Return the message counts, with the commands that explain messages without units."""
-    parts = [f"{counted(result.messages, 'message')} received"]
-    parts.append(f"{result.rejected} of them rejected" + (f" ({kfm} units rejected)" if result.rejected else ""))
+    parts = [f"{result.rejected} rejected" + (f" ({kfm} units rejected)" if result.rejected else "")]
     if result.ignored:
         parts.append(f"{result.ignored} ignored ({kfm} units ignored)")
-    return ", ".join(parts)
+    received, again = (sum(counts[name] for counts in result.datasets.values()) for name in ("received", "duplicates"))
+    parts.append(f"the others announce {counted(received + again, 'file')}, {again} of them again")
+    return f"{counted(result.messages, 'message')} received: {', '.join(parts)}"

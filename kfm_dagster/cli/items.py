@@ -44,7 +44,11 @@ class TimeRange(click.ParamType):  # type: ignore[type-arg]
         try:
             start, end = _bounds(first)[0], _bounds(last if slash else first)[1]
         except ValueError:
-            self.fail(f"{value!r} is not a day, a moment or START/END, such as 2025-12-03T06:00Z/..", param, ctx)
+            self.fail(
+                f"{value!r} is not a day (2025-12-03), a moment (2025-12-03T06:00Z) or START/END (.. is open)",
+                param,
+                ctx,
+            )
         if start is not None and end is not None and start > end:
             self.fail(f"{value!r} ends before it begins", param, ctx)
         return start, end
@@ -77,7 +81,9 @@ def items() -> None:
 
 
 @items.command()
-@click.option("--collection", "collections", multiple=True, help="Only of this Collection; may be repeated.")
+@click.option(
+    "--collection", "--dataset", "collections", multiple=True, help="Only of this Collection; may be repeated."
+)
 @click.option(
     "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any
 
 import click
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kfm_dagster.catalog.publisher import PublishError
-from kfm_dagster.cli.completion import DATASET, POSITIVE
+from kfm_dagster.cli.completion import DATASET, DAY, POSITIVE
 from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
@@ -31,14 +31,13 @@ COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind 
 REPAIRED = ("entered", "repeated", "left")
 NAMED = 100
 """Names that --json and --names show of each kind of difference and day."""
-_DAY = click.DateTime(["%Y-%m-%d"])
 
 
 @click.command()
 @click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this dataset; may be repeated.")
 @click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="Last days, including today.")
-@click.option("--from", "first", type=_DAY, help="First day instead, UTC, YYYY-MM-DD.")
-@click.option("--to", "last", type=_DAY, help="Last day, itself included. Default: today.")
+@click.option("--from", "first", type=DAY, help="First day instead, UTC.")
+@click.option("--to", "last", type=DAY, help="Last day, itself included. Default: today.")
 @click.option("--repair", is_flag=True, help="Enter missing objects, and repeat units whose Item is lost.")
 @click.option("--reason", help="Reason, recorded in the governance log; needed with --repair.")
 @click.option("--limit", default=10_000, show_default=True, type=POSITIVE, help="Maximum number of repairs per day.")
@@ -51,8 +50,8 @@ def reconcile(
     *,
     datasets: Sequence[str],
     days: int,
-    first: datetime | None,
-    last: datetime | None,
+    first: date | None,
+    last: date | None,
     repair: bool,
     limit: int,
     read: bool,
@@ -100,9 +99,9 @@ def reconcile(
     return ExitCode.FINISHED_WITH_FAILURES if unrepaired else ExitCode.DONE
 
 
-def _window(today: date, days: int, first: datetime | None, last: datetime | None) -> list[date]:
-    end = last.date() if last else today
-    begin = first.date() if first else end - timedelta(days=days - 1)
+def _window(today: date, days: int, first: date | None, last: date | None) -> list[date]:
+    end = last or today
+    begin = first or end - timedelta(days=days - 1)
     if begin > end or end > today:
         raise click.UsageError(f"{begin} to {end} is not a window of days up to today")
     return days_between(begin, end)

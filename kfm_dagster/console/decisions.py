@@ -211,7 +211,7 @@ def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transact
         plan.require_seen(posted.fields.get("seen", ""))
         return plan.versions
 
-    return of_filter, "/"
+    return of_filter, DECISIONS
 
 
 def _switch_off(posted: PostedDecision) -> str:

@@ -212,7 +212,8 @@ def report_tables(report: Mapping[str, Any]) -> Iterator[ReportTable]:
         (f"{name} {gate['title']}", gate["looked_at"], gate["pass_rate"], gate["outcomes"])
         for name, gate in report["gates"].items()
     ]
-    counts = {name: report[name]["count"] for name in ("retries", "replays")} | {"rollbacks": report["rollbacks"]}
+    counts = {f"{name} of stages": report[name]["count"] for name in ("retries", "replays")}
+    counts |= {"rollbacks": report["rollbacks"]}
     kpis = [(name, value, *report["kpi_definitions"][name].values()) for name, value in report["kpis"].items()]
     by_day = [tuple(day.values()) for day in report["kpis_by_day"]]
     yield ReportTable("Units", ("what", "value"), list(report["units"].items()))

@@ -131,7 +131,7 @@ def open_alert(
     found = {"rule": rule, "subject": subject, "level": Level.WARNING, "observed": 1, "run_id": run_id, "place": STAGE}
     finding = {**found, "last_event_at": rfc3339(at)}
     with database.transaction() as tx:
-        tx.run("alerts.open", now=at, findings=[finding]).all()
+        tx.run("alerts.open", now=at, findings=[finding])
 
 
 def desk_over(

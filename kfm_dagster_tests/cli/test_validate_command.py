@@ -90,7 +90,7 @@ def test_text_and_page_round_figures_and_json_keeps_them(
         "G1",
     ]
     assert (rows["quarantined"], rows["failed"]) == (["2"], ["1"])
-    assert (rows["oldest_waiting_seconds"], rows["retries"]) == (["3600"], ["0"])
+    assert (rows["oldest_waiting_seconds"], rows["retries"]) == (["3600"], ["of", "stages", "0"])
     assert rows["G1"] == ["schema", "completeness", "3", "0.666667", "fail_units:", "1,", "passed:", "2"]
     assert rows["G3"] == ["path", "conventions", "0", "none", "none"]
     assert (rows["Stops:"], rows["E_GATE"], rows["rollbacks"]) == (["none"], ["1"], ["0"])

@@ -289,7 +289,7 @@ def test_all_of_a_filter_is_released_as_it_was_seen(console: Console) -> None:
     assert anna.post("/releases", data={**given, "seen": "other"}).status_code == 409
     assert anna.post("/releases", data={**given, "change_ref": ""}).status_code == 400
     assert console.decisions() == []
-    assert anna.post("/releases", data=given).headers["location"] == "/"
+    assert anna.post("/releases", data=given).headers["location"] == "/decisions"
     pending = own_tx(console.pipeline.ledger).find(status=Status.PENDING, dataset="nexrad-l2")
     assert set(console.quarantined) <= {record.wal_id for record in pending}
 
@@ -321,7 +321,7 @@ def test_all_of_a_filter_is_discarded_once_it_is_counted_and_as_it_was_counted(c
     own_tx(console.pipeline.ledger).quarantine([others[0]], reason_code="looked_odd", decision=PERSON)
     _, seen = counted()
     done = anna.post("/discards", data={**given, "seen": seen})
-    assert (done.status_code, done.headers["location"]) == (303, "/")
+    assert (done.status_code, done.headers["location"]) == (303, "/decisions")
     newest = [own_tx(cases).of(wal_id)[0] for wal_id in others]
     assert {(case.state, case.closed_by, case.closing_reason) for case in newest} == {
         (CaseState.DISCARDED, "anna", "withdrawn by NOAA")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from kfm_dagster.cli.completion import COUNT, DATASET, ERROR_CODE, POSITIVE, UNIT
+from kfm_dagster.cli.completion import COUNT, DATASET, DAY, ERROR_CODE, POSITIVE, UNIT
 from kfm_dagster.cli.decision_options import REPLAY_REASON, actor_option, change_ref_option, confirm_option
 from kfm_dagster.cli.filter_options import option_group
 from kfm_dagster.cli.session import opened_pipeline
@@ -174,13 +174,6 @@ def _listed(_context: click.Context, _parameter: click.Parameter, value: str | N
     return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
 
 
-def _day(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    try:
-        return value and date.fromisoformat(value).isoformat()
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a day (2025-12-04)", param=parameter) from None
-
-
 def _moment(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is None:
         return None
@@ -207,8 +200,8 @@ _SELECTING = (
     click.option("--status", multiple=True, type=click.Choice([state.value for state in Status]), help="This status."),
     click.option("--error-code", type=ERROR_CODE, multiple=True, help="This last error; may be repeated."),
     click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
-    click.option("--first-day", callback=_day, help="Of this UTC day or later (2025-12-04)."),
-    click.option("--last-day", callback=_day, help="Of this UTC day or earlier."),
+    click.option("--first-day", type=DAY, help="Of this UTC day or later."),
+    click.option("--last-day", type=DAY, help="Of this UTC day or earlier."),
     click.option(
         "--event-time-start",
         callback=_moment,
