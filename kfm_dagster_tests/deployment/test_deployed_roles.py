@@ -25,7 +25,7 @@ from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.settings import environment
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.roles import grant_deployment_role, grant_retention_role
-from kfm_dagster_tests.deployment.test_compose import FOLDER, OURS, SERVICES, called
+from kfm_dagster_tests.deployment.test_deploy_files import FOLDER, OURS, SERVICES, called
 
 pytestmark = [pytest.mark.clause("SEC-15"), pytest.mark.one_database]
 
