@@ -159,7 +159,8 @@ def test_a_survivor_is_examined_a_second_time_by_its_further_tests(copy: Copy) -
 
 
 def test_a_test_that_hangs_is_ended_with_its_fork(copy: Copy) -> None:
-    hanging = replace(HARMLESS, new="import time\ntime.sleep(600)", any_end=True)
+    old = "from __future__ import annotations"
+    hanging = replace(HARMLESS, old=old, new="import time\ntime.sleep(600)", any_end=True)
     assert copy.examine(hanging, timeout=1).fate is StepResult.BROKEN
     assert copy.examine(HARMLESS).fate is StepResult.SURVIVED
 
