@@ -89,7 +89,7 @@ def _runs(incomplete: str) -> Iterable[str]:
     return ["latest", *_ids(incomplete, query="explanation.runs_beginning", beginning="beginning")]
 
 
-class Day(click.ParamType):  # type: ignore[type-arg]
+class UtcDay(click.ParamType):  # type: ignore[type-arg]
     """A UTC day."""
 
     name = "YYYY-MM-DD"
@@ -102,7 +102,7 @@ class Day(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not a day (2025-12-04)", param, ctx)
 
 
-DAY = Day()
+DAY = UtcDay()
 DATASET = Named("dataset", _datasets)
 DATASET_OR_ALL = Named("dataset", lambda incomplete: ["all", *_datasets(incomplete)])
 ERROR_CODE = Named("error_code", _error_codes)
