@@ -82,7 +82,11 @@ def items() -> None:
 
 @items.command()
 @click.option(
-    "--collection", "--dataset", "collections", multiple=True, help="Only of this Collection; may be repeated."
+    "--collection",
+    "--dataset",
+    "collections",
+    multiple=True,
+    help="Only of this Collection, or of that of this dataset; may be repeated.",
 )
 @click.option(
     "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
@@ -115,14 +119,16 @@ def search(
     settings = Settings.load()
     start, end = times or (None, None)
     wanted = SearchCriteria(start=start, end=end, bbox=bbox, conditions=tuple(map(_condition, where)))
-    existing = sorted({contract.stac.collection for contract in ContractRegistry.load(settings.contracts_dir)})
+    by_dataset = {contract.id: contract.stac.collection for contract in ContractRegistry.load(settings.contracts_dir)}
+    existing = sorted(set(by_dataset.values()))
+    collections = sorted({by_dataset.get(name, name) for name in collections} or existing)
     if unknown := set(collections) - set(existing):
         raise click.UsageError(f"no Collection {', '.join(sorted(unknown))}; there are {', '.join(existing)}")
-    tables = list(_first(settings, collections or existing, wanted, limit))
+    tables = list(_first(settings, collections, wanted, limit))
     if not tables:
         _refuse_no_catalog(settings)
     if not tables and where:
-        _warn_unknown(settings, collections or existing, wanted)
+        _warn_unknown(settings, collections, wanted)
     if parquet is not None:
         click.echo(f"{counted(_write(parquet, tables), 'Item')} in {parquet}")
         return

@@ -294,7 +294,7 @@ class Queue:
         return QueueUnavailableError(
             f"queue {self.name} does not answer",
             observed=code,
-            next_step="check AWS_ENDPOINT_URL, region and credentials; kfm cloud serves a demo's and prints them",
+            next_step="check AWS_ENDPOINT_URL, region and credentials; kfm cloud prints those of a demo",
         )
 
 

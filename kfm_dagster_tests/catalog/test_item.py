@@ -49,6 +49,17 @@ def item_of(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
     return dict(candidate.item)
 
 
+@pytest.mark.clause("OPR-08")
+def test_an_item_to_register_keeps_its_objects_as_bytes_alone(contracts: ContractRegistry) -> None:
+    """The variables of an HRRR Item have 20 kB, and 80 kB as Python objects."""
+    variables = {"VIL": {"type": "data", "dimensions": ["y", "x"]}}
+    (candidate,) = candidates(contracts, [goes(**{"cube:variables": variables})])
+    properties = candidate.item["properties"]
+    assert properties["cube:variables"] == variables
+    assert candidate.properties == {name: value for name, value in properties.items() if type(value) is not dict}
+    assert candidate.item["bbox"] == candidate.bbox
+
+
 def built(contract: DatasetContract, envelope: Envelope, object_uri: str | None = None) -> dict[str, Any]:
     """The Item of an envelope under a contract, as if its object were at another address."""
     match = KeyGrammarReader(contract).match(envelope.key)

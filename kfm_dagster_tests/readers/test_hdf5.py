@@ -44,6 +44,17 @@ def test_any_number_of_names_is_found(version: str, count: int) -> None:
     assert read_hdf5(BytesSource(buffer.getvalue()), found) == [(number, -number) for number in range(count)]
 
 
+def test_a_text_without_a_value_is_empty() -> None:
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file["values"] = np.int8(0)
+        file.attrs["units"] = h5py.Empty("S1")
+    assert read_hdf5(BytesSource(buffer.getvalue()), lambda root: (root.text("units"), root.text("other"))) == (
+        "",
+        None,
+    )
+
+
 @pytest.mark.parametrize("dtype", ["i1", "u1", "<i2", ">i2", "<u4", ">i8", "<f4", ">f4", "<f8", ">f8"])
 def test_every_kind_of_number_is_read_exactly(dtype: str) -> None:
     buffer = io.BytesIO()

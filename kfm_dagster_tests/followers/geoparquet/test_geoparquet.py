@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,7 +32,7 @@ from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.followers.geoparquet import days, parts
 from kfm_dagster.followers.geoparquet.days import files_of, read_days
-from kfm_dagster.followers.geoparquet.follower import GeoParquet
+from kfm_dagster.followers.geoparquet.follower import PARSED, GeoParquet
 from kfm_dagster.followers.geoparquet.rows import to_items
 from kfm_dagster.outbox import LONGEST_PAUSE
 from kfm_dagster.storage.database import Database
@@ -185,6 +186,21 @@ def changes(
 @pytest.fixture
 def publisher(root: Path) -> Publisher:
     return FolderPublisher(root)
+
+
+@pytest.mark.clause("OPR-10")
+def test_a_batch_of_items_is_not_parsed_at_once(contracts: ContractRegistry, publisher: Publisher) -> None:
+    """An Item of HRRR has 40 kB, and 250 kB as Python objects."""
+    heavy = {f"V{number}": {"type": "data", "dimensions": ["y", "x"], "unit": "K"} for number in range(100)}
+    peaks = []
+    # The first batch imports and caches.
+    for first, items in ((1, 1), (2, PARSED), (PARSED + 2, 4 * PARSED)):
+        batch = changes(contracts, first, range(first, first + items), **{"cube:variables": heavy})
+        tracemalloc.start()
+        GeoParquet(publisher).follow(contracts[ABI], batch)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 2 * peaks[1]
 
 
 @pytest.mark.clause("OPR-10")

@@ -436,7 +436,9 @@ def test_the_command_finds_items_by_time_box_and_property(published: Path, call:
         (("--where", "platform=goes-18"), ["s20253370000100"]),
         (("--where", "platform=goes-19", "--where", "datetime>2025-12-04T00:00:00Z"), ["s20253390000000"]),
         (("--collection", "hrrr"), []),
-        (("--collection", "goes-abi", "--limit", "2"), ["s20253370000000", "s20253370000100"]),
+        # A dataset that writes into another one's Collection.
+        (("--dataset", "nexrad-l2-chunks"), []),
+        (("--dataset", "goes-abi", "--limit", "2"), ["s20253370000000", "s20253370000100"]),
     ]:
         answer = call("items", "search", *arguments, "--json")
         assert answer.code == 0
