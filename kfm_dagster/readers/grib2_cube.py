@@ -32,6 +32,9 @@ PROBABILITY = " prob"
 """End of the name of a variable of probabilities, as the qualifier of their lines begins."""
 MAX_TIMES = 32
 """Most valid times, and windows of a variable, in an Item; sub-hourly files have 4."""
+MAX_SHARED = 128
+"""Most levels and windows of a variable that is kept for the next object: HRRR's native levels are 50, and a hostile
+index may have thousands."""
 MAX_CHARACTERS = 65_536
 """Most characters of names and levels in an Item, which must stay small. HRRR's native levels have 20,000."""
 
@@ -52,7 +55,7 @@ def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Col
         levels = {}
     if levels:
         dimensions[LEVEL] = {"type": "level", "values": list(dict.fromkeys(chain.from_iterable(levels.values())))}
-    variables = {name: _variable(name, tuple(domain), tuple(windows.get(name, ()))) for name, domain in levels.items()}
+    variables = {name: _shared(name, tuple(domain), tuple(windows.get(name, ()))) for name, domain in levels.items()}
     return {"cube:dimensions": dimensions} | ({"cube:variables": variables} if variables else {})
 
 
@@ -70,12 +73,15 @@ def _levels(
     return levels_of, windows
 
 
+def _shared(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> Mapping[str, Any]:
+    """Return a Variable Object, shared by the objects of a product: HRRR's 100 variables take 80 kB."""
+    make = _variable if len(levels) + len(windows) <= MAX_SHARED else _variable.__wrapped__
+    return make(name, levels, windows)
+
+
 @lru_cache(maxsize=512)
 def _variable(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> Mapping[str, Any]:
-    """Return a Variable Object, without unit and description if the table lacks it.
-
-    Cached, as the objects of a product have the same variables: 100 in HRRR's, 80 kB.
-    """
+    """Return a Variable Object, without unit and description if the table lacks it."""
     variable: dict[str, Any] = {
         "dimensions": [TIME, LEVEL, ROWS, COLUMNS],
         "type": "data",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import Layer, ReadError
-from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_TIMES, cube
+from kfm_dagster.readers.grib2_cube import MAX_CHARACTERS, MAX_SHARED, MAX_TIMES, cube
 from kfm_dagster.readers.grib2_grids import Grid
 from kfm_dagster.readers.grib2_properties import MRMS, named, parameters
 from kfm_dagster.readers.grib_index import (
@@ -282,6 +282,16 @@ def test_a_variable_has_unit_and_long_name() -> None:
     ):
         variable = fields(layer(variable=name))["cube:variables"][name]
         assert (variable.get("unit"), variable.get("description")) == (unit, description)
+
+
+@pytest.mark.clause("OPR-07")
+@pytest.mark.parametrize(("levels", "is_shared"), [(MAX_SHARED, True), (MAX_SHARED + 1, False)])
+def test_no_index_fills_the_memory_with_variables(levels: int, is_shared: bool) -> None:
+    """Objects share a variable of the usual size; that of a hostile index goes with its object."""
+    found = [layer(level=f"{number} m above ground") for number in range(levels)]
+    one, other = (fields(*found)["cube:variables"]["TMP"] for _ in range(2))
+    assert one == other
+    assert (one is other) == is_shared
 
 
 def test_the_table_is_gdal_s() -> None:
