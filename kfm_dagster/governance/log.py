@@ -103,7 +103,7 @@ class Decision:
                 "the decision needs a change reference",
                 observed="none",
                 expected="the change or incident that approves it",
-                next_step="give --change-ref",
+                next_step="give a change reference (--change-ref)",
             )
 
 
