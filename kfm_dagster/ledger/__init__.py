@@ -1,6 +1,6 @@
 """The NODD WAL: the status and the history of every object.
 
-`Ledger` claims, settles and queries units; `Deliveries` has the messages, `QuarantineCases` the cases for a person.
+`Ledger` claims, settles and queries units. `Deliveries` records messages, `QuarantineCases` the cases for a person.
 """
 
 from kfm_dagster.ledger.cases import QuarantineCases

@@ -37,7 +37,7 @@ class CaseState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantineCase:
-    """A case and its unit. `reason` is the quarantine's, `error_code` the last failure's.
+    """A case and its unit: `reason` of the quarantine, `error_code` of the last failure.
 
     `closed_by`, `closing_reason` and `change_ref` are copied from the decision in the governance log.
     """
@@ -138,7 +138,7 @@ class QuarantineCases:
     def discard(self, versions: Mapping[WalId, int], *, decision: Decision, tx: Transaction) -> None:
         """Discard the open cases of units, and log the decision.
 
-        Compare-and-swap, all or none: raises RefusedError for the first unit without an open case of its version.
+        Either all are discarded or none: raises RefusedError for the first unit without an open case of its version.
         """
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in sorted(versions.items())]
         locked = {row.wal_id: row for row in tx.run("evidence.lock_open", batch=batch)}

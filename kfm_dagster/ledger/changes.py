@@ -29,7 +29,7 @@ from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.telemetry.traces import is_tracing, record_attempt
 
 DEFAULT_LEASE = timedelta(seconds=960)
-"""SQS's visibility timeout of the built-in contracts (900 s) and a margin."""
+"""The visibility timeout in the built-in contracts (900 s) plus a margin."""
 
 _LOST_MESSAGES = {
     LedgerCode.WORKER_LOST: "the run that held the claim ended without settling it",

@@ -44,9 +44,9 @@ class DeliveryState(StrEnum):
     IGNORED = "ignored"
     """The message announces no object to ingest (a test event, a sidecar), and is deleted at once."""
     DELETED = "deleted"
-    """On no queue: acknowledged, sent again under another id (a redrive), or discarded by a person."""
+    """On no queue any more, because it was acknowledged, redriven under another id, or discarded by a person."""
     DEAD_LETTERED = "dead_lettered"
-    """On the dead-letter queue, without units in progress: for a drain, a redrive or a person."""
+    """On the dead-letter queue without units in progress; it waits for a drain, a redrive or a person."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,10 +119,10 @@ class Deliveries:
         self._clock = clock
 
     def record(self, deliveries: Iterable[Delivery], *, tx: Transaction) -> None:
-        """Record messages, the units they announce, and the reasons for their ignored records.
+        """Record messages, the units they announce, and the reasons for their ignored entries.
 
-        A message that is received again keeps its row, with the new receipt handle and state, and a count of receives
-        raised by 1. So a message is in flight again if its deletion had no effect.
+        If a message is received again, its row gets the new receipt handle and state, and its number of receives rises.
+        So a message is in flight again if its deletion had no effect.
         """
         newest: dict[str, Delivery] = {}
         receives: dict[str, int] = {}
@@ -139,9 +139,9 @@ class Deliveries:
         tx.run("deliveries.record_ignored", batch=ignored, at=self._clock())
 
     def reject(self, rejections: Iterable[Rejection], *, tx: Transaction) -> None:
-        """Store rejected records with their reason; their messages become rejected.
+        """Store rejected entries with their reason; their messages become rejected.
 
-        Record the messages first. If a message is received again, the first rejection of each record stays.
+        Call `record` for the messages first. If a message is received again, each entry's first rejection is kept.
         """
         entries = list(rejections)
         tx.run("deliveries.reject", batch=rejection_rows(entries), at=self._clock())
@@ -162,15 +162,15 @@ class Deliveries:
         return [value_of(DueBackoff, {**row, "seconds": wait}) for row, wait in zip(rows, seconds, strict=True)]
 
     def held_by(self, run_id: str, *, after: str, limit: int) -> list[HeldMessage]:
-        """Return the messages in flight whose units a run holds, by id, after the id `after`."""
+        """Return the messages in flight whose units a run holds, sorted by id, after the id `after`."""
         with self._database.snapshot() as tx:
             return tx.rows(HeldMessage, "deliveries.held_by", run_id=run_id, after=after, limit=limit)
 
     def mark_acknowledged(self, taken: Iterable[DueMessage]) -> None:
         """Mark as deleted the messages whose deletion SQS accepted by these receipts.
 
-        A message that was received again stays in flight and is due under its newer receipt, because SQS accepts an old
-        receipt without an error, and need not delete the message (DeleteMessage in the SQS API reference).
+        A message that was received again stays in flight and is due under its newer receipt, because SQS may accept an
+        old receipt without deleting the message (DeleteMessage in the SQS API reference).
         """
         pairs = sorted((entry.message_id, entry.receipt_handle) for entry in taken)
         batch = [{"message_id": message_id, "receipt_handle": receipt} for message_id, receipt in pairs]
@@ -178,7 +178,7 @@ class Deliveries:
             tx.run("deliveries.mark_acknowledged", batch=batch, at=self._clock())
 
     def mark_deleted(self, message_ids: Iterable[str]) -> None:
-        """Mark messages as deleted by id, as the receipts of some dead letters are not recorded."""
+        """Mark messages as deleted by id, because some dead letters have no recorded receipt."""
         with self._database.transaction() as tx:
             deleted = {"message_ids": sorted(message_ids), "state": DeliveryState.DELETED}
             tx.run("deliveries.mark", deleted, at=self._clock())
@@ -190,7 +190,7 @@ class Deliveries:
         tx.run("deliveries.dead_letter", message_ids=ids, queue=queue, at=self._clock())
 
     def count_dead_letters(self, message_ids: Iterable[str], *, queue: str, tx: Transaction) -> None:
-        """Count the messages that are new on this queue: their last receive was from another queue."""
+        """Count the messages that are new on this queue, i.e. were last received from another queue."""
         totals = Totals()
         for row in tx.run("deliveries.newly_dead", message_ids=sorted(message_ids), queue=queue):
             totals.add(Total.DEAD_LETTERS, row.dataset or "")
@@ -217,7 +217,7 @@ class Deliveries:
             return view.rows(KeptRejection, "deliveries.rejected", conditions, limit=limit)
 
     def rejected_landing(self, message_id: str) -> str | None:
-        """Return the landed batch of a message with a rejected record, or None."""
+        """Return the landed batch of a message with a rejected entry, or None."""
         with self._database.snapshot() as view:
             digest: str | None = view.run("deliveries.rejected_landing", message_id=message_id).scalar_one_or_none()
             return digest
@@ -236,7 +236,7 @@ class Deliveries:
     def conservation(self) -> Conservation:
         """Balance units and messages."""
         with self._database.snapshot() as tx:
-            # A single statement, so that PostgreSQL also reads both sides at the same moment.
+            # A single statement reads both sides at the same moment, in PostgreSQL, too.
             account = {(row.side, row.name): int(row.amount) for row in tx.run("deliveries.conservation")}
         return Conservation(
             units_received=account["units_received", ""],

@@ -1,4 +1,4 @@
-"""Events: a log line per end of an attempt, quarantine and requeue (WSM-20, TEL-06).
+"""Events: a log line for each end of an attempt, quarantine and requeue (WSM-20, TEL-06).
 
 The logger `kfm_dagster.ledger.events` gets a log record per committed change: a line of JSON, whose members are also
 attributes of the log record. Events name the unit and the run, and contain no foreign text, because messages, reasons

@@ -1,10 +1,10 @@
 """The gap table: missing objects of followed products, repairing runs (BEY-05), arrival times.
 
-All rows of the table are derived from the ledger. Arrival times are announcement delays after a scan or run, by day,
-product and lead. A day is counted once, in classes of whole seconds up to 50 s and of 2 % beyond. A percentile over
-months is computed from the classes by nearest rank; its error is at most half a second, beyond 50 s 1 %. Belongs here:
-the rows, the classes, and the followed feeds. Does not belong here: which hours lack objects (`contracts/cadence.py`),
-and when hours are checked and days are counted (`ingest/feed_watch.py`).
+All rows of the table are derived from the ledger. An arrival time is the delay of an announcement after the start of
+its scan or run. These times are counted by day, product and lead, in classes of 1 s up to 50 s and of 2 % beyond.
+A percentile over months is computed from the classes by nearest rank; its error is at most 0.5 s, or 1 % beyond 50 s.
+Belongs here: the rows, the classes, and the followed feeds. Does not belong here: which hours lack objects
+(`contracts/cadence.py`), and when hours are checked and days are counted (`ingest/feed_watch.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GapKind(StrEnum):
     SILENCE = "silence"
     """Nothing was announced for two cadences; open until an announcement."""
     DROP = "drop"
-    """Fewer than half of the objects due over four cadences were announced; open while this is so."""
+    """Fewer than half of the objects due over four cadences were announced; open until that changes."""
     HOLE = "hole"
     """A settled hour has fewer objects than expected."""
 
@@ -79,7 +79,7 @@ class Gaps:
     database: Database
 
     def follow(self, dataset: str, since: Mapping[str, datetime], *, tx: Transaction) -> None:
-        """Expect products from the hour after these times on; followed products keep their time."""
+        """Expect products from the hour after these times; products followed before keep theirs."""
         if since:
             feeds = [{"product": name, "since": at} for name, at in sorted(since.items())]
             tx.run("gaps.follow", dataset=dataset, feeds=feeds)
@@ -104,7 +104,7 @@ class Gaps:
     ) -> tuple[int, int]:
         """Open a gap for each incomplete hour, and close the gaps of hours that are complete now.
 
-        run_id: the run that brought the objects. Returns the numbers of new or changed gaps, and of closed gaps.
+        `run_id`: the run that ingested the objects. Returns the numbers of new or changed gaps, and of closed gaps.
         """
         if not hours:
             return 0, 0
@@ -126,7 +126,7 @@ class Gaps:
         for row in rows:
             window = watched[row.dataset, row.product]
             silent, seen = not row.newest, int(row.seen)
-            # A silence is a drop, too, and is not reported twice.
+            # A silence is a drop, too, but is reported only as a silence.
             dropped = not silent and seen < window.least
             for kind, holds, known in (
                 (GapKind.SILENCE, silent, 0),
@@ -175,7 +175,7 @@ def followed_in(tx: Transaction, dataset: str, day: str) -> Mapping[str, datetim
 GROWTH = math.log(1.02)
 """Logarithmic step between the classes' bounds: the middle of a class is off by 1 % at most."""
 EXACT_BELOW = 50
-"""Seconds up to which each second is a class; beyond, a second is less than 2 %."""
+"""Up to this number of seconds, each second is a class; above it, a second is less than 2 %."""
 NO_LEAD = ""
 PERCENTILES = (50, 95, 99)
 
@@ -219,7 +219,7 @@ def percentile(counts: Mapping[int, int], share: float) -> float:
 
 
 def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> None:
-    """Recount a day's arrivals, unless the contract has no coverage."""
+    """Recount a day's arrivals if the contract has a coverage."""
     if contract.coverage is None:
         return
     lead = contract.storage.key_grammar.end_offset_hours

@@ -1,7 +1,7 @@
 """Leases and fences: which run holds a claim, until when, and which may write (BEY-02).
 
 A lease is a row per run and dataset, so that a heartbeat is a single update however many claims the run holds. The
-lease only decides when other runs may take the claims. Whether a run may write is checked in the writing transaction:
+lease only decides when other runs may claim the units. Whether a run may write is checked in the writing transaction:
 the record's attempt number must still be that of the claim. So a wrong clock costs an attempt, but never causes a
 double write. Does not belong here: revoking expired claims (`store.py`).
 """

@@ -57,7 +57,7 @@ NEVER_REPLAYED: frozenset[str] = frozenset({LedgerCode.GOVERNANCE_HARD_FAIL})
 
 
 def replay_rules(contracts: Iterable[DatasetContract], *, without: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the replay rules. A dataset in `without` or without a contract has none, so no replay."""
+    """Return the replay rules; datasets in `without` or without a contract are never replayed."""
     never = sorted(NEVER_REPLAYED)
     return [
         {
@@ -98,5 +98,5 @@ def backoff_seconds(backoff: Backoff, *, key: str, attempt: int, base_seconds: f
 
 
 def _share(key: str, attempt: int) -> float:
-    """Return a number in [0, 1) that depends on key and attempt alone."""
+    """Return a number in [0, 1) that depends only on key and attempt."""
     return int.from_bytes(hashlib.sha256(f"{key}#{attempt}".encode()).digest()[:8]) / 2**64

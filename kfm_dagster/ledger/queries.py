@@ -75,7 +75,7 @@ class LedgerQueries:
         return tx.rows(ObjectVersion, "ledger.versions_of", wal_id=wal_id)
 
     def lacking_sidecars(self, uris: Iterable[str], *, tx: Transaction) -> list[Envelope]:
-        """Return the units of these objects that a sidecar can still complete, as they were claimed."""
+        """Return these objects' units that a sidecar can still complete, as they were when claimed."""
         rows = tx.run("ledger.lacking_sidecars", uris=sorted(uris))
         return claimed_envelopes(rows)
 
@@ -83,7 +83,7 @@ class LedgerQueries:
         """Return the newest chunk of each volume to close, given the new `chunks`.
 
         A volume is to be closed if it has no last chunk, is not closed yet, and its radar has a later volume. The new
-        chunks belong to the volume or to the later volume. Each returned chunk has the message of the new chunk.
+        chunks belong to the volume or to the later volume. Each returned chunk gets the message of the new chunk.
         """
         rows = tx.run("ledger.endless_volumes", wal_ids=sorted(chunks), closed=CLOSED)
         return claimed_envelopes(rows)

@@ -1,8 +1,8 @@
-"""Records of a message without a unit: rejected because unreadable, or ignored, with the reason.
+"""Entries of a message that give no unit: rejected or ignored, with the reason.
 
-A rejected record has no readable unit, or a unit that does not fit a row. `Deliveries` writes these rows together with
+A rejected entry has no readable unit, or a unit that does not fit a row. `Deliveries` writes these rows together with
 the delivery, so that every received message leaves a trace. Belongs here: the bounds on the rows' sizes and on their
-number per message. Does not belong here: why a record is rejected or ignored (`operators/message_parse.py`).
+number per message. Does not belong here: why an entry is rejected or ignored (`operators/message_parse.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Message = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """A rejected record of a message, or the first of `records` with the same reason.
+    """A rejected entry of a message, or the first of `records` entries with the same reason.
 
     `reason_code` is a parse issue. The landed batch has the whole message.
     """
@@ -41,7 +41,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectionPlace:
-    """Position of a rejection in the list: its time, then its message and record."""
+    """Position of a rejection in the list: its time, then its message and entry."""
 
     rejected_at: datetime
     message_id: str
@@ -75,7 +75,7 @@ def place_after(last: RejectionPlace | None) -> dict[str, Any]:
 
 
 def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
-    """Return a row per rejected record; the last rejection of a record wins."""
+    """Return a row per rejected entry; the last rejection of an entry wins."""
     rows = {
         (entry.message_id, entry.record_index): {**asdict(entry), "detail": redact(entry.detail)}
         for entry in rejections
@@ -84,13 +84,13 @@ def rejection_rows(rejections: Iterable[Rejection]) -> list[dict[str, Any]]:
 
 
 NAMED_PER_MESSAGE = 100
-"""Records of a message that get a row each; further records are counted by reason and dataset. S3 sends one record a
-message; 1 MiB would hold thousands."""
+"""Entries of a message that get a row each; further entries are counted by reason and dataset. S3 sends one entry a
+message, but 1 MiB can hold thousands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredRecord:
-    """A record without a unit, or `records` of them without a key; None marks unknown fields."""
+    """An ignored entry, or a count of `records` entries, without key; None marks unknown fields."""
 
     record_index: int = 0
     reason: str
@@ -102,7 +102,7 @@ class IgnoredRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptIgnoredRecord(IgnoredRecord):
-    """An ignored record as the ledger stores it."""
+    """An ignored entry as the ledger stores it."""
 
     message_id: str
     received_at: datetime
@@ -110,7 +110,7 @@ class KeptIgnoredRecord(IgnoredRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IgnoredCount:
-    """Records and messages ignored for the same reason; `newest_at` is the time of the last."""
+    """Entries and messages ignored for the same reason; `newest_at` is the time of the last."""
 
     dataset: str | None
     reason: str
@@ -120,7 +120,7 @@ class IgnoredCount:
 
 
 def ignored_rows(message_id: str, records: Sequence[IgnoredRecord]) -> list[dict[str, Any]]:
-    """Return a message's rows: NAMED_PER_MESSAGE records, then a row per reason and dataset."""
+    """Return a message's rows: NAMED_PER_MESSAGE entries, then a row per reason and dataset."""
     entries = list(records[:NAMED_PER_MESSAGE])
     beyond: dict[tuple[str, str | None], list[IgnoredRecord]] = {}
     for record in records[NAMED_PER_MESSAGE:]:

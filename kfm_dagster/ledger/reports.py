@@ -1,4 +1,4 @@
-"""Results of the ledger's operations as frozen values. The buckets of a report are disjoint."""
+"""Results of the ledger's operations as frozen values."""
 
 from __future__ import annotations
 

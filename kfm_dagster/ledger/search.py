@@ -1,4 +1,4 @@
-"""Searching units: the rows that match a filter, newest event first. Only reads.
+"""Unit search: reads the rows that match a filter, newest event first.
 
 Each statement examines a bounded number of rows of an index range; this module merges the ranges. Does not
 belong here: pages and their counts (`views/units.py`).
@@ -28,7 +28,7 @@ END_OF_TIME = datetime(9999, 12, 31, tzinfo=UTC)
 """Later than every event, as the start of the first page."""
 MOST_TEXT = 300
 MOST_FAILURES = 200
-"""Pairs of a code and a dataset; contracts and ledger have a few dozen codes."""
+"""Pairs of code and dataset read at most; contracts and ledger have a few dozen codes."""
 FIRST_CHUNK = 50
 _LARGEST_CHUNK = 5_000
 _FAILING = (Status.FAILED, Status.QUARANTINED)
@@ -111,9 +111,9 @@ class Budget:
 def walk(
     view: Transaction, criteria: UnitFilter, *, before: Position | None = None, budget: Budget
 ) -> Iterator[tuple[Position, RowMapping | None]]:
-    """Yield records' rows with their operator, in order; None where the budget ends a range.
+    """Yield positions and rows in order; a row is None where the budget ends a range.
 
-    A row whose `is_match` is false marks how far a range was examined. `before` is where an earlier search ended.
+    A row whose `is_match` is false shows how far a range was examined. `before` is where an earlier search ended.
     """
     end: Position = (criteria.until or END_OF_TIME, "")
     time, wal_id = min(before or end, end)

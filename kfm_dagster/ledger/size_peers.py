@@ -78,7 +78,7 @@ class SizePeers:
 def _place(unit: Envelope, registry: ContractRegistry) -> _Place | None:
     """Return the key of a unit's peers; None if the contract declares no peers.
 
-    None for a completion, too (ADR 019), which keeps the peers of its object's first unit, and is not a new object.
+    Also None for a completion (ADR 019): it is not a new object, and keeps the peers of its object's first unit.
     """
     contract = registry[unit.dataset]
     if contract.integrity.peers is None or COMPLETED_BY in (unit.object_version or ""):

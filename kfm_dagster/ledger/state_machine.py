@@ -90,8 +90,8 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         condition="an error code gives the reason",
     ),
 )
-"""Every legal transition (section 3). Any other pair, also of a state with itself, is illegal, except for
-OVERRIDES."""
+"""Every legal transition (section 3), except for OVERRIDES. Any other pair is illegal, including that of a state with
+itself."""
 
 _DECIDED = (
     "a decision on record for exactly this version: actor, reason, change reference; in prod a second actor's approval"
@@ -125,7 +125,7 @@ SUCCESS_REQUIRES: Mapping[str, frozenset[str]] = {
 
 
 def why_not_succeeded(sub_statuses: Mapping[str, str]) -> str | None:
-    """Return the sub-status that forbids a success, as text, or None; a missing one forbids it, too."""
+    """Return why a sub-status forbids a success, or None; a missing sub-status is unknown."""
     for name, allowed in SUCCESS_REQUIRES.items():
         observed = sub_statuses.get(name, "unknown")
         if observed not in allowed:

@@ -39,7 +39,7 @@ class Ledger(LedgerChanges):
         """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
 
         A unit is stale if a newer version of its object is known; it is quarantined at once. Earlier versions of a new
-        unit's object are superseded and quarantined. One in progress is quarantined only if its attempt fails (BEY-01).
+        unit's object are superseded and quarantined; a version in progress only if its attempt fails (BEY-01).
         If the database refuses a unit, the other units are recorded.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
@@ -135,7 +135,7 @@ class Ledger(LedgerChanges):
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
         successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
-            # Decided last, when the newer units of this batch have succeeded.
+            # Settled last, so that newer units of the same batch may have succeeded.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
             successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
@@ -191,8 +191,8 @@ class Ledger(LedgerChanges):
         """Revoke a run's remaining claims of a dataset, because the run is rolled back there.
 
         in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except that
-        `not_compensable` units are quarantined even if attempts remain. Without `bisect`, each unit is charged its
-        attempt, because no unit can be the cause.
+        `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no single unit can be the
+        cause; halving the batch could then find none, so each unit is charged its attempt.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
@@ -348,7 +348,7 @@ class Ledger(LedgerChanges):
 def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
     """Return the next batch's limit of each unit that a run lost together with others.
 
-    The first death sets the limit to the batch's size, and each further death halves it; a unit of limit 1 was alone.
+    The first death sets the limit to the batch's size, each further death halves it. A unit with limit 1 was alone.
     """
     sizes = Counter(row.ingest_run_id for row in lost)
     limits: dict[WalId, int] = {}

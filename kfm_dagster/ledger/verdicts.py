@@ -103,7 +103,7 @@ def _error_of(unit: Envelope, findings: Mapping[str, str]) -> tuple[str, str] | 
 
 
 WRITTEN: Final = frozenset({StacStatus.CREATED, StacStatus.UPDATED})
-"""Outcomes that put an Item into the catalog."""
+"""Outcomes that write an Item to the catalog."""
 _OUTCOMES: Final = (
     ("integrity_status", Total.INTEGRITY_CHECKS, CheckStatus.UNKNOWN),
     ("metadata_status", Total.METADATA_EXTRACT, CheckStatus.UNKNOWN),

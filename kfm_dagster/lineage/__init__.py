@@ -1,1 +1,1 @@
-"""OpenLineage and PROV-O for every unit, once."""
+"""Lineage of every unit as OpenLineage and as PROV-O, each recorded once."""

@@ -49,7 +49,7 @@ class FolderFiles:
         self._root = root
 
     def publish(self, href: str, content: bytes) -> None:
-        """Write a partial file, sync and rename it, so that other processes see whole files only."""
+        """Write a partial file, sync and rename it, so that other processes see only whole files."""
         partial = self._staging() / f"{secrets.token_hex(16)}.partial"
         try:
             hit(Failpoint.LINEAGE_STAGE_BEFORE)
@@ -109,7 +109,7 @@ class BucketFiles:
 
 
 LineageFiles = FolderFiles | BucketFiles
-"""The lineage root; hrefs are relative to it. Raises STORE_ERRORS. The same bytes may be published again."""
+"""The lineage root. Hrefs are relative to it; the same bytes may be published again. Methods raise STORE_ERRORS."""
 
 
 def open_files(location: str) -> LineageFiles:
@@ -125,7 +125,7 @@ LEASE = timedelta(seconds=120)
 """How long a delivery owns its batch between two writes; by the client's default, an event takes 5 s at most."""
 
 CODEC = "zstd"
-"""Level 1, Arrow's default: 0.01 ms a unit, and a fifteenth of the bytes."""
+"""Level 1, Arrow's default, takes 0.01 ms a unit and leaves a fifteenth of the bytes."""
 
 
 def batch_id_of(content: bytes) -> str:
@@ -135,7 +135,7 @@ def batch_id_of(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A batch that a destination did not accept; `not_taken` counts the backend's failed events."""
+    """A batch that a destination did not accept; `not_taken` counts events the backend refused."""
 
     batch_id: str
     destination: str
@@ -194,7 +194,7 @@ class LineageBatches:
     ) -> None:
         """Record a batch, and queue it for each of its destinations.
 
-        Its file, at `href` below the lineage root, covers `units` units or steps.
+        The batch's file, at `href` below the lineage root, covers `units` units or steps.
         """
         import pyarrow as pa  # noqa: PLC0415, reading a backlog needs none of it
 
@@ -218,7 +218,7 @@ class LineageBatches:
             self.outbox.put(tx, BACKEND, batch_id, payload=[])
 
     def publish_unless_failing(self) -> None:
-        """Publish due files, unless the root is failing; a later tick then publishes them.
+        """Publish due files; if the root is failing, leave them to a later tick.
 
         So a run waits for a dead root only once, and not with every batch.
         """

@@ -57,8 +57,8 @@ class ClientBackend:
     def from_environment(cls) -> ClientBackend | None:
         """Build the client that OPENLINEAGE_URL, _CONFIG or OPENLINEAGE__TRANSPORT__* describe.
 
-        None if they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working folder is
-        not enough: data leaves this machine only if a variable is set.
+        Returns None if they describe none, or OPENLINEAGE_DISABLED is set. A stray `openlineage.yml` in the working
+        folder has no effect, because data may leave this machine only if a variable is set.
         """
         if not any(name.startswith("OPENLINEAGE") for name in os.environ):
             return None
@@ -176,13 +176,13 @@ class _Try:
 
     entry: Entry
     safe: Entry
-    """The entry at the last flush, for the next try, because a transport may lose later events."""
+    """The entry as of the last flush; the next try begins with it, as a transport may lose later events."""
     taken: int = 0
     refusals: int = 0
     error: str | None = None
 
     def next(self, events: int) -> int:
-        """Return the position to send next: of new events, then of unaccepted events."""
+        """Return the position to send next; new events precede the unaccepted events."""
         return self.entry.position if self.entry.position < events else self.entry.payload[0]
 
     def finished(self, events: int) -> bool:

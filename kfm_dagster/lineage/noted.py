@@ -1,8 +1,8 @@
-"""Recorded ends: node steps (IEN-11) and failed attempts of units (RSP-16), published once.
+"""Ends of node steps (IEN-11) and of failed attempts (RSP-16): recorded, then published once.
 
 The end of a step or an attempt writes a row. The process that publishes lineage turns the rows without a batch into
-batches, in one transaction: after a crash, either the rows remain or the batches are in the outbox. So nothing is lost,
-nothing is published twice, and no stage or settlement waits for publishing.
+batches in one transaction, so that after a crash either the rows remain or the batches are in the outbox. Nothing is
+lost, nothing is published twice, and no stage or settlement waits for publishing.
 Belongs here: selecting the rows, their batches, and the events of a failed attempt. Does not belong here: documents of
 a step (`steps.py`) or of registered units (`openlineage.py`).
 """
@@ -33,7 +33,7 @@ from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
 MOST = 500
-"""Rows that a transaction publishes, about the steps of 30 runs."""
+"""Rows that a transaction publishes at most, about the steps of 30 runs."""
 
 PublicName = Callable[[str], str]
 """Returns the public name of a dataset."""
@@ -101,7 +101,7 @@ def _record_failures(batches: LineageBatches, public: PublicName, tx: Transactio
         path=LineagePath.OPENLINEAGE,
         dataset=rows[0].dataset,
         run_id=rows[0].run_id,
-        # Not in the folder of the registered units, as the files of steps.
+        # Like the files of steps, not in the folder of the registered units.
         href=f"failures/openlineage/{dataset}/{rows[0].at:%Y-%m-%d}/{batch_id}.ndjson",
         units=len(rows),
     )

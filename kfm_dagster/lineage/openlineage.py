@@ -4,9 +4,9 @@ Events follow https://openlineage.io/spec/2-0-2/OpenLineage.json. They are valid
 comes from a frozen envelope; the tests validate them by the official schemas. openlineage-python's own classes need
 many times the CPU, so they are used only to send an event to a backend (`delivery.py`).
 
-Times are those of the batch, because no times of a single unit are observed: START when the run began, COMPLETE when
-the batch's lineage was recorded. The object's announcement is not a start, because the run of a backfilled volume of
-1991 would last for decades. Events are built once, when they are recorded, and never by a retry (`store.py`).
+No times of a single unit are observed, so the times are those of the batch: for START when the run began, for COMPLETE
+when the batch's lineage was recorded. START does not have the time of the announcement, because the run of a backfilled
+volume of 1991 would last for decades. Events are built once, when they are recorded, and never by a retry (`store.py`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def openlineage_events(unit: LineageUnit, run: IngestRun) -> tuple[Event, Event]
             _complete_facets(unit, run),
             job=job,
             inputs=[{**source, **_input_facets(unit)}],
-            # A unit that was registered after a newer unit wrote no Item.
+            # If a newer unit was registered first, this unit wrote no Item.
             outputs=[] if unit.stac.superseded else [_output(unit)],
         ),
     )

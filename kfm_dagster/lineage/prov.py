@@ -43,14 +43,14 @@ CONTEXT: Mapping[str, Any] = {
 
 SERVICE = agent_id("kfm_dagster")
 OPERATOR = agent_id("kfm_dagster.stac_register")
-"""The operator that built the Item, on behalf of the service. Agents have no version: the activity has it, so that an
+"""The operator that built the Item, on behalf of the service. The activity has the version, not the agent, so that an
 upgrade leaves attributions unchanged."""
 
 
 def prov_document(lines: Iterable[bytes], contract: DatasetContract) -> bytes:
-    """Return the JSON-LD document of a batch of `prov_line`s: same batch, same bytes."""
+    """Return the JSON-LD document of a batch of `prov_line`s; equal batches give equal bytes."""
     masking = contract.governance.masking
-    # The masking decision behind every unit of the batch, under the dataset's public name.
+    # The masking decision that every unit of the batch refers to, under the dataset's public name.
     decision = None if masking is None else MaskingDecision.declared(masking, dataset=contract.public_id)
     return jsonld([joined([*_agents(contract), *(decision.prov_nodes([]) if decision else [])]), *lines])
 

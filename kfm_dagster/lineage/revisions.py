@@ -5,9 +5,9 @@ never repeated; when a repair changed the unit's Item, or the lineage was withdr
 by the replay or the run.
 Whether the Item changed is decided by its hash, not by this attempt's status. If a repair wrote the catalog and then
 died, the next attempt is a no-op, but its revision must still be published.
-To withdraw a batch, a second batch is published through the same outbox (PCS-03). Like the first, it has OpenLineage
-events or PROV-O: events of type OTHER, which add to an ended run (OpenLineage.json 2-0-2, `eventType`), or the
-invalidation of the entities that the ingest generated. Files and rows stay.
+To withdraw a batch, a second batch is published through the same outbox (PCS-03), in the form of the first: either
+OpenLineage events of type OTHER, which add to an ended run (OpenLineage.json 2-0-2, `eventType`), or, in PROV-O, the
+invalidation of the entities that the ingest generated. Files and rows are never deleted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kfm_dagster.storage.database import Transaction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revision:
-    """A path's publication of a unit; content_sha256 is the Item's.
+    """A unit's publication on a path; `content_sha256` is the hash of the unit's Item.
 
     The hash is None if no Item was registered, or if a release before revisions published it. `invalidated` means
     withdrawn.
@@ -65,8 +65,8 @@ def in_revision(unit: LineageUnit, history: History, *, run_id: str) -> LineageU
 
 def _revision(envelope: Envelope, stac: StacResult, published: Sequence[Revision], run_id: str) -> str:
     valid = _valid(published)
-    # Without a replay the run names the revision: another release changed the Item in a retry, or the run's
-    # publications were withdrawn.
+    # Without a replay, the run names the revision. This is the case if another release changed the Item in a retry, or
+    # if the run's publications were withdrawn.
     unused = _unused(envelope.replay_run_id or run_id, published)
     if not valid:
         return unused if published else FIRST_REVISION

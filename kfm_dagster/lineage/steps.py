@@ -35,7 +35,7 @@ STORAGE_NAMESPACE = "kfm-storage"
 RUN_JOB = "kfm.run"
 """Job of a step's parent, the run."""
 INPUTS_NAMED = 100
-"""A longer manifest becomes a single dataset with a count, because its entries would flood a lineage browser."""
+"""A manifest of more inputs becomes a single dataset with a count, as its entries would flood a lineage browser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,7 +270,7 @@ def _run_state(row: Any) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _artifact(record: Any) -> tuple[str, str] | None:
-    """Return an output's file, in our chain's form or `{"artifact": {"uri": ..., "sha256": ...}}`."""
+    """Return the file of a chain's record, or of `{"artifact": {"uri": ..., "sha256": ...}}`."""
     if not isinstance(record, dict):
         return None
     file = record.get("artifact")

@@ -99,7 +99,7 @@ class _Part:
 class Lineage:
     """Emits, finds and delivers lineage; threads and processes may share database and root.
 
-    The root is a folder or `s3://bucket/prefix`; opening another raises ConfigurationError. With a backend, OpenLineage
+    The root is a folder or `s3://bucket/prefix`; any other raises ConfigurationError. With a backend, OpenLineage
     batches recorded from now on wait for `deliver`. `public` returns the public name of a step's dataset.
     """
 
@@ -177,7 +177,7 @@ class Lineage:
         return None
 
     def undelivered(self, *, most: int = 20) -> Undelivered:
-        """Return lineage that waits for the root or the backend, and the worst batches."""
+        """Return lineage that waits for root or backend, and the batches with most failures."""
         with self._database.snapshot() as tx:
             waiting = backlog(tx)
             failing = tx.rows(Failing, "lineage.failing", most=most)

@@ -64,7 +64,7 @@ class LineageUnit:
     revises: str | None = None
     """PROV entity of the Item that this unit's Item replaced."""
     yields_to: str | None = None
-    """PROV entity of the current Item, if this unit came after a newer unit."""
+    """PROV entity of the current Item, if a newer unit was registered before this unit."""
 
     @classmethod
     def of(
@@ -99,7 +99,7 @@ class LineageUnit:
 
     @property
     def masked_id(self) -> str:
-        """PROV entity of the unit's masked place, if a sensitive area masks it."""
+        """PROV entity of the unit's masked location, if a sensitive area masks it."""
         return _urn("masked", *_ingest(self.wal_id, self.revision))
 
     @property

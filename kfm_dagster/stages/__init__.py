@@ -1,1 +1,1 @@
-"""Stages: the run contract: hash an operator's inputs, skip or compute, commit once."""
+"""Stages: the run contract hashes a node's inputs, then skips, or computes and commits once."""

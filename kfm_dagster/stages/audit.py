@@ -1,9 +1,9 @@
 """The stage audit: a line per event of a stage (`AuditKind`), in a hash chain (PCS-15).
 
 The lines form a chain: each line has the SHA-256 of itself and of the line before, so that `verify_chain` detects a
-changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. It detects missing lines at
-the end only by a head that was stored elsewhere, e.g. in a signed release. A database row has the lines of several
-events: passed gates and checkpoints, and then at most one other event, as a move or a failure.
+changed, removed, inserted or moved line, in the database and in an exported `audit.jsonl`. Lines missing at the end are
+detected only by comparison with a head that was stored elsewhere, e.g. in a signed release. A database row stores
+several events: passed gates and checkpoints, then at most one event of another kind, such as a move or a failure.
 Belongs here: writing, reading and checking lines. Does not belong here: the events (`store.py`, `run_contract.py`).
 """
 
@@ -117,7 +117,7 @@ def as_jsonl(lines: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 def verify_chain(lines: Iterable[Mapping[str, Any]], *, head: str | None = None) -> int:
     """Return the number of lines. Raises KfmError at the first line that breaks the chain.
 
-    A `head` that was stored elsewhere detects missing lines at the end, too.
+    With a `head` that was stored elsewhere, lines missing at the end are detected, too.
     """
     count, previous = 0, GENESIS
     for count, line in enumerate(lines, start=1):
@@ -182,6 +182,6 @@ def _lines(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
         attempt = {"at": rfc3339(row.at), "run_id": row.run_id, "stage": row.stage, "attempt": row.attempt}
         for seq, part in enumerate([*earlier, last], start=row.seq - len(earlier)):
             line = {"seq": seq, **attempt, **part, "previous_hash": previous}
-            # The row stores the hash of its last line, so that the computed hashes are compared with a stored hash.
+            # The last line of a row has the stored hash, with which `verify_chain` compares the computed hash.
             previous = row.hash if seq == row.seq else _hash(line)
             yield {**line, "hash": previous}

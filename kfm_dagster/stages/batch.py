@@ -69,11 +69,11 @@ class StageBatch:
     decision: GateDecision | None = field(default=None, compare=False)
     """The gates' decision, for the stage that computed the batch and the next stage; None for a stored batch."""
     columns: Sequence[Column] = field(default=(), compare=False, repr=False)
-    """The encoded envelopes, for the next stage; none for a stored batch."""
+    """The encoded envelopes, for the next stage; empty for a stored batch."""
 
     @property
     def restricted(self) -> tuple[str, ...]:
-        """The reasons of [Restricted]: failed gates that the card let pass up to here, and E_SYNC."""
+        """The reasons for [Restricted]: gates that failed so far and that the card lets pass, and E_SYNC."""
         return tuple(self.state.validation_summary.get("restricted", ()))
 
     @property

@@ -26,7 +26,7 @@ from kfm_dagster.stages.gates.verdict import Gate, Gates, Stop
 from kfm_dagster.telemetry.clock.reading import ClockRule
 
 WORDS = ("deps_succeeded", "has_checkpoint", "do_compensate")
-"""Facts besides gates and stops."""
+"""Facts that a condition may name, besides gates and stops."""
 _SERIES = (tuple(gate.value for gate in Gate), tuple(stop.value for stop in Stop))
 _TOKEN = re.compile(r"&&|\|\||[!()]|(?:any|all)(?=\s*\()|\w+(?:\s*\.\.\s*\w+)?|\S")
 _PYTHON = {"&&": "and", "||": "or", "!": "not", "(": "(", ")": ")", "any": "any", "all": "all"}
@@ -41,7 +41,7 @@ class Condition:
         atom = "(" expression ")" | ("any" | "all") "(" range ")" | range        range = NAME (".." NAME)?
 
     A range of gates holds when every gate in it passed, a range of stops when any stop in it is triggered; `any(...)`
-    and `all(...)` override this. Python's own parser reads the structure, with every range as a text. Examples:
+    and `all(...)` override this. `ast` parses the condition as Python, in which each range is a string. Examples:
     `deps_succeeded && G1..G3`, `G1..G8 && !S1..S5`.
     """
 
@@ -194,7 +194,7 @@ class RetryPolicy(Strict):
 class DedupeEvidence(Strict):
     """The evidence for a declaration of exactly-once: a campaign without any loss or duplicate.
 
-    `campaign` is its command, `commit` the code's commit; the others are figures that it printed.
+    `campaign` is the campaign's command, `commit` the commit of the code; the campaign printed the other figures.
     """
 
     campaign: Line = Field(max_length=400)
@@ -304,7 +304,7 @@ ReasonCode = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
 
 
 class ReplayPlan(Strict):
-    """`replay_plan.yaml`. `reasons`: codes of replays besides the ledger's, with their meaning."""
+    """`replay_plan.yaml`. `reasons`: replay codes in addition to the ledger's, with their meaning."""
 
     version: Literal["1.0.0"]
     replay: Replay

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from kfm_dagster.contracts import envelope_codec
 from kfm_dagster.contracts.envelope import Envelope
 
-# pyarrow's own allocator keeps the memory of earlier batches, 45 MiB in a run of 5,000 units; the system's frees it.
+# pyarrow's allocator keeps memory of earlier batches (45 MiB in a run of 5,000 units); the system's allocator frees it.
 pa.set_memory_pool(pa.system_memory_pool())
 
 _TYPES: dict[Any, pa.DataType] = {
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 ENCODED = 500
-"""Values that are encoded at a time: the properties of an HRRR object are 20 kB of JSON."""
+"""Values encoded at a time, few because the properties of an HRRR object are 20 kB of JSON."""
 
 
 class Column(NamedTuple):

@@ -103,7 +103,7 @@ class StageFailedError(KfmError):
 def classify(error: BaseException) -> ErrorClass:
     """Return the class of an error: the card's refusal, wrong input, or internal.
 
-    A store that refuses, and a missing bucket, are wrong input, because they need a person, not another attempt.
+    A store's refusal and a missing bucket are wrong input, because a person has to act; another attempt cannot help.
     """
     if isinstance(error, (StageRefusedError, StageFailedError)):
         return error.error_class
@@ -112,7 +112,7 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def may_be_of_a_unit(error: BaseException) -> bool:
-    """Return whether a single unit can cause an error; it cannot cause refusals or outages."""
+    """Return whether one unit can have caused the error; refusals and outages have other causes."""
     cause = error.cause if isinstance(error, StageFailedError) else error
     if isinstance(cause, DBAPIError):
         return refusal_of(cause) is not None
@@ -120,7 +120,7 @@ def may_be_of_a_unit(error: BaseException) -> bool:
 
 
 def at_fault(error: BaseException, units: Collection[WalId]) -> frozenset[WalId]:
-    """Return the units at fault: the units that gates name, or all if the error is of the batch.
+    """Return the units at fault: the units that gates name, or all if the whole batch failed.
 
     No unit is at fault if the cause is another process, an earlier rollback or an earlier stage.
     """

@@ -45,7 +45,7 @@ from kfm_dagster.telemetry.traces import span
 
 _LOG = logging.getLogger(__name__)
 Record = Callable[[Transaction], None]
-"""Writes further records of a failure, in the transaction of the stage."""
+"""Records a failure also in run-state, in the transaction that records it for the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def evaluate_gates(self, node: StageNode, batch: Sequence[Envelope]) -> tuple[list[Envelope], GateDecision]:
-        """Evaluate an output; return it with marked units at fault. Raises StageStoppedError."""
+        """Evaluate the gates; return the output with units at fault marked. Raises StageStoppedError."""
         current = {unit.wal_id for unit in batch if unit.failure is None}
         decision = decide(node.gates(batch, of=node.kind), self.card, units=current, whole=node.leaves_effects)
         if ending(decision, self.card) is not StageState.SUCCEEDED:
@@ -155,10 +155,10 @@ class StageLifecycle:
         received: StageBatch | None,
         record: Record,
     ) -> None:
-        """Move a running attempt to failed, undo its outside effects, and roll it back by the card.
+        """Move a running attempt to failed, undo its outside effects, roll it back if the card allows.
 
-        `record` writes further records. Does nothing if the attempt is not running any more, because then another
-        process has taken over the stage.
+        `record` also records the failure in run-state. If the attempt is not running any more, another process has
+        taken over the stage, and `fail` does nothing.
         """
         lines = error.audit_events(attempt) if isinstance(error, StageRefusedError) else ()
         failed = None
@@ -173,7 +173,7 @@ class StageLifecycle:
             _LOG.warning("%s", conflict)
             return
         except Exception as record_error:
-            # The error may come after the commit, from run-state outside the database; then the attempt has failed.
+            # If run-state outside the database raised this after the commit, the attempt has moved to failed.
             cause = redacted_error(record_error)
             _LOG.exception("the failure of %s could not be recorded", node.kind, exc_info=cause)
         if failed is not None:
@@ -184,7 +184,7 @@ class StageLifecycle:
         closed = 0
         with self.database.transaction() as tx:
             for attempt in self.store.unfinished(run_ids, limit=limit, tx=tx):
-                # A worker that was only considered dead may have ended its stage since.
+                # A worker that was wrongly considered dead may have ended its stage meanwhile.
                 with suppress(StageMoveError), tx.nested():
                     facts = {"reason": "its run is dead"}
                     self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=facts, tx=tx)
@@ -199,7 +199,7 @@ class StageLifecycle:
     def retry_in(self, run_id: str, stage: str, error_class: ErrorClass, *, tries: int = 1) -> float | None:
         """Return the seconds until the retry of a stage with this failure, or None for no retry.
 
-        `tries` is the caller's own count, because a stage that may not start keeps its attempt.
+        `tries` is the caller's count, because a stage that may not start opens no further attempt.
         """
         policy = self.card.retry_policy
         if error_class not in policy.retry_on:
@@ -226,7 +226,7 @@ class StageLifecycle:
 
     @span("kfm.gates", {})
     def _of_entry(self, node: StageNode, upstream: StageBatch | None) -> GateDecision:
-        """Evaluate a stage's input by the card's gates, unless it was evaluated as an output."""
+        """Evaluate a stage's input, unless the stage before has evaluated it as its output."""
         condition = self.card.condition(StageState.PENDING, StageState.RUNNING)
         if upstream is None or upstream.reused or condition is None:
             return decide(of_every_gate((), maker=node.kind), self.card)

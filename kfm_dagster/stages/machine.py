@@ -1,4 +1,4 @@
-"""The card's decisions: a stage's start and end, leaving units, restrictions, audit lines.
+"""The card's decisions: a stage's start and end, removed units, restrictions, audit lines.
 
 Pure. Belongs here: the rules of chapter 7, sections III and IX. Does not belong here: the stored states (`store.py`),
 the audit's chain (`audit.py`), or the rules of the gates (`gates/`).
@@ -58,8 +58,8 @@ def decide(
 ) -> GateDecision:
     """Decide on verdicts by the card; `whole`: outside effects forbid removing single units.
 
-    units: the units in the chain. If a gate finds fault with all of several units, the fault is the batch's and
-    triggers the gate's stop (chapter 7, sections III and IX).
+    `units`: the units in the chain. If there are several and a gate finds fault with each of them, the batch is at
+    fault, and the gate's stop is triggered (chapter 7, sections III and IX).
     """
     evaluated = tuple(verdicts)
     passed: set[Gate] = set()
@@ -100,7 +100,7 @@ def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: boo
 
 
 def ending(decision: GateDecision, card: StateMachine) -> StageState:
-    """Return how a running stage ends: failed by a stop, or if it may not succeed."""
+    """Return the end of a running stage: failed if a stop holds, or if it may not succeed."""
     facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)
@@ -123,7 +123,7 @@ def idempotency_key(card: StateMachine, parts: Mapping[str, str]) -> str:
 
 
 UNITS_NAMED = 100
-"""Units at fault that an audit line names; it counts them all."""
+"""Units at fault that an audit line names at most; its count includes all of them."""
 
 
 def gate_events(attempt: StageAttempt, decision: GateDecision) -> Iterable[AuditEvent]:

@@ -23,7 +23,7 @@ class StageNode(ABC):
     """An operator over the batch of a dataset; a stage adds its received batch to its inputs."""
 
     leaves_effects: ClassVar[bool] = False
-    """Whether `transform` has effects outside the database, which exclude removing single units.
+    """Whether `transform` has effects outside the database, so that no single unit can be removed.
 
     Repeating the call gives the same effects, and `compensate` undoes them.
     """
@@ -63,7 +63,7 @@ class StageNode(ABC):
         return {}
 
     def unlocked(self) -> str | None:
-        """Return why the clock is not locked, or None when it is (E_SYNC)."""
+        """Return why the clock is not locked (E_SYNC), or None if it is locked."""
         return None
 
     def working(self) -> AbstractContextManager[None]:
@@ -86,7 +86,7 @@ class StageNode(ABC):
         return {}
 
     def count_owned(self, tx: Transaction) -> int:  # noqa: ARG002, a default
-        """Lock the units that this run has claimed until the transaction ends; return their number.
+        """Lock this run's claimed units until the transaction ends; return their number.
 
         No other run relies on the effects of these units.
         """
@@ -113,4 +113,4 @@ class StageNode(ABC):
         return ()
 
     def after_commit(self, batch: Sequence[Envelope]) -> None:  # noqa: B027, a default
-        """Act once the stage is durable; another process repeats it if this process dies here."""
+        """Act after the stage's commit. If this process dies here, another process repeats the call."""

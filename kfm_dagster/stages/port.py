@@ -45,8 +45,8 @@ class RunStatePort:
     def skip(self, key: RunStateKey, *, is_over: Callable[[], bool]) -> StageBatch | None:
         """Return the node's earlier output in this run, if no work is left. Raises RolledBackError.
 
-        `is_over` returns whether the run has no units any more, so that its record and output stay (RSP-18). It is
-        called if units failed, and for other inputs (another contract, card or feed).
+        `is_over` returns whether the run holds no unit any more; its record and output then remain (RSP-18). `is_over`
+        is called only if units failed, or if the inputs differ (another contract, card or feed).
         """
         earlier = self.run_states.get(key.dataset_id, key.run_id)
         if earlier is None:
@@ -69,8 +69,8 @@ class RunStatePort:
     def is_intact(self, output: Output) -> bool:
         """Return whether an output exists, and run-state still has it for the same inputs.
 
-        Run-state on the branch of the data, or in a table that is restored with the data, is reverted with them; then
-        APPLIED in the database describes an effect that is gone. Retention deletes old outputs.
+        Run-state on the data's branch, or in a table restored with the data, is reverted with the data. APPLIED in the
+        database then describes an effect that no longer exists. An old output may also be deleted by retention.
         """
         record = output.record
         state = self.run_states.get(record["dataset_id"], record["run_id"])
@@ -112,7 +112,7 @@ class RunStatePort:
         )
 
     def count_skip(self, key: RunStateKey, tx: Transaction) -> None:
-        """Count a node without work."""
+        """Count a skipped node."""
         count(tx, Total.RUN_STATE_SKIPS, key.dataset_id)
 
     def fail(self, key: RunStateKey, tx: Transaction) -> None:
@@ -121,7 +121,7 @@ class RunStatePort:
         self._record(key, Outcome.FAILED, nothing.as_json(), tx=tx)
 
     def revoke(self, state: RunState, *, by: str, tx: Transaction) -> None:
-        """Record an output as withdrawn; outside the database only after the commit."""
+        """Record an output as withdrawn; run-state outside the database is written after the commit."""
         self.run_states.put(state.revoked(by=by, at=self.clock()), tx)
 
     def _record(

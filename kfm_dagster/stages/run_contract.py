@@ -4,7 +4,7 @@
       -> content_hash applied before? reuse that output
       -> intent PENDING -> compute -> read back its effects outside the database -> gates of the output
       -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
-      on failure: class the error -> failed -> compensation -> rolled_back
+      on failure: classify the error -> failed -> compensation -> rolled_back
 
 `StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
 second, so that outputs have a single way into the store.
@@ -74,7 +74,7 @@ class StageRunner:
     def run(self, node: StageNode, *, run_id: str, upstream: StageBatch | None, force: str | None = None) -> StagedNode:
         """Skip or compute. A failure is recorded in run-state and raised as StageFailedError.
 
-        With a reason to `force`, content that earlier runs applied is computed again.
+        If `force` has a reason, content that earlier runs applied is computed again.
         """
         node.received = upstream.envelopes if upstream else ()
         staged = StagedNode(node=node, run_id=run_id, received=upstream, lifecycle=self.lifecycle, port=self.port)
@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # The hash names this run; after a withdrawal the withdrawn run, so that all runs share the new output.
+            # The new hash includes this run's id, or after a withdrawal the withdrawn run's: all runs share its output.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

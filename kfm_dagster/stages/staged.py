@@ -55,17 +55,17 @@ class StagedNode:
 
     @property
     def name(self) -> str:
-        """The node's."""
+        """The node's name."""
         return self.node.name
 
     @property
     def kind(self) -> str:
-        """The node's."""
+        """The node's kind."""
         return self.node.kind
 
     @property
     def step(self) -> str:
-        """The node's."""
+        """The node's step."""
         return self.node.step
 
     @property
@@ -127,7 +127,7 @@ class StagedNode:
 
         The sources are the inputs of the hashed content, because a second listing of a bucket could differ.
         """
-        # The ledger entry precedes the claim; the claim's entry of the same URI replaces it.
+        # The ledger's entry describes the records before the claim; the claim's entry, of the same URI, replaces it.
         entries = (*(self.content.inputs if self.content else ()), *((claimed,) if claimed else ()))
         by_uri = {entry.uri: entry for entry in entries}
         sources = {_entity(entry): entry for entry in by_uri.values()}
@@ -168,7 +168,7 @@ def _evaluated(decision: GateDecision) -> GateDecision | None:
 def _record_of(batch: StageBatch) -> dict[str, Any]:
     """Return the record of a stage in `node_output`, sufficient to reuse its output.
 
-    `product` of a summary is a file that a node writes besides its batch; lineage names it as the step's output.
+    A summary's `product` is a file that the node writes besides its batch; lineage lists it as the step's output.
     """
     state = batch.state
     product = state.validation_summary.get("product")

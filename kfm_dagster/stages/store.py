@@ -86,7 +86,7 @@ class StageStore:
             return list(view.run("stages.unfinished_runs").scalars())
 
     def begun_runs(self, run_ids: Collection[str]) -> set[str]:
-        """Return, of these runs, those with a succeeded stage: their units are claimed, perhaps settled."""
+        """Return which runs have a succeeded stage; their units are claimed, and perhaps settled."""
         with self._database.snapshot() as view:
             return set(view.run("stages.begun_runs", runs=sorted(run_ids)).scalars()) if run_ids else set()
 
@@ -97,7 +97,7 @@ class StageStore:
 
         A refused attempt is not replaced but returned, with an audit line about the retry.
 
-        Raises StageMoveError if the attempt before failed, and had another key or other inputs.
+        Raises StageMoveError if the previous attempt has another key, or did not succeed and has other inputs.
         """
         before = self.newest(run_id, stage, tx=tx)
         if before is not None and before.state is StageState.RUNNING:
@@ -106,7 +106,7 @@ class StageStore:
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)
             if before.state is StageState.PENDING:
-                # Refused, because other transactions see a permitted attempt only as running.
+                # The attempt was refused; other transactions never see a permitted attempt as pending.
                 self._audit_retry(before, after=before.state, since=self._refused_at(before, tx), tx=tx)
                 return before
         [opened] = tx.rows(

@@ -2,7 +2,7 @@
 
 import os
 
-# The S3 client (`s3.py`) allocates by mimalloc, which keeps a request's 3 MB for each thread that made requests, unless
-# it is set to purge at once: 400 MB in a run that reads by 128 threads. mimalloc reads this variable when it is loaded,
-# so it is set here, before any import of the room.
+# The S3 client (`s3.py`) allocates with mimalloc, which keeps 3 MB for each thread that made requests (400 MB in a run
+# with 128 reading threads). This variable makes mimalloc purge at once. mimalloc reads it when it is loaded, so it is
+# set here, before any import of the room.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")

@@ -97,7 +97,7 @@ def refuse_unwritable(location: str, *, what: str, setting: str, leave_nothing: 
 
 def _try_folder(folder: Path, what: str, setting: str) -> None:
     try:
-        # Permissions are not enough, because a file system may be full, or read-only.
+        # Checking permissions is not enough, because a file system may be full, or read-only.
         existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:

@@ -33,7 +33,7 @@ class ArtifactReference:
 class Artifacts:
     """Reads and writes artifacts in an obstore store (folder or bucket), opened at first use.
 
-    Not earlier, because opening creates a missing folder, and a command that reads no artifact must create nothing.
+    Opening creates a missing folder, and a command that reads no artifact must create nothing.
     """
 
     def __init__(self, open_store: Callable[[], Any], *, folder: str = "artifacts") -> None:

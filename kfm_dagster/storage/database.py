@@ -28,8 +28,8 @@ from kfm_dagster.storage.text import json_value, parameter
 BUSY_TIMEOUT_SECONDS = 60
 """Time that a SQLite writer waits for another writer; a batch's transaction takes well under a second."""
 SQLITE_CACHE_KIB = 16 * 1024
-"""Page cache of a connection. A batch changes an index page for nearly every unit, because ids are random. These pages
-exceed SQLite's default of 2 MiB, and would be written and read again within the transaction."""
+"""Page cache of a connection. A batch changes an index page for nearly every unit, because ids are random. In SQLite's
+default cache of 2 MiB, these pages would be written and read again within the transaction."""
 SQLITE_CHECKPOINT_PAGES = 4_000
 """Pages (4 KiB) in the write-ahead log before a commit copies them into the database. A batch of a thousand units has
 more than SQLite's default of 1,000, so each commit would wait for the copy."""
@@ -47,8 +47,8 @@ LACKING = "the database role lacks rights that this release needs"
 MIGRATION_LOCK = 0x6B666D
 """PostgreSQL advisory lock ("kfm") that serialises migrations."""
 LOOK_HERE_FIRST = "SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-"""The search path of a migration, which PostgreSQL's functions keep. PostgreSQL searches `pg_temp` first unless the
-path names it; at the end, it keeps a role's temporary tables from shadowing ours in the triggers."""
+"""The search path of a migration, which PostgreSQL's functions keep. PostgreSQL searches `pg_temp` first if the path
+lacks it. Listed last, `pg_temp` does not let a role's temporary tables shadow ours in the triggers."""
 
 
 class Database:
@@ -56,7 +56,7 @@ class Database:
 
     def __init__(self, engine: sa.Engine, url: str = "") -> None:
         self.engine = engine
-        # Kept as configured, because drivers quote it that way, and redaction takes the secrets from it.
+        # Kept as configured, because drivers quote the URL in that form, and redaction needs the secrets as quoted.
         self._url = url or engine.url.render_as_string(hide_password=False)
 
     @classmethod
@@ -66,7 +66,7 @@ class Database:
         With `read_only` nothing is migrated, and the database refuses every write of these connections. A PostgreSQL
         role that does not own the tables (`roles.py`) migrates nothing, either. Raises DatabaseUnavailableError if the
         database does not answer or gives this role no rights; SchemaVersionError if the schema is newer than this
-        release, or older and not to be migrated; NoLedgerError for reading a database without a ledger; and
+        release, or older and may not be migrated here; NoLedgerError if a database to read has no ledger; and
         ConfigurationError if the folder cannot be created.
         """
         parsed = make_url(url)
@@ -266,10 +266,10 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
         cursor = connection.cursor()
         # The journal mode is a property of the file, which a reader must not change.
         cursor.execute("PRAGMA query_only = ON" if read_only else "PRAGMA journal_mode = WAL")
-        # FULL survives a power loss, in WAL mode NORMAL only a kill. It costs little, because commits are per batch.
+        # FULL survives a power loss; NORMAL in WAL mode survives only a kill. FULL is cheap with a commit per batch.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
-        # Triggers query the foreign_keys pragma; some builds of SQLite do not let a schema do so.
+        # Triggers query the foreign_keys pragma, which some builds of SQLite allow only to a trusted schema.
         cursor.execute("PRAGMA trusted_schema = ON")
         cursor.execute(f"PRAGMA cache_size = -{SQLITE_CACHE_KIB}")
         cursor.execute(f"PRAGMA wal_autocheckpoint = {SQLITE_CHECKPOINT_PAGES}")
@@ -303,7 +303,7 @@ def outage(url: str, error: DBAPIError) -> DatabaseUnavailableError | None:
     observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if code in NO_ROOM:
         return DatabaseUnavailableError("the database's disk is full", observed=observed, next_step=MAKE_ROOM)
-    # Errors of the driver itself, as about an unreachable server, have no code.
+    # The driver's own errors, such as for an unreachable server, have no code.
     is_lost = error.connection_invalidated or (isinstance(error, OperationalError) and not code)
     if not (is_lost or code in AWAY) or is_conflict(error):
         return None
@@ -315,7 +315,7 @@ def _unusable(url: str, error: DatabaseError) -> DatabaseUnavailableError | None
     observed = f"{shown(url)}: {without_secrets(str(error.orig).strip(), url)}"
     if isinstance(error, OperationalError):
         return DatabaseUnavailableError(observed=observed, next_step="start the database or correct KFM_WAL_DSN")
-    if str(error.orig).startswith("invalid dsn"):  # psycopg2's words for options that libpq does not know
+    if str(error.orig).startswith("invalid dsn"):  # psycopg2's text for options that libpq does not know
         return DatabaseUnavailableError("the DSN is wrong", observed=observed, next_step="correct KFM_WAL_DSN")
     if getattr(error.orig, "pgcode", None) == INSUFFICIENT_PRIVILEGE:
         return DatabaseUnavailableError(LACKING, observed=observed, next_step="run kfm init --role NAME as the owner")

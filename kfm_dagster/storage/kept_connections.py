@@ -29,5 +29,5 @@ class KeptConnections(CreateEnginePlugin):
         }
 
     def update_url(self, url: URL) -> URL:
-        """Return the URL unchanged: SQLAlchemy has removed `plugin`."""
+        """Return the URL unchanged, because SQLAlchemy has already removed `plugin`."""
         return url

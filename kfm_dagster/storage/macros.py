@@ -1,44 +1,44 @@
 """A single SQL text for both databases: the macros of `sql/`, as SQLite's and PostgreSQL's text.
 
-A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It is replaced by text, never by a value:
-values are bound. A statement under a comment `-- sqlite: reason` or `-- postgresql: reason` is for that database alone.
+A macro is `@name` or `@name(argument, ...)`; arguments may contain macros. It is replaced by text, never by a value,
+because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reason` restricts a statement to a database.
 
 | macro | text |
 |---|---|
-| `@id`, `@bytewise(t)` | text that is compared byte by byte, in any locale: a column, an expression |
+| `@id`, `@bytewise(t)` | a column, an expression of text that is compared byte by byte in any locale |
 | `@time`, `@json`, `@bytes`, `@bool`, `@bigint`, `@real`, `@uuid` | types of columns |
-| `@serial(c)`, `@bigserial(c)` | a number that the database assigns once; the primary key of constraint c |
-| `@strict`, `@without_rowid` | the end of a table; without row ids SQLite keeps the rows in the key's order |
+| `@serial(c)`, `@bigserial(c)` | a primary key (constraint c) of numbers that the database assigns |
+| `@strict`, `@without_rowid` | the end of a table; without row ids SQLite stores the rows in the key's order |
 | `@now`, `@days_before(t, n)` | the time now; n days before t |
 | `@utc_day(t)`, `@utc_hour(t)`, `@utc_text(t)` | the day of t as text, its hour as a number, all of it as text |
 | `@seconds(t, u)` | whole seconds from u to t |
 | `@latest(t, u)` | the later of two times, both not null |
-| `@position(t, u)` | where text u begins in t, from 1; 0 where it does not |
-| `@json_type(j)`, `@json_size(j)` | `object`, `array`, ...; members of an array |
+| `@position(t, u)` | the position, from 1, at which t contains text u; 0 if t lacks u |
+| `@json_type(j)`, `@json_size(j)` | type (`object`, `array`, ...); number of an array's members |
 | `@json_object('a', x, ...)` | an object of JSON |
-| `@as_json(t)`, `@as_time(t)` | text taken as JSON, as a time |
+| `@as_json(t)`, `@as_time(t)` | text cast to JSON, to a time |
 | `@has(j, t)` | whether a list of JSON has this text |
-| `@holds(j, k)` | whether an object of JSON has every member of the other, whose values are texts |
+| `@holds(j, k)` | whether JSON object j has every member of k, whose values are texts |
 | `@each(:p)`, `@each(:p, bigint)` | a query of the values of a JSON list, a batch of texts or of numbers |
 | `@batch(:p, b, a type, ...)` | the relation b of a JSON list of objects; types are text, integer, time, json, ... |
-| `@rows(:p, b)` | the same of a JSON list of lists, each of them `b.value` |
-| `@in_order(a, ...)` | ORDER BY bytes: overlapping batches write and lock in the same order, so they cannot |
-| | deadlock; SQLite has one writer |
-| `@lock(FOR ...)` | a lock on the rows that a query reads; SQLite's transaction has locked the database |
-| `@locked(t, key, FOR ..., c)` | condition c, of rows that are locked in the order of their key first |
+| `@rows(:p, b)` | the relation b of a JSON list of lists; each list is `b.value` |
+| `@in_order(a, ...)` | ORDER BY bytes, so that overlapping batches lock in the same order and cannot |
+| | deadlock; empty in SQLite, which has one writer |
+| `@lock(FOR ...)` | a lock on the rows that a query reads; empty in SQLite, which locks the database |
+| `@locked(t, key, FOR ..., c)` | condition c; first locks the rows that meet c, in the order of their key |
 | `@lock_all('name')` | the statement that serialises transactions |
-| `@indexed_by(i)` | the index that SQLite takes: without statistics its planner takes another |
-| `@unless_there(t, b, key, ...)` | that no row of t has the key of b: SQLite's triggers would refuse it before |
-| | ON CONFLICT passes over it |
-| `@returned(r.a, ...)` | the list behind RETURNING, which in SQLite names no relation |
-| `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | whether a text has this form (null has) |
-| `@sqlite(...)` | a part of a statement for SQLite alone, with its reason beside it |
+| `@indexed_by(i)` | the index that SQLite must use, because its planner chooses another without statistics |
+| `@unless_there(t, b, key, ...)` | the condition that t has no row with b's key, because SQLite's triggers would |
+| | refuse such a row before ON CONFLICT skips it |
+| `@returned(r.a, ...)` | the list after RETURNING; in SQLite without names of relations |
+| `@sha256(t)`, `@hexadecimal(t)`, `@word(t)`, `@is_day(t)`, `@rfc3339(t)` | CHECK that t is null or has this form |
+| `@sqlite(...)` | a part of a statement only for SQLite; a comment has the reason |
 | `@pairs(r, a, ...)` | `'a', r.a, ...` for an object of JSON |
 | `@changed(a, ...)` | whether an update changes one of these columns |
 | `@refuse(trigger, EVENT ON t, rule, when, ...)` | a trigger that refuses rows that meet all conditions. The |
-| | rule is a name, or `name: id: state` for the words `name: id: from > to` |
-| `@after(trigger, EVENT ON t, when, statement)` | a trigger that follows a row with a statement |
-| `@kept(t, rule, (key), ...)` | no row is deleted, nor replaced by another of the same key |
+| | error text is the rule; for a rule `name: id: state` it is `name: id: from > to` |
+| `@after(trigger, EVENT ON t, when, statement)` | a trigger that runs the statement after a row's event |
+| `@kept(t, rule, (key), ...)` | no row is deleted, or replaced by a row with the same key |
 | `@append_only(t, rule, (key), ...)` | as `@kept`, and no row is changed |
 | `@not_replaced(t, rule, (key), ...)`, `@not_truncated(t, rule)` | only these parts of `@kept` |
 | `@not_repeated(t, (key))` | as `@not_replaced`, but a repeated row is skipped silently |
@@ -202,9 +202,9 @@ def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str)
     head = f"CREATE TRIGGER {trigger} BEFORE {event}\n"
     if dialect == "sqlite":
         when = f"WHEN {_all(conditions)}\n" if conditions else ""
-        # RAISE takes only a literal before SQLite 3.47, so a text with values comes from a JSON path: a path that does
-        # not begin with $ is an error that quotes it. The RAISE behind it makes the statement abortable (rows that it
-        # changed earlier are restored) and gives the error when the id is null.
+        # RAISE takes only a literal before SQLite 3.47. So a text with values is passed as a JSON path, because the
+        # error about a path that does not begin with $ quotes the path. The RAISE after it makes the statement
+        # abortable (rows that it changed earlier are restored), and raises the error when the id is null.
         words = f"    SELECT json_extract('{{}}', {_words(event, name, *columns)});\n" if columns else ""
         return f"{head}{when}BEGIN\n{words}    SELECT RAISE(ABORT, '{name}');\nEND;"
     cheap = [condition for condition in conditions if "SELECT" not in condition]
@@ -212,7 +212,7 @@ def _refuse(dialect: str, trigger: str, event: str, rule: str, *conditions: str)
     if len(cheap) == len(conditions):
         words = "', '".join((name, *columns))
         return f"{head}{when}EXECUTE FUNCTION kfm_refuse('{words}');"
-    # PostgreSQL takes no query in WHEN; a function evaluates such conditions, once the others hold.
+    # PostgreSQL allows no query in WHEN, so a function evaluates such conditions, if the others hold.
     queries = _all([condition for condition in conditions if condition not in cheap])
     words = _words(event, name, *columns) if columns else f"'{name}'"
     return (

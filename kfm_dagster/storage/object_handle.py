@@ -1,4 +1,4 @@
-"""An object of a bucket, read by range: in an object store, or in a folder in its place.
+"""An object of a bucket, read by range from an object store, or from a folder in its place.
 
 Belongs here: the two handles, their heads of objects, and names for their failures. Does not belong here: which objects
 may be opened (`objects.py`) and the meaning of the bytes (`readers/`).
@@ -183,7 +183,7 @@ def request(uri: str, before: Failpoint, after: Failpoint) -> Iterator[None]:
 
 @contextmanager
 def _span(failpoint: Failpoint) -> Iterator[None]:
-    """Trace a request in an operator's span; record an error's type only, as texts have URLs."""
+    """Trace a request in an operator's span; only an error's type is recorded, as texts have URLs."""
     if not trace.get_current_span().is_recording():
         yield
         return
@@ -243,7 +243,7 @@ class FolderObject:
         return head
 
     def _opened(self) -> int:
-        """Open for reading; refuse links out of the bucket's folder, and anything but regular files."""
+        """Open for reading; refuse paths outside the bucket's folder, and files that are not regular."""
         if self._descriptor is not None:
             return self._descriptor
         path = os.path.realpath(f"{self._bucket_root}/{self._key}")

@@ -1,6 +1,6 @@
 """Object stores: which objects may be read, where they are, and the objects of a day.
 
-Belongs here: the gate before every read (SEC-01), connections to S3, GCS, Azure or a folder in their place, listings,
+Belongs here: the check before every read (SEC-01), connections to S3, GCS, Azure or a folder in their place, listings,
 and the store of our own artifacts. Does not belong here: reading itself (`object_handle.py`).
 """
 
@@ -86,9 +86,9 @@ class ObjectStores:
     ) -> ObjectHandle:
         """Open a data object or sidecar of the contract, without a request.
 
-        A known `size` and the `first` bytes of that version save later requests. With `etag`, without quotes, a
-        bucket's object is read in that version only, else in the version of the first answer. All three are ignored
-        for a folder, whose files are read in place.
+        A known `size` and the `first` bytes of that version save later requests. If `etag` (without quotes) is set,
+        only that version of a bucket's object is read, else the version of the first answer. A folder ignores all
+        three, because its files are read in place.
 
         Raises UndeclaredObjectError for any other bucket or key, and ConfigurationError for an impossible endpoint.
         """
@@ -235,7 +235,7 @@ class ObjectStores:
                 )
 
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[ListedObject]:
-        # Stores list whole path segments; a prefix that ends inside a segment becomes its folder and an offset.
+        # Stores list only whole path segments; a prefix that ends inside a segment is listed by folder and offset.
         folder, _, partial = prefix.rpartition("/")
         with request(f"s3://{bucket}/{prefix}", Failpoint.OBJECT_LIST_BEFORE, Failpoint.OBJECT_LIST_AFTER):
             if self._root is not None:
@@ -280,7 +280,7 @@ class PrivateFolder(LocalStore):
     """A local folder; only its user may read the folders created in it, as in KFM_HOME."""
 
     def put(self, path: str, file: Any, **options: Any) -> Any:
-        """Put a file in folders for this user alone; obstore's would be open to all users."""
+        """Put a file; folders are created for this user alone, while obstore opens them to all."""
         private_folder(Path(str(self.prefix), path).parent)
         return super().put(path, file, **options)
 

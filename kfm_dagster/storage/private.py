@@ -1,4 +1,4 @@
-"""Folders and files for this user alone: a data root holds messages, keys and whole ledgers.
+"""Folders and files for this user alone, because data roots have messages, keys and ledgers.
 
 Only created folders and files get these modes. Existing folders and files keep their modes, because their owner may
 have granted a group access on purpose.

@@ -1,4 +1,4 @@
-"""Refusals by the database, isolated by halving the batch: a refusal never fails other items.
+"""Refusals by the database, isolated by halving the batch, so that other items never fail.
 
 A refusal concerns values that a column, a constraint or a trigger does not accept. If the database does not answer, is
 full or busy, the whole batch fails and is retried. Does not belong here: handling refused items.
@@ -31,7 +31,7 @@ Written = TypeVar("Written")
 
 
 class Refused(NamedTuple, Generic[Item]):
-    """An item that the database refuses, and the database's words."""
+    """An item that the database refuses, and the database's error text."""
 
     item: Item
     reason: str

@@ -1,7 +1,7 @@
 """Database roles besides the owner: deployments cannot alter evidence, retention cannot alter records.
 
-On PostgreSQL only; SQLite has no roles, and its triggers alone protect the records. `sql/queries/roles.sql` has the
-rights of each role. Does not belong here: how a role authenticates, which the server determines.
+SQLite has no roles; there, triggers alone protect the records. On PostgreSQL, `sql/queries/roles.sql` has the rights of
+each role. Does not belong here: how a role authenticates, which the server determines.
 """
 
 from __future__ import annotations

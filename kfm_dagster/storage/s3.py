@@ -1,7 +1,7 @@
 """A bucket of S3, or of a compatible server, by requests that follow no redirects.
 
-obstore's client cannot be kept from following redirects, and sends the session token (`x-amz-security-token`) to any
-host that a redirect names. Here pyreqwest sends, with credentials from botocore, and a redirect is an error.
+obstore's client always follows redirects, and sends the session token (`x-amz-security-token`) to any host that a
+redirect names. So this client uses pyreqwest, with credentials from botocore, and treats a redirect as an error.
 Belongs here: the few requests that the package makes, with the names, answers and errors of obstore's stores, so that
 both kinds are interchangeable. Does not belong here: signing (`signature.py`), which objects to read (`objects.py`).
 """
@@ -41,11 +41,11 @@ from kfm_dagster.storage.signature import signed_headers
 MAX_RETRIES = 2
 """Retries of a request without an answer, or with a status of `_LATER`; afterwards the ledger retries."""
 REFUSAL_BYTES = 64 * 1024
-"""Least limit of an answer to a ranged request, because the text of an error may be longer than the range."""
+"""Limit of an answer to a shorter ranged request, because an error's text may be longer than the range."""
 LISTING_BYTES = 16 * 1024 * 1024
 """Limit of a listing's page: 1,000 keys of 1,024 bytes, three times as long if percent-encoded, and their tags."""
 NO_TIME = datetime.fromtimestamp(0, UTC)
-"""Placeholder for the time of an object whose store gives none."""
+"""Placeholder for the time of an object if the store reports none."""
 HEADER_CHARS = 1024
 """Limit of a header; the headers of S3 are shorter than 100."""
 LARGEST_SIZE = 2**63 - 1
@@ -68,7 +68,7 @@ _XML = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
 
 class OddAnswerError(GenericError):
-    """An answer that HTTP or S3 does not allow, or that cannot be true; its text quotes none of it."""
+    """An answer that HTTP or S3 does not allow, or an impossible one; the text does not quote it."""
 
     next_step: str | None = None
 
@@ -88,7 +88,7 @@ class RedirectRefusedError(OddAnswerError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """The answer to `get`: the object's metadata and, unless for a head, its bytes."""
+    """The answer to `get`: the object's metadata and, except for a HEAD, its bytes."""
 
     meta: Mapping[str, Any]
     attributes: Mapping[str, str]
@@ -292,7 +292,7 @@ class S3Bucket:
                 if answer.status not in _LATER or last:
                     self._refuse(method, answer, path, content)
                     return answer, content
-            time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not come together
+            time.sleep(0.1 * 2**attempt * (1 + random.random()))  # noqa: S311 - so that workers do not retry together
         raise AssertionError  # the last attempt has returned or raised
 
     def _send(
@@ -305,7 +305,7 @@ class S3Bucket:
         if method == "PUT":
             request = request.body_bytes(body)
         if "Range" in headers:
-            # A whole object may take longer, by its size.
+            # Only ranges have this timeout, because a large whole object may take longer.
             request = request.timeout(timedelta(seconds=self._seconds))
         with request.build_streamed() as answer:
             return answer, self._content(answer, limit)

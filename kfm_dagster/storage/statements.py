@@ -1,7 +1,7 @@
 """Named SQL statements and numbered migrations, read from `sql/`.
 
 `sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. The
-same text is for both databases (`macros.py`); where two forms remain, each has its database and reason under its name.
+same text is for both databases (`macros.py`); in a statement of two forms, each names its database and the reason.
 `sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` the statements for the database of a STAC API,
 and `sql/schema` the migrations. Nothing here accesses a database.
 
@@ -97,7 +97,7 @@ def typed(clause: TextClause) -> Executable:
 
 
 def decoded_columns(statement_text: str) -> dict[str, TypeEngine[Any]]:
-    """Return the types of a statement's decoded columns by name; there may be other names, too."""
+    """Return a statement's decoded columns with types; some names may not be in its result."""
     words = sorted(set(re.findall(r"\w+", statement_text)))
     times = {word: _TYPES["time"] for word in words if word == "at" or word.endswith("_at")}
     tables = _decoded()
@@ -172,7 +172,7 @@ _READ: Mapping[Any, Callable[[Any], Any]] = {
     int: int,
     str: str,
     date: date.fromisoformat,
-    # For times in columns that the schema does not name: results of aggregates.
+    # For times in columns that the schema does not name, such as results of aggregates.
     datetime: lambda value: datetime.fromisoformat(value) if isinstance(value, str) else value,
     tuple: tuple,
     Sequence: tuple,
