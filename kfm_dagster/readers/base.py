@@ -1,8 +1,8 @@
 """The interface of readers: their input, result and error.
 
 A reader sees an object only through a `ByteSource` (range requests) and must bound what it reads, allocates and loops
-over, whatever the bytes contain. It raises `ReadError` with an issue code and nothing else. It knows no contract: the
-contract's rules are applied by `operators/metadata_extract.py`.
+over, whatever the bytes contain. Its only error is `ReadError`, with an issue code. It does not know the contract,
+whose rules `operators/metadata_extract.py` applies.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ByteSource(Protocol):
 class ReadRequest:
     """An object to read. `groups` are the named groups of the key grammar.
 
-    `sidecar(suffix)` opens key + suffix. `closed`: the object is the last part of its whole: a later whole has begun.
+    `sidecar(suffix)` opens key + suffix. `closed`: the object is its volume's last chunk: a later volume has begun.
     """
 
     key: str
@@ -70,9 +70,9 @@ class HeaderMetadata:
     """Metadata from the headers of an object.
 
     Datetimes are aware UTC. geometry is a GeoJSON Polygon or MultiPolygon in WGS 84 degrees, split at the antimeridian
-    (RFC 7946, 3.1.9), a Point for a station, and empty when the object states no place; an Item's bbox follows from it
-    alone. `properties` are STAC properties; `native` are the format's own values, unrounded, for comparison with an
-    independent reader; `findings` are issues that do not stop the reader.
+    (RFC 7946, 3.1.9), a Point for a station, and empty when the object states no place; an Item's bbox follows from the
+    geometry alone. `properties` are STAC properties; `native` are the format's own values, unrounded, for comparison
+    with an independent reader; `findings` are issues that do not stop the reader.
     """
 
     start: datetime
@@ -85,7 +85,7 @@ class HeaderMetadata:
     sidecars: tuple[str, ...] = ()
     """Suffixes of the existing sidecars that match the object."""
     layers: tuple[Layer, ...] = ()
-    """All fields in their order; empty without a list of them, or with too many."""
+    """All fields in order; empty if no index lists them, or if they are too many."""
 
 
 class ReadError(Exception):
@@ -116,7 +116,7 @@ def table(name: str) -> Iterator[Mapping[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class LazyReader:
-    """A reader, `goes-abi` for `read_goes_abi` of `goes_abi.py`, imported on its first call."""
+    """A reader, imported on its first call; the name `goes-abi` means `read_goes_abi` of `goes_abi.py`."""
 
     name: str
 

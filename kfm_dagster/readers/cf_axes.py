@@ -29,7 +29,7 @@ _NAMES: Mapping[AxisKind, str] = {"x": "longitude", "y": "latitude", "z": "heigh
 _UNEVEN = 0.002
 """Tolerance of an even axis, as a share of a step. A Gaussian grid of 192 rows deviates by 0.8 % at its ends."""
 _ROUNDED = 1e-5
-"""Degrees: rounding of an axis with five decimals."""
+"""Rounding error, in degrees, of an axis with five decimals."""
 _DECIMALS = 9
 """Decimals of a degree. Sums of decimal numbers have errors in further decimals."""
 _FARTHEST = 720.0
@@ -95,7 +95,7 @@ def axis_kind(axis: Variable) -> AxisKind | None:
 
 
 def time_axis(header: NetcdfHeader) -> str | None:
-    """Return the name of the axis of valid times, if any; reference times are an axis, too."""
+    """Return the name of the axis of valid times, else of any other axis of times."""
     names = {name: axis.text("standard_name") for name, axis in header.axes.items() if axis_kind(axis) == "t"}
     valid = [name for name, standard in names.items() if standard == "time"]
     plain = [name for name, standard in names.items() if standard != "forecast_reference_time"]
@@ -105,9 +105,9 @@ def time_axis(header: NetcdfHeader) -> str | None:
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
     """Return the axis of longitude (x) or latitude (y); cells end half a step from centres.
 
-    Its five samples decide whether it is even: more would cost requests, and no known grid is uneven between them.
-    Raises ReadError: MISSING_GEOLOCATION without such an axis or its values, INVALID_GEOMETRY when its values are not
-    degrees in order.
+    Its five samples decide whether the axis is even: more would cost requests, and no known grid is uneven between
+    them. Raises ReadError: MISSING_GEOLOCATION without such an axis or its values, INVALID_GEOMETRY unless they are
+    ordered degrees.
     """
     names = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
     if len(names) != 1:
@@ -146,7 +146,7 @@ def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
 
 
 def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
-    """Return first and last time of an axis in UTC; None by its units, calendar or values."""
+    """Return first and last time of an axis in UTC; None for unsupported units, calendar or values."""
     axis = header.variables[name]
     units = _SINCE.fullmatch(axis.text("units").strip())
     values = ends(header, name)

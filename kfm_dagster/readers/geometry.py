@@ -26,11 +26,11 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 _LONGEST_SIDE = 45.0
-"""Most degrees of longitude between two positions of a parallel: on a sphere their line leaves the parallel."""
+"""Maximum degrees of longitude between positions on a parallel, because on a sphere their line leaves the parallel."""
 _DECIMALS = 9
 """Decimals of a degree, a tenth of a millimetre. A side on the antimeridian must not cross it by a rounding error."""
 DISC_POINTS = 36
-"""A multiple of four."""
+"""Points on the rim of a disc, a multiple of four."""
 _WGS84 = Geod(ellps="WGS84")
 
 
@@ -74,10 +74,10 @@ def disc(latitude: float, longitude: float, radius_m: float) -> Mapping[str, Any
 
 
 def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
-    """Return the azimuths of a rim, counter-clockwise from the north, as many in each quarter.
+    """Return the azimuths of a rim, counter-clockwise from the north, equally many in each quarter.
 
     The line to the easternmost point meets the meridian there at a right angle, so that on a sphere its azimuth at the
-    centre has the cosine tan(radius) tan(latitude). The rim is flat there: the ellipsoid makes no visible difference.
+    centre has the cosine tan(radius) tan(latitude). The rim is flat there, so the ellipsoid changes nothing visible.
     """
     eastern = math.degrees(math.acos(math.tan(radius_m / _WGS84.a) * math.tan(math.radians(latitude))))
     turns = [360.0, 360.0 - eastern, 180.0, eastern, 0.0]
@@ -89,8 +89,9 @@ def _azimuths(latitude: float, radius_m: float) -> npt.NDArray[np.float64]:
 def rectangle(west: float, south: float, east: float, north: float) -> Mapping[str, Any]:
     """Return the GeoJSON between two meridians and two parallels, as `polygon_from_ring`.
 
-    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached: instruments see
-    the same place for years. Raises ReadError(INVALID_GEOMETRY) when the four enclose nothing, or are out of range.
+    Over the antimeridian `east` is beyond 180, `west` beyond -180, or `east` less than `west`. Cached, because
+    instruments see the same place for years. Raises ReadError(INVALID_GEOMETRY) when they enclose nothing or are
+    impossible.
     """
     span = east - west + (360 if east < west else 0)
     if not (-360 <= west <= 180 and 0 < span <= 360 and -90 <= south < north <= 90):
@@ -112,7 +113,7 @@ SIDE_SEGMENTS = 23
 """Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's."""
 
 _ROUNDED = 1e-3
-"""Tolerance, as a share of a step, of a file's corners in microdegrees after a thousand steps."""
+"""Tolerance, as a share of a step, for corners that a file rounds to microdegrees, after a thousand steps."""
 
 Array = npt.NDArray[np.float64]
 

@@ -26,7 +26,7 @@ POINTS_PER_SIDE = 16
 LIMB_POINTS = 128
 """Vertices of an outline: on each side of the image, and around the whole limb."""
 _BISECTIONS = 40
-"""Halvings for the crossing of side and limb: 40 take a step of 0.02 rad below the precision of a double."""
+"""Bisections to find where a side crosses the limb; 40 reduce a step of 0.02 rad below the precision of a double."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class FixedGrid:
 
     @property
     def distance(self) -> float:
-        """From the Earth's centre to the perspective point, H of the PUG."""
+        """Distance from the Earth's centre to the perspective point, H of the PUG."""
         return self.perspective_point_height + self.semi_major_axis
 
     @property
@@ -60,15 +60,15 @@ class ImageBounds:
 
 
 Footprint: TypeAlias = tuple[Mapping[str, Any], tuple[float, float] | None]
-"""The Earth in an image: its outline as RFC 7946 has it (split at the antimeridian), and the ground under the image's
-centre, None if that is space."""
+"""The Earth in an image: its outline by RFC 7946 (split at the antimeridian), and the longitude and latitude at the
+image's centre, None if the centre is space."""
 
 
 @lru_cache(maxsize=1024)
 def footprint(grid: FixedGrid, image: ImageBounds) -> Footprint | None:
     """Return an image's footprint; None without the Earth. Raises ReadError(INVALID_GEOMETRY).
 
-    Cached: the full disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
+    Cached, because the full disk and CONUS never move, and the sixteen bands of a mesoscale scan share their bounds.
     """
     x, y = _visible_outline(grid, image)
     if len(x) < 3:
@@ -121,7 +121,7 @@ def _visible_outline(grid: FixedGrid, image: ImageBounds) -> tuple[Angles, Angle
     all_y = np.concatenate([y[visible], cross_y, limb_y[inside]])
     if not len(all_x):
         return all_x, all_y
-    # Image and Earth are convex in scan angles, and so is their intersection: its outline is its points by bearing.
+    # Image and Earth are convex in scan angles, so their intersection is convex: its outline is its points by bearing.
     bearing = np.arctan2(all_y - all_y.mean(), all_x - all_x.mean())
     order = np.argsort(bearing)
     return all_x[order], all_y[order]

@@ -1,14 +1,13 @@
 """Reader of GOES-R ABI radiances (L1b Rad) and every L2 product: NetCDF-4 headers, no pixel.
 
 Belongs here: the attributes and variables to read, their meaning, and their agreement with the key. Does not belong
-here: the common headers of all instruments (`goes_granule.py`), the fixed grid (`geostationary.py`), how HDF5 stores
-headers (`hdf5.py`).
+here: headers that all instruments share (`goes_granule.py`), the fixed grid (`geostationary.py`), HDF5 (`hdf5.py`).
 
 Names and units: GOES-R Product Definition and Users' Guide (PUG), volume 3 (L1b, 416-R-PUG-L1B-0347) and volume 5 (L2+,
 416-R-PUG-L2 Plus-0349): section 5.0 global attributes, 5.1.2 fixed grid, 5.1.3 variables.
 
 An image is on the fixed grid, and its footprint follows from its axes. Radiation (DSR of some years, RSR) is on a grid
-of latitudes and longitudes, and winds (DMW, DMWV) are points: their footprint is the extent stated in the file.
+of latitudes and longitudes, and winds (DMW, DMWV) are points; the footprint of both is the extent that the file states.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ _IMAGES = (("Rad",), ("CMI",), tuple(f"CMI_C{band:02}" for band in range(1, 17))
 _QUALITY = ("DQF", "PQI")
 """Prefixes of variables with the quality of pixels: data quality flags, product quality information."""
 _LONGEST_AXIS = 65_536
-"""Pixels; the full disk at 0.5 km has 21,696 on a side."""
+"""Maximum pixels along an axis; the full disk at 0.5 km has 21,696."""
 GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
-"""Variables for the kind of coordinates: scan angles of the fixed grid, or degrees."""
+"""Variables whose presence shows the kind of coordinates: scan angles of the fixed grid, or degrees."""
 
 
 def read_native(source: ByteSource) -> dict[str, Any]:
     """Return header values of any ABI product, unrounded, under the file's own names.
 
-    On the fixed grid axes are `dims`, `x_first_last` and `y_first_last` (radians, decoded), and `images` has the stored
-    type and the attributes of each image by its name. Absent values are left out; bands are lists. Raises as
-    `read_hdf5`, and ReadError(MISSING_GEOLOCATION) without a variable for the kind of coordinates.
+    On the fixed grid, `dims` has the lengths of the axes, `x_first_last` and `y_first_last` their ends (radians,
+    decoded), and `images` has the stored type and the attributes of each image by its name. Absent values are left out;
+    bands are lists. Raises as `read_hdf5`, and ReadError(MISSING_GEOLOCATION) without a variable of GRID or LAT_LON.
     """
     return read_hdf5(source, _header)
 
@@ -108,8 +107,8 @@ def _axis(root: Hdf5Group, name: str) -> tuple[int, list[float]]:
 def _images(root: Hdf5Group, shape: tuple[int, int]) -> dict[str, Hdf5Dataset]:
     """Return the variables with a value for each pixel.
 
-    Radiances and imagery are requested by name, which reads no other header. Of any other product all variables are
-    read: their names depend on product and version.
+    Radiances and imagery are requested by name, which reads no other header. For any other product the headers of all
+    variables are read, because the images' names depend on product and version.
     """
     names = next((names for names in _IMAGES if root.dataset(names[0]) is not None), ())
     candidates = {name: image for name in names if (image := root.dataset(name)) is not None}
@@ -162,10 +161,10 @@ _SHORTEST, _LONGEST = 0.4, 14.0
 _ANGLE_DECIMALS = 7
 """Edges of images are multiples of 1 microradian; as 32-bit floats they have errors below 2e-8."""
 _LIMB_CURVATURE = 0.153
-"""Semi-major axis divided by the distance from the perspective point to the limb. Half of it times the square of an
-angle on the ground is the decrease of the scan angle from the limb inwards."""
+"""Semi-major axis divided by the distance from the perspective point to the limb. A point on the ground that is an
+angle a inside the limb has a scan angle that is smaller than the limb's by this value times a * a / 2."""
 _SAID = {"description": "long_name", "unit": "units"}
-"""Fields of a Variable Object with their attributes."""
+"""Fields of a Variable Object, and the attribute that each is read from."""
 _EXTENT_DECIMALS = 6
 """Decimals of a degree. The file has 32-bit floats with steps of 1.5e-5."""
 
@@ -255,8 +254,9 @@ def _rounded(extent: Box) -> list[float]:
 def _extent_tolerance(pixel: float) -> float:
     """Return the tolerance in degrees of a stated extent to the grid's; `pixel` is in radians.
 
-    The file's extent is of pixel centres and ours of edges. The tolerance is the way on the ground from the limb to a
-    scan angle one pixel less than the limb's (PUG 5.1.2.8, to second order): 1.6 degrees at 2 km, 3.5 at 10 km.
+    The file states the extent of the pixels' centres, the grid gives that of their edges. The tolerance is the angle on
+    the ground between the limb and the point that is seen one pixel inside the limb (PUG 5.1.2.8, second order): 1.6
+    degrees at 2 km, 3.5 at 10 km.
     """
     return max(2.0, 1.1 * math.degrees(math.sqrt(2 * pixel / _LIMB_CURVATURE)))
 
@@ -287,7 +287,7 @@ def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
 def _image_bounds(native: Mapping[str, Any]) -> ImageBounds:
     """Return the edges of the image, half a pixel outside the first and last centres.
 
-    Not from x_image_bounds and y_image_bounds: those of early files (2017) are half a pixel off the axes.
+    x_image_bounds and y_image_bounds are not used: in early files (2017) they are half a pixel off the axes.
     """
     (west, east), (north, south) = (_edges(native, name) for name in ("x", "y"))
     if not (-_LARGEST_ANGLE < west < east < _LARGEST_ANGLE and -_LARGEST_ANGLE < south < north < _LARGEST_ANGLE):

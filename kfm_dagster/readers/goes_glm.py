@@ -47,10 +47,10 @@ _DIMENSIONS = {
     "number_of_time_bounds": _TIMES, "number_of_field_of_view_bounds": _LATITUDES,
     "number_of_wavelength_bounds": "lightning_wavelength_bounds",
 }  # fmt: skip
-"""Dimensions with a variable of each. The file's own scales of unlimited dimensions have length 0."""
+"""Dimensions, each with a variable that has its length: the file's scales of unlimited dimensions have length 0."""
 
 _OF_FRAME = "group_frame_time_offset"
-"""Files have times of frames since their unit of times is the second (October 2018)."""
+"""Files have times of frames since October 2018, when the unit of times became the second."""
 _UNITS = {"time": "group_time_offset", "area": "group_area"}
 """Quantities in several units, with the variable that states the unit: milliseconds or seconds, km2 or m2."""
 _CENTROID = "centroid (mean constituent event latitude weighted by their energies)"
@@ -82,8 +82,8 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "flash_energy": ("J", "flash radiant energy"),
     "flash_quality_flag": ("1", "flash data quality flags"),
 }
-"""Unit, or its key in _UNITS, and long name of the variables along events, groups and flashes, as in the PUG. They are
-not read, because each takes a millisecond: 20 variables would treble the CPU time of a file."""
+"""Unit, or its key in _UNITS, and long name of the variables along events, groups and flashes, as in the PUG. These
+variables are not read, because each takes a millisecond: 20 would treble the CPU time of a file."""
 _LISTS = {"event": "number_of_events", "group": "number_of_groups", "flash": "number_of_flashes"}
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)

@@ -99,7 +99,7 @@ def check_key(request: ReadRequest, attributes: Mapping[str, str], start: dateti
                 MetadataIssue.TIME_MISMATCH,
                 f"time_coverage_{name} is {moment.isoformat()}, the key has {groups[name]}",
             )
-    # Without the creation stamp: a copy with the name of a re-issue is still the same granule.
+    # The creation stamp is left out, because a copy with the name of a re-issue is still the same granule.
     name = request.key.rpartition("/")[2].rpartition("_c")[0]
     expect("dataset_name", attributes.get("dataset_name", "").rpartition("_c")[0], name)
 
@@ -142,7 +142,7 @@ def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: s
 
 
 def fraction(value: float) -> float | None:
-    """Return a share in [0, 1], as PUG's `percent` variables are; None for others, as -999."""
+    """Return a share in [0, 1], the range of PUG's `percent` variables; None for others, such as -999."""
     return value if 0 <= value <= 1 else None
 
 

@@ -4,20 +4,18 @@ Belongs here: `read_grib2`, and the agreement of key, sidecar and messages. Does
 (`grib2_sections.py`), grids (`grib2_grids.py`), index lines (`grib_index.py`), names (`grib2_properties.py`).
 
 An object with an index costs three range requests: the first message's header (4 KiB), the index, and the last message,
-which shows whether the object is whole. Its start states the message's length, so a cut object is too short, and the
-object must end with a message's end mark. Both are checked, because packed data may contain `7777` where an object was
-cut, and an object may have its size before it has its last bytes. A last message over LAST_MESSAGE_BYTES costs a
-request for its start and another for its end.
+which shows whether the object is whole: it must have its stated length and end with an end mark. Both are checked,
+because packed data may contain `7777` where an object was cut, and an object may have its full size before its last
+bytes. A last message over LAST_MESSAGE_BYTES costs a request for its start and another for its end.
 
-Without an index, the object is walked from message to message, with a request for each, or two when a bit map is long,
-whatever its size. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked
-completeness.
+Without an index, an object of any size is walked from message to message, with a request for each, or two when a bit
+map is long. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked completeness.
 
 The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) with `cycle` (HH, HHMM or HHMMSS), or
 with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid
 within the hour before its lead (sub-hourly steps) or at it (all others; accumulations end at it). MRMS's messages state
-one instant for an accumulation. The window that ends there is in the key: `hours` and `minutes` are its length, `since`
-is the hour of the day at which it begins.
+one instant for an accumulation. The key states the window that ends at this instant: `hours` and `minutes` are its
+length, `since` is the hour of the day at which it begins.
 
 An object's time is the time of its fields, with an index and without; the run is a property.
 """
@@ -66,14 +64,14 @@ INDEX_SUFFIX = ".idx"
 FIRST_BYTES = REQUEST_BYTES
 """Bytes of an object that its first request reads."""
 LAST_MESSAGE_BYTES = 2 * 1024 * 1024
-"""A last message up to this size is requested whole. Those of HRRR, GFS and NBM take 0.03 to 1.8 MB, which takes about
-as long as the saved request: S3 gives 85 to 90 MB/s a connection, and answers within tens of milliseconds (AWS,
-"Performance guidelines for Amazon S3")."""
+"""A last message up to this size is requested whole. Last messages of HRRR, GFS and NBM have 0.03 to 1.8 MB; their
+transfer takes about as long as the request that is saved: S3 gives 85 to 90 MB/s a connection, and answers within tens
+of milliseconds (AWS, "Performance guidelines for Amazon S3")."""
 WALK_MESSAGES = 256
-"""Most messages walked without an index, at tens of milliseconds each; every field of a message counts. HRRR surface
+"""Maximum messages walked without an index, at tens of milliseconds each; every field of a message counts. HRRR surface
 files have 173; files of pressure and native levels have 700 to 1,200, and always get an index."""
 MAX_VARIABLES = 200
-"""Names in `grib:variables`; real indexes have up to 97 (HRRR)."""
+"""Maximum names in `grib:variables`; real indexes have up to 97 (HRRR)."""
 
 Findings = list[tuple[MetadataIssue, str]]
 
@@ -90,7 +88,7 @@ class Inventory:
 
 
 TakeInventory = Callable[[HeaderWindow, GribMessage, timedelta | None, Findings], Inventory]
-"""Reads an object's inventory, by the key's lead. Raises ReadError; adds to the findings."""
+"""A function that reads an object's inventory, given the key's lead, and adds findings. Raises ReadError."""
 
 
 def read_grib2(request: ReadRequest) -> HeaderMetadata:
@@ -144,7 +142,7 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
 
 
 def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime]:
-    """Return start, end and datetime of an object by the `spans` of its fields, at least one.
+    """Return start, end and datetime of an object, from at least one span of its fields.
 
     With instants, start and datetime are the earliest, end is the latest. With windows only, start and end span the
     longest windows, and datetime is the end.
@@ -158,7 +156,7 @@ def _object_times(spans: Collection[Span]) -> tuple[datetime, datetime, datetime
 
 
 def _spans(of_fields: Iterable[Span], first: GribMessage, lead: timedelta | None) -> set[Span]:
-    """Return the times of all fields, also the first; the key's lead when none is known."""
+    """Return the times of all fields and of the first message; if none is known, the key's lead."""
     spans = {*of_fields, *filter(None, [first.span])}
     step = first.product.step if lead is None else lead
     if not spans and step is not None:
@@ -209,7 +207,7 @@ def _check_step(first: GribMessage, lead: timedelta | None, findings: Findings) 
 def _from_index(
     request: ReadRequest, window: HeaderWindow, first: GribMessage, lead: timedelta | None, findings: Findings
 ) -> Inventory | None:
-    """Return the sidecar's inventory; None, with a finding, without a matching sidecar."""
+    """Return the sidecar's inventory; if no sidecar matches, add a finding and return None."""
     sidecar = request.sidecar(INDEX_SUFFIX)
     if sidecar is None:
         findings.append((MetadataIssue.SIDECAR_MISSING, f"there is no {INDEX_SUFFIX} beside the object"))
@@ -281,8 +279,7 @@ def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: 
 def _end_of_last(window: HeaderWindow, start: int) -> int:
     """Return the end of the index's last message.
 
-    Raises ReadError: SIDECAR_MISMATCH when no message starts there, or bytes follow it, TRUNCATED_OBJECT
-    when it is cut.
+    Raises ReadError: SIDECAR_MISMATCH when no message starts there or bytes follow it, TRUNCATED_OBJECT if cut.
     """
     if window.size - start <= LAST_MESSAGE_BYTES:
         window.hold(start, window.size - start)

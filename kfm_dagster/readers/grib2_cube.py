@@ -3,11 +3,12 @@
 Belongs here: from a grid and the lines of an index to `cube:dimensions` and `cube:variables`. Does not belong here: the
 index (`grib_index.py`), the grid (`grib2_grids.py`).
 
-A variable occurs once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60.
-Its levels of the dimension `level` are its `dimension_domains`, a field of stactools-noaa-hrrr. Levels are the index's
-own texts, so that variable, level and step are the name of a field in `grib:layers`. The probabilities of a variable
-are another variable, `TMP prob`, because their values are in percent. The windows of accumulations, averages and
-extremes are a variable's `time_bounds`, begin and end of each: windows back to the run are not the Item's time.
+A variable occurs once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60
+variables. A variable's values of the dimension `level` are its `dimension_domains`, a field of stactools-noaa-hrrr.
+Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`. The
+probabilities of a variable are another variable, `TMP prob`, because their values are in percent. A variable's
+`time_bounds` are begin and end of the windows of accumulations, averages and extremes, because windows that reach back
+to the run are not the Item's time.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from kfm_dagster.readers.stored_values import COLUMNS, ROWS, horizontal
 TIME, LEVEL = "valid_time", "level"
 """Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""
 PROBABILITY = " prob"
-"""End of the name of a variable of probabilities, as the qualifier of their lines begins."""
+"""End of the name of a variable of probabilities; the qualifier of their index lines begins with it."""
 MAX_TIMES = 32
-"""Most valid times, and windows of a variable, in an Item; sub-hourly files have 4."""
+"""Maximum valid times in an Item, and maximum windows of a variable; sub-hourly files have 4."""
 MAX_SHARED = 128
-"""Most levels and windows of a variable that is kept for the next object: HRRR's native levels are 50, and a hostile
+"""Maximum levels and windows of a variable that is cached for the next object. HRRR has 50 native levels; a hostile
 index may have thousands."""
 MAX_CHARACTERS = 65_536
-"""Most characters of names and levels in an Item, which must stay small. HRRR's native levels have 20,000."""
+"""Maximum characters of names and levels in an Item, which must stay small. HRRR's native levels have 20,000."""
 
 
 def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Collection[datetime]) -> dict[str, Any]:
     """Return an object's fields; `valid` are the valid times, or ends of windows.
 
-    Without layers there are no variables, because the first message is not the whole. An uneven grid has no fields.
+    Without layers it has no variables, because the first message does not describe all; on an uneven grid it is empty.
     """
     if grid.transform is None:
         return {}
@@ -74,7 +75,7 @@ def _levels(
 
 
 def _shared(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> Mapping[str, Any]:
-    """Return a Variable Object, shared by the objects of a product: HRRR's 100 variables take 80 kB."""
+    """Return a Variable Object, shared by the objects of a product, because HRRR's 100 variables take 80 kB."""
     make = _variable if len(levels) + len(windows) <= MAX_SHARED else _variable.__wrapped__
     return make(name, levels, windows)
 

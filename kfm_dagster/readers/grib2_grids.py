@@ -4,8 +4,8 @@ Belongs here: grid definition templates 3.0, 3.10, 3.20, 3.30 and 3.40, and the 
 belong here: reading section 3 (`grib2_sections.py`), outlines as GeoJSON (`geometry.py`). Octet numbers are those
 of WMO-No. 306, volume I.2, counted from 1.
 
-Latitudes on the model's own earth (mostly a sphere) are taken as WGS 84 latitudes without a datum shift, as ecCodes
-and wgrib2 do: the models themselves treat them so.
+Latitudes on the model's own earth (mostly a sphere) are taken as WGS 84 latitudes without a datum shift, as ecCodes and
+wgrib2 do, because the models themselves treat them so.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from kfm_dagster.readers.geometry import (
 from kfm_dagster.readers.grib2_sections import signed
 
 MAX_SIDE = 50_000
-"""Most grid points on a side. The finest real grids have 7,000 (MRMS); a larger number means a corrupt header."""
+"""Maximum grid points on a side. The finest real grids have 7,000 (MRMS); a larger number means a corrupt header."""
 
 _MISSING_32 = 0xFFFFFFFF
 _MICRODEGREES = 1_000_000
 _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
-"""Metres; every earth of code table 3.2 lies within."""
+"""Radii in metres; every earth of code table 3.2 lies within."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
     """A grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
-    `transform` maps (column, row) to the CRS from cell corner to cell corner with row 0 in the north, as GDAL presents
-    every GRIB2 grid whatever its scanning mode; a grid round the earth begins in the west, even if its file begins at
-    Greenwich. None when rows are not evenly spaced. `native` has ecCodes' key names. `fault` names a contradiction of
-    increments and corners; the grid is then placed by the corners, or on a projection by the increments.
-    All files of a grid share its `geometry`, which has tuples as coordinates.
+    `transform` maps the corner of a cell (column, row) to the CRS; it is None when rows are not evenly spaced. Row 0 is
+    in the north, as GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the
+    west, even if its file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction
+    between increments and corners: then the corners define the grid, but on a projection the increments do. All files
+    of a grid share its `geometry`, which has tuples as coordinates.
     """
 
     template: int
@@ -144,7 +144,9 @@ def _earth(section: bytes) -> dict[str, Any]:
     axes = {1: {"R": radius}, 3: {"a": major * unit, "b": minor * unit}, 7: {"a": major, "b": minor}}.get(shape)
     low, high = _EARTH_RADIUS_RANGE
     if axes is None or not all(low < axis < high for axis in axes.values()):
-        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"shape of the earth {shape} gives no earth")
+        raise ReadError(
+            MetadataIssue.MISSING_GEOLOCATION, f"shape of the earth {shape} is unknown, or its axes are impossible"
+        )
     return axes
 
 
@@ -162,7 +164,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of template 3.0 or 3.40.
 
     Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments (3.40: none of rows). The exact
-    corners define the grid. Increments are rounded (0.166667) or missing; if stated, they reach from corner to corner.
+    corners define the grid. Increments are rounded (0.166667) or missing; if stated, they must span the corners.
     """
     basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
@@ -209,7 +211,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
 
 
 def _extent_fault(extents: Iterable[tuple[float, float, float]]) -> str | None:
-    """Return the fault of an extent, in degrees, where increments and corners differ too much."""
+    """Return a fault if extents by increments and by corners, in degrees, differ too much."""
     for by_increments, by_corners, within in extents:
         if abs(by_increments - by_corners) > within:
             return f"the increments of the grid reach {by_increments:.6f} degrees, its corners {by_corners:.6f}"
@@ -225,7 +227,7 @@ def _mercator(definition: _Definition, section: bytes) -> Grid:
     # The template has no central meridian, so that x may pass the antimeridian.
     projection = {"proj": "merc", "lat_ts": _angle(lad), "lon_0": 0.0}
     first = _point(_angle(la1), _angle(lo1))
-    # Real files round the last point to millidegrees: it is for comparison only.
+    # Real files round the last point to millidegrees, so it is only used for comparison.
     native = {"latitudeOfLastGridPointInDegrees": _angle(la2), "longitudeOfLastGridPointInDegrees": _angle(lo2)}
     grid = _projected(definition, projection=projection, first=first, spacing=(di / 1e3, dj / 1e3), native=native)
     # In real files the last point is within half a hundredth of the extent.

@@ -1,9 +1,8 @@
 """Reader of gzipped GRIB2 objects, such as MRMS's: `grib2.py` over their content.
 
-An object up to MAX_PACKED_BYTES is read whole, with one request more than integrity's if it has more than FIRST_BYTES,
-and unpacked to its end: gzip's own end, checksum and length prove that it is whole, and each message must have its
-stated length. No index is requested. Of a larger object only the beginning is read, with a finding of unchecked
-completeness.
+An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end; if it has more than FIRST_BYTES, this takes a
+request after integrity-check's. gzip's own end, checksum and length prove that the object is whole, and each message
+must have its stated length. No index is requested. Of a larger object only the beginning is read, with a finding.
 
 Belongs here: `read_grib2_gzip`, and the amount to read of an object. Does not belong here: unpacking (`unpacked.py`).
 """
@@ -20,8 +19,9 @@ from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzip, Gunzipped, Unpacked
 __all__ = ["FIRST_BYTES", "PROPERTIES", "read_grib2_gzip"]
 
 FIRST_BYTES = 256 * 1024
-"""Bytes of an object that its first request reads: many of MRMS's are smaller (hail, lightning, rotation: 0.02 to 0.15
-MB), and these bytes of a batch of 5,000 are about the 1 GiB that is kept between stages (`storage/read_ahead.py`)."""
+"""Bytes of an object that its first request reads: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02
+to 0.15 MB), and in a batch of 5,000 units the first bytes are about the 1 GiB that is kept between stages
+(`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
 MAX_UNPACKED_BYTES = 64 * 1024 * 1024
@@ -34,7 +34,7 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
     source = request.source
 
     def followed(window: HeaderWindow, first: GribMessage, *_: object) -> Inventory:
-        # gzip's end proves the object whole, so that fields beyond the walk need no finding.
+        # gzip's end proves that the object is whole, so fields beyond the walk need no finding.
         return walk(window, first)
 
     if source.size <= MAX_PACKED_BYTES:

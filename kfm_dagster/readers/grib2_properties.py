@@ -19,7 +19,7 @@ from kfm_dagster.readers.grib2_grids import Grid
 from kfm_dagster.readers.grib2_sections import GribMessage
 
 MRMS = 209
-"""Discipline of NSSL's own table: only MRMS has its messages, and no index names them."""
+"""Discipline of NSSL's own table; only MRMS has such messages, and no index names them."""
 _UNNAMED = re.compile(r"var discipline=(\d{1,3}) .*parmcat=(\d{1,3}) parm=(\d{1,3})", re.ASCII)
 """Text by which wgrib2 names a parameter that its table lacks."""
 
@@ -28,7 +28,7 @@ Codes = tuple[int, int, int]
 
 
 class Parameter(NamedTuple):
-    """A row of the table. `missing` and `no_coverage` are codes in a field, None if it has none."""
+    """A row of the table. `missing` and `no_coverage` are the codes of these states in a field, if any."""
 
     abbreviation: str
     unit: str
@@ -56,7 +56,7 @@ def parameters() -> Mapping[Codes, Parameter]:
 
 
 def named(text: str) -> Parameter | None:
-    """Return an index's parameter, by abbreviation or codes; None beyond the table."""
+    """Return the parameter that an index names by abbreviation or codes; None if the table lacks it."""
     if match := _UNNAMED.match(text):
         discipline, category, number = map(int, match.groups())
         return parameters().get((discipline, category, number))
@@ -89,7 +89,7 @@ PROPERTIES = frozenset({
     "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
     "bands", "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
 })  # fmt: skip
-"""Possible properties of an object; a name with `*` begins with its model's."""
+"""Possible properties of an object; `*` is the prefix of its model."""
 
 NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
 """Groups of the key that become properties unchanged."""

@@ -17,10 +17,10 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 
 REQUEST_BYTES = 4096
-"""Size of a range request: it holds sections 0 to 5 of an NCEP message, which take 200 to 250 bytes."""
+"""Minimum bytes of a range request: enough for sections 0 to 5 of an NCEP message, which take 200 to 250."""
 
 SECTION_BYTES = 256
-"""Most bytes kept of a section: more than the fixed part of every template here (3.30 has 81, 4.49 has 61)."""
+"""Maximum bytes kept of a section: more than the fixed part of every template here (3.30 has 81, 4.49 has 61)."""
 
 END = b"7777"
 """Section 8, which ends a message."""
@@ -29,8 +29,8 @@ SEARCH_BYTES = 1024
 """Longest gap between two messages: NDFD files have WMO headers in between."""
 
 STRAY_BYTES = 8
-"""Most bytes behind the last message: real objects have a line end, first letters of a missing message, or six zeros
-(NDFD's wave heights). An object with more is refused."""
+"""Maximum bytes after the last message; an object with more is refused. Real objects have a line end there, the first
+letters of a missing message, or six zeros (NDFD's wave heights)."""
 
 MAX_STEP = timedelta(days=3660)
 """Longest plausible forecast; a corrupt forecast time must not become a date far outside the calendar."""
@@ -39,7 +39,8 @@ _INDICATOR_BYTES = 16
 _READ = frozenset({1, 3, 4, 5})
 _REPEATED = frozenset({2, 3, 4})
 _REPRESENTATION, _DATA = 5, 7
-"""Section numbers: those read; those that may begin a further field; the data representation; the data."""
+"""Numbers of the sections that are read (`_READ`), that may begin a further field (`_REPEATED`), of the data
+representation, and of the data."""
 _MISSING_32 = 0xFFFFFFFF
 
 
@@ -56,9 +57,9 @@ class Product:
 
     `forecast_time` is in the message's own unit, `level` in the SI unit of the surface (Pa, m, ...). `begin` and `step`
     are the times from the reference to the field's start and end: equal for an instant, the overall interval for
-    statistical products. An unknown template has neither, an unknown time unit only a statistical product's `step`.
-    `origin` has the generating process and the role in an ensemble (code tables 4.6 and 4.7) under ecCodes' key names,
-    when the template has them.
+    statistical products. With an unknown template both are None; with an unknown time unit only a statistical product
+    has a `step`. `origin` has the generating process and the role in an ensemble (code tables 4.6 and 4.7) under
+    ecCodes' key names, when the template has them.
     """
 
     template: int
@@ -122,7 +123,7 @@ class HeaderWindow:
         return self._bytes[start - self._start : start - self._start + length]
 
     def hold(self, start: int, length: int) -> None:
-        """Request [start, start + length), unless it is held, so that reads within it are free."""
+        """Request [start, start + length) unless it is held already; reads within it then need no request."""
         if start < self._start or start + length > self._start + len(self._bytes):
             self._start, self._bytes = start, self._source.read(start, max(length, REQUEST_BYTES))
 
@@ -279,8 +280,8 @@ _LAYOUTS: Mapping[int, tuple[int, int | None, int | None]] = {
     33: (18, None, None),
     34: (18, None, 27),
 }
-"""Octets of NOAA's product definition templates, from the template tables of section 4: unit of time, first fixed
-surface, end of the overall interval."""
+"""Octets of the unit of time, the first fixed surface and the end of the overall interval in NOAA's product definition
+templates (template tables of section 4)."""
 
 _UNITS: Mapping[int, timedelta] = {
     0: timedelta(minutes=1),
@@ -328,7 +329,7 @@ def _product(section: bytes, reference: datetime) -> Product:
 
 
 def _origin(section: bytes, template: int) -> dict[str, int]:
-    """Return the process (octet: time unit's minus 4), ensemble or derived type (35), member (36)."""
+    """Return process (4 octets before the time unit), ensemble or derived type (35), member (36)."""
     layout = _LAYOUTS.get(template)
     octets = {} if layout is None else {"generatingProcessIdentifier": layout[0] - 4}
     if template in _MEMBER_TEMPLATES:

@@ -23,7 +23,7 @@ MAX_INDEX_BYTES = 2 * 1024 * 1024
 
 MAX_INDEX_LINES = 20_000
 MAX_LAYERS = 4096
-"""Most layers returned; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
+"""Maximum layers returned; the largest real indexes (HRRR, native levels) have some 1,200 lines."""
 
 _LINE = re.compile(
     # Texts of printable ASCII: they become names of an Item's layers.
@@ -55,7 +55,7 @@ class IndexEntry(NamedTuple):
 
 
 def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
-    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) with its size, or its first wrong line."""
+    """Read a sidecar. Raises ReadError(SIDECAR_MISMATCH) that names its size or first wrong line."""
     if source.size > MAX_INDEX_BYTES:
         raise ReadError(
             MetadataIssue.SIDECAR_MISMATCH, f"the index has {source.size} bytes, more than {MAX_INDEX_BYTES}"
@@ -69,7 +69,7 @@ def read_index(source: ByteSource) -> tuple[IndexEntry, ...]:
     if len(rows) != lines:
         wrong = next((line for line in text.split("\n") if not _LINE.fullmatch(line)), "")
         raise ReadError(MetadataIssue.SIDECAR_MISMATCH, f"the index has an invalid line: {wrong[:80]!r}")
-    # The objects of a product have the same names, which are kept once.
+    # Objects of a product share these names, so memory keeps each name once.
     return tuple(
         IndexEntry(int(message), int(sub or 0), int(offset), reference, *map(intern, names))
         for message, sub, offset, reference, *names in rows
@@ -104,8 +104,8 @@ def reference_fault(entries: Sequence[IndexEntry], reference: datetime) -> str |
 def step_range(step: str) -> tuple[timedelta, timedelta] | None:
     """Return the times from the reference to begin and end of a step text.
 
-    Equal for `anl` and `6 hour fcst`, different for a window such as `0-15 min acc fcst`. None for other forms (months,
-    verifying analyses).
+    They are equal for `anl` and `6 hour fcst`, and differ for a window such as `0-15 min acc fcst`. Other forms
+    (months, verifying analyses) give None.
     """
     if step == "anl":
         return timedelta(0), timedelta(0)
@@ -142,7 +142,7 @@ def layers(entries: Sequence[IndexEntry], *, end: int) -> tuple[Layer, ...]:
     """Return each line's field and bytes; none for more than MAX_LAYERS.
 
     `end` is the end of the last message. Offsets must ascend (`order_fault`). Submessages share the bytes of their
-    message, and bytes between two messages (a WMO header) count to the message before.
+    message, and bytes between two messages (a WMO header) belong to the message before them.
     """
     if len(entries) > MAX_LAYERS:
         return ()

@@ -1,8 +1,7 @@
 """HDF5 headers by range requests: attributes and some elements of a NetCDF-4 object.
 
 Belongs here: the interface for readers of NetCDF-4 products, and values of variables. Does not belong here: the meaning
-of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` know the structures of the HDF5 file format
-specification 3.0.
+of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` decode the format (HDF5 specification 3.0).
 
 Why not libhdf5: it trusts its input. A sample with one overwritten length (a continuation message of 2**64 - 1 bytes)
 made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee such cases. It also
@@ -36,22 +35,22 @@ T = TypeVar("T")
 AttributeValue: TypeAlias = str | int | float | list[int | float]
 
 TAIL_BLOCKS = 3
-"""Blocks at the end that are requested together. NetCDF-4 writes its headers before the pixels and behind them; readers
-need two or three of the blocks behind, in any order, and each would be a request."""
+"""Blocks at the end that are requested together. NetCDF-4 writes headers before and after the pixels; readers need two
+or three of the blocks after the pixels, in any order, and would otherwise request each of them separately."""
 MAX_TEXT_BYTES = 4096
 """Longest text attribute that is read; the texts in Items have at most 500 bytes."""
 MAX_NUMBERS = 256
-"""Most numbers read from an attribute; a list of flags has 32."""
+"""Maximum numbers read from an attribute; a list of flags has 32."""
 MAX_MEMBERS = 512
-"""Most variables listed of a group, and attributes of an object; real files have at most 150."""
+"""Maximum variables listed of a group, and attributes of an object; real files have at most 150."""
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK_BYTES = 96
 _CHECKED_VERSION, _CHECKED_BYTES = 2, 48
-"""Superblocks from this version on end in a checksum."""
+"""From this version on, a superblock has this number of bytes, and ends in a checksum."""
 _NOWHERE = b"\xff" * 8
 _SMALL = 1024
-"""Half of the entries of the largest node; 32 at most are written."""
+"""Half of the entries of the largest node that is accepted; NetCDF-4 writes at most 32."""
 # An attribute's reference to a value in the global heap (IV.B): length, address of the collection, index.
 _IN_HEAP = struct.Struct("<IQI")
 _PADDING = (b"\0", b"\0", b"\0 ")
@@ -63,8 +62,8 @@ _DECODING_ERRORS = (struct.error, IndexError, ValueError, OverflowError, zlib.er
 def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: BlockCache | None = None) -> T:
     """Return the result of `read` with the root group; blocks are requested as needed.
 
-    Pass `cache` to inspect it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT or RESOURCE_LIMIT), and
-    the errors of `source`.
+    Pass `cache` to inspect it afterwards. Raises ReadError(TRUNCATED_OBJECT, UNREADABLE_FORMAT, RESOURCE_LIMIT) and
+    `source`'s errors.
     """
     blocks = cache or BlockCache(source, tail_blocks=TAIL_BLOCKS)
     try:
@@ -86,7 +85,7 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     if len(head) < _SUPERBLOCK_BYTES:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(head)} bytes are less than an HDF5 superblock")
     version = head[8]
-    # Offsets of: size of offsets, size of lengths, base address, end-of-file address, address of the root's header.
+    # Offsets by version: size of offsets, size of lengths, base address, end-of-file address, root header's address.
     layouts = {0: (13, 14, 24, 40, 64), 1: (13, 14, 28, 44, 68), 2: (9, 10, 12, 28, 36), 3: (9, 10, 12, 28, 36)}
     if version not in layouts:
         raise unreadable(f"superblock version {version}; expected 0 to 3")
@@ -97,13 +96,13 @@ def _root(file: FileBytes, blocks: BlockCache) -> int:
     stated = int.from_bytes(head[end : end + 8], "little")
     if version >= _CHECKED_VERSION:
         verified(head[:_CHECKED_BYTES], "the superblock")
-        # Flags of programs that have it open, and the address of its extension; NetCDF-4 writes neither.
+        # Checks the flags of programs that have the file open, and the extension's address; NetCDF-4 writes neither.
         sound = not head[11] and head[20:28] == _NOWHERE
     else:
         leaves, groups = (int.from_bytes(head[at : at + 2], "little") for at in (16, 18))
         chunks = int.from_bytes(head[24:26], "little") if version else FileBytes.tree_ranks[1]
         file.leaf_rank, file.tree_ranks = leaves, (groups, chunks)
-        # Versions of parts, flags, addresses of free space and of a driver, kind of the root's entry.
+        # Checks versions of parts, flags, addresses of free space and of a driver, and the kind of the root's entry.
         sound = not any(head[9:13]) and not head[15] and not any(head[20:24])
         sound = sound and all(0 < rank <= _SMALL for rank in (leaves, groups, chunks))
         sound = sound and head[base + 8 : base + 16] == _NOWHERE == head[end + 8 : end + 16]
@@ -123,7 +122,7 @@ class Hdf5Object:
         self._file = file
         self._heap = heap
         self._messages = messages.read_messages(file, address)
-        # Not functools.cached_property: up to Python 3.11 its lock is shared by all objects and would be held while
+        # functools.cached_property is not used: up to Python 3.11 all objects share its lock, which would be held while
         # blocks are requested, so threads would wait for each other.
         self._compact_attributes: dict[bytes, messages.Attribute] | None = None
         self._dense_attributes = self._dense(messages.ATTRIBUTE_INFO, messages.attribute_name, optional_bytes=2)
@@ -159,8 +158,8 @@ class Hdf5Object:
     def attributes(self) -> dict[str, AttributeValue]:
         """Return texts, numbers and lists of numbers by name, in order.
 
-        A list of one number is that number. Values larger than MAX_TEXT_BYTES or MAX_NUMBERS, and other kinds of value,
-        are left out. Invalid UTF-8 in a text is replaced, as by the netCDF4 library for Python.
+        A list with a single number is returned as that number. Values larger than MAX_TEXT_BYTES or MAX_NUMBERS, and
+        other kinds of value, are left out. Invalid UTF-8 in a text is replaced, as by the netCDF4 library for Python.
         """
         values: dict[str, AttributeValue] = {}
         dense = self._dense_attributes() if self._dense_attributes else {}
@@ -206,7 +205,7 @@ class Hdf5Object:
         """Return the bytes of a single text without its padding, from the attribute or the heap."""
         if datatype.in_heap:
             length, address, index = _IN_HEAP.unpack_from(attribute.data)
-            # An empty text has no place in a heap.
+            # The heap has no object for an empty text.
             data = self._heap.read(address, index, length) if length else b""
         else:
             data = attribute.data[: datatype.size]
@@ -224,7 +223,7 @@ class Hdf5Object:
     def _dense(
         self, kind: int, name_of: Callable[[bytes], bytes], *, optional_bytes: int
     ) -> Callable[[], dict[bytes, bytes]] | None:
-        """Return the reader of a message's dense storage; flag 1 adds the optional bytes."""
+        """Return a function that reads a message's dense storage; the optional bytes exist if flag 1 is set."""
         for body in self._messages.get(kind, ()):
             heap, tree = struct.unpack_from("<QQ", body, 2 + (optional_bytes if body[1] & 0x01 else 0))
             if heap != UNDEFINED:
@@ -310,9 +309,9 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def scales(self) -> tuple[int | None, ...] | None:
-        """Address of each dimension's scale, the first of several; None when no dimension has any.
+        """Address of each dimension's first scale; None when no dimension has a scale.
 
-        HDF5 dimension scale specification 1.0, section 3: an attribute DIMENSION_LIST, with a list for each dimension.
+        DIMENSION_LIST is a list of scales for each dimension (HDF5 dimension scale specification 1.0, section 3).
         """
         attribute = self._attribute("DIMENSION_LIST")
         if attribute is None or not messages.is_reference_lists(attribute.datatype):

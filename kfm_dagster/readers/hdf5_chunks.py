@@ -30,15 +30,15 @@ from kfm_dagster.readers.hdf5_messages import (
 )
 
 MAX_CHUNKS = 16_384
-"""Most chunks of a variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
+"""Maximum chunks of a variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
 MAX_CHUNK_BYTES = 1 << 20
 """Largest chunk that is decompressed here; the ABI's longest axis has 43 KB."""
 MAX_SMALL_BYTES = 1 << 18
-"""Largest variable whose values are read; the same axis as 64-bit numbers has 174 KB."""
+"""Largest variable whose values are read; the ABI's longest axis as 64-bit numbers has 174 KB."""
 
 
 class StoredChunk(NamedTuple):
-    """A chunk by its place, counted in chunks: bytes [offset, offset + length) of the object."""
+    """A chunk: bytes [offset, offset + length) of the object. `place` counts chunks by dimension."""
 
     place: tuple[int, ...]
     offset: int
@@ -86,9 +86,9 @@ class StoredValues:
         return tuple(self._indexed())
 
     def _indexed(self) -> Iterator[StoredChunk]:
-        # A key is: bytes stored, filters skipped, offsets in each dimension and in the element.
+        # A key has the stored bytes, the skipped filters, and the offsets in each dimension and in the element.
         key = struct.Struct(f"<II{len(self.shape) + 1}Q")
-        # Half-full leaves, and the nodes above them.
+        # Enough for half-full leaves and the nodes above them.
         most = 4 * MAX_CHUNKS
         latest: tuple[int, ...] = ()
         children = tree_1_children(self.file, self.layout.address, kind=1, key_bytes=key.size, most_entries=most)
@@ -100,7 +100,7 @@ class StoredValues:
                 offset % extent == 0 and offset < length and after % extent == 0
                 for offset, after, extent, length in zip(offsets, following, self.chunk, self.shape, strict=True)
             )
-            # The key behind the last chunk has the same place, with the end of the element.
+            # The key after the last chunk may repeat its offsets, with the end of the element.
             in_order = latest < place and (offsets, inner) < (following, end) and end % self.datatype.size == 0
             if not on_grid or not in_order or skipped:
                 raise unreadable(f"variable {self.name} has a chunk at {offsets} after {latest}, skipping {skipped:#x}")
@@ -185,7 +185,7 @@ def unfiltered(data: bytes, filters: Sequence[int], length: int, size: int, *, n
 
 
 MAX_OBJECTS = 1 << 14
-"""Most objects read in all collections: an object is a text of any length, or a list of dimensions."""
+"""Maximum objects read from all collections together; an object is a text of any length, or a list of dimensions."""
 MAX_COLLECTION_BYTES = 1 << 18
 MAX_OBJECT_BYTES = 1 << 16
 

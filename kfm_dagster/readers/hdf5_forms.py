@@ -1,12 +1,11 @@
 """Forms of HDF5's header messages: libhdf5's checks of each object that it opens.
 
-The checks are independent of our needs: users open the asset with libhdf5, so an object that libhdf5 refuses is not
-sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 knows: no file that libhdf5 refuses passes,
-and every number and text has the value that libhdf5 reads (HDF5 file format specification 3.0, IV.A).
+The checks go beyond the parts that the readers need, because users open the asset with libhdf5, and an object that
+libhdf5 refuses is not sound. Only the forms that NetCDF-4 writes are accepted, fewer than libhdf5 accepts. So no file
+that libhdf5 refuses passes, and numbers and texts are read as by libhdf5 (HDF5 file format specification 3.0, IV.A).
 
-Belongs here: whether a message is sound, and checksums: lookup3 of structures (the format's first versions have
-none), Fletcher's of chunks. Does not belong here: a message's values (`hdf5_messages.py`), and where a structure
-has its checksum.
+Belongs here: whether a message is sound, and the checksums lookup3 for structures (none in the format's first versions)
+and Fletcher's for chunks. Does not belong here: values (`hdf5_messages.py`), and where a structure has its checksum.
 
 lookup3 in Python takes 0.13 microseconds a byte, and the headers of a GOES-R file are 10 to 30 KB.
 """
@@ -24,24 +23,24 @@ from kfm_dagster.readers.base import ReadError
 MAX_RANK = 32
 MAX_FILTERS = 32
 MAX_MEMBERS = 16
-"""Most members of a compound type; NetCDF-4's own, REFERENCE_LIST, has 2."""
+"""Maximum members of a compound type; NetCDF-4's own, REFERENCE_LIST, has 2."""
 MAX_DEPTH = 4
-"""Most levels of nested types; a list of references has 2."""
+"""Maximum levels of nested types; a list of references has 2."""
 
 _U32 = Struct("<I")
 _FLOATS = {4: (31, 0, 32, 23, 8, 0, 23, 127), 8: (63, 0, 64, 52, 11, 0, 52, 1023)}
-"""IEEE 754 by size: place of the sign, then the properties (IV.A.2.d, class 1)."""
+"""IEEE 754 formats by size in bytes: position of the sign bit, then the properties (IV.A.2.d, class 1)."""
 _FLOAT = Struct("<HHBBBBI")
 _PADS, _CHARACTER_SETS = 3, 2
 _INTEGER, _REAL, _TEXT, _COMPOUND, _REFERENCE, _SEQUENCE = 0, 1, 3, 6, 7, 9
 _REFERENCE_SIZES = {0: 8, 1: 12}
 _LINK_INFO = 0x02
 _INFORMATION = {_LINK_INFO: (18, 8, 8), 0x0A: (2, 4, 4), 0x15: (18, 2, 8)}
-"""Least bytes of the message for links, groups and attributes, and further bytes per flag (IV.A.2.c, k, v)."""
+"""Minimum bytes of the information messages of links, groups, attributes; bytes that a flag adds (IV.A.2.c, k, v)."""
 _FILTERS = 0x0B
 """Message of variables, and of groups with filtered links or attributes."""
 _WRITTEN = frozenset({*range(0x07), 0x08, 0x0A, 0x0B, 0x0C, 0x11, 0x12, 0x15, 0x16})
-"""Messages that NetCDF-4 writes, without continuations (IV.A.2)."""
+"""Types of the messages that NetCDF-4 writes, except continuations (IV.A.2)."""
 
 
 def unreadable(what: str) -> ReadError:
@@ -50,19 +49,19 @@ def unreadable(what: str) -> ReadError:
 
 
 def check_message(kind: int, body: bytes, *, version: int) -> None:
-    """Check a message that libhdf5 reads with an object header of a version. Raises ReadError."""
+    """Check a message of an object header, of `version`, as libhdf5 does. Raises ReadError."""
     if kind in _INFORMATION:
         least, first, second = _INFORMATION[kind]
         flags = body[1]
         if body[0] or flags & ~0x03 or len(body) < least + first * (flags & 1) + second * (flags >> 1):
             raise unreadable(f"an information message of {len(body)} bytes with flags {flags:#x}")
         if kind == _LINK_INFO and flags & 1 and body[9] & 0x80:
-            # The number is signed for links, unsigned for attributes.
-            raise unreadable("a highest creation order of links that is negative")
+            # The highest creation order is a signed number for links, and unsigned for attributes.
+            raise unreadable("a negative highest creation order of links")
     if kind == 0x16 and (version == 1 or body[0] or len(body) < 5):
-        raise unreadable("a reference count that is none")
+        raise unreadable("an invalid reference count")
     if kind == 0x12 and (body[0] != 1 or len(body) < 8):
-        raise unreadable("a time of modification that is none")
+        raise unreadable("an invalid time of modification")
     if kind == _FILTERS:
         filters(body)
     if kind not in _WRITTEN:
@@ -80,7 +79,7 @@ def element_size(body: bytes) -> int:
 
 
 def _datatype(body: bytes, at: int, depth: int) -> int:
-    """Check the type at a place, and return its end."""
+    """Check the type that begins at byte `at`, and return its end."""
     version, kind = body[at] >> 4, body[at] & 0x0F
     check = _CLASSES.get(kind)
     if check is None or not 1 <= version <= 3 or not depth or not element_size(body[at : at + 8]):
@@ -103,7 +102,7 @@ def _real(body: bytes, at: int, _depth: int) -> int:
     bits, size = body[at + 1 : at + 4], element_size(body[at:])
     properties = (bits[1], *_FLOAT.unpack_from(body, at + 8))
     if bits[0] & ~0x01 != 0x20 or bits[2] or _FLOATS.get(size) != properties:
-        raise unreadable(f"numbers of {size} bytes that are none of IEEE 754")
+        raise unreadable(f"numbers of {size} bytes in a format other than IEEE 754")
     return at + 20
 
 
@@ -146,14 +145,14 @@ def _reference(body: bytes, at: int, _depth: int) -> int:
 
 
 def _sequence(body: bytes, at: int, depth: int) -> int:
-    """Check sequences (0) or texts (1) of any length with their elements; return their end."""
+    """Check sequences (kind 0) or texts (kind 1) of any length, and their elements; return the end."""
     kind, pad, characters = body[at + 1] & 0x0F, body[at + 1] >> 4, body[at + 2]
     is_text = kind == 1
     if kind > 1 or characters >= _CHARACTER_SETS or pad >= _PADS or body[at + 3] or element_size(body[at:]) != 16:
         raise unreadable(f"sequences of kind {body[at + 1]:#x}")
     end = _datatype(body, at + 8, depth - 1)
     if is_text and (body[at + 8] & 0x0F not in {_INTEGER, _TEXT} or element_size(body[at + 8 :]) != 1):
-        raise unreadable("texts of any length of other elements than bytes")
+        raise unreadable("texts of any length whose elements are not bytes")
     return end
 
 
@@ -205,7 +204,7 @@ def verified(data: bytes, what: str) -> bytes:
 
 
 def lookup3(data: bytes) -> int:
-    """Return `hashlittle` from 0 of Bob Jenkins's lookup3 (public domain, 2006), HDF5's hash."""
+    """Return HDF5's hash: `hashlittle` of Bob Jenkins's lookup3 (public domain, 2006), beginning at 0."""
     mask = _MASK
     a = b = c = (0xDEAD_BEEF + len(data)) & mask
     if not data:
@@ -245,12 +244,12 @@ name_hash = lru_cache(maxsize=1024)(lookup3)
 def fletcher32(data: bytes) -> int:
     """Return Fletcher's checksum of 16-bit words, high byte first (IV.A.2.l, filter 3)."""
     words = np.frombuffer(data.ljust(len(data) + len(data) % 2, b"\0"), ">u2").astype(np.uint64)
-    # The first sum counts each word once, the second by the number of words from it to the end.
+    # The first sum adds each word once; in the second, a word counts once for each word from it to the end.
     first = int(words.sum())
     second = int((words * np.arange(len(words), 0, -1, dtype=np.uint64)).sum())
     return _folded(second) << 16 | _folded(first)
 
 
 def _folded(total: int) -> int:
-    """Reduce a sum modulo 65,535: 0 stays 0, and its multiples become 65,535."""
+    """Reduce a sum modulo 65,535, but return 65,535 for a multiple other than 0."""
     return total and (total - 1) % 0xFFFF + 1

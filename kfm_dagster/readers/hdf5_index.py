@@ -4,7 +4,7 @@ Belongs here: section III of the HDF5 file format specification 3.0, as far as N
 (B-tree version 1, local heap), and dense storage (B-tree version 2 of name hashes, fractal heap). Does not belong here:
 messages of headers (`hdf5_messages.py`), values in the global heap (`hdf5_chunks.py`).
 
-Walks descend a level at each step and read at most MAX_ENTRIES entries, so a cyclic tree ends soon.
+Walks descend a level at each step and read at most MAX_ENTRIES entries, so the walk of a cyclic tree ends soon.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, name_hash, u
 from kfm_dagster.readers.hdf5_messages import UNDEFINED, FileBytes
 
 MAX_ENTRIES = 8192
-"""Most entries and nodes read of an index; the largest of a GOES-R file has about 100."""
+"""Maximum entries and nodes read of an index; the largest of a GOES-R file has about 100."""
 MAX_NODE_BYTES = 1 << 16
 MAX_BLOCK_BYTES = 1 << 16
 MAX_ROWS, MAX_WIDTH = 64, 64
-"""Most rows and columns of a fractal heap. NetCDF-4 writes blocks of at most 64 KiB, in rows of four."""
+"""Maximum rows and columns of a fractal heap. NetCDF-4 writes blocks of at most 64 KiB, in rows of four."""
 
 _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
@@ -167,7 +167,7 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
     ):
         total -= 1
         hash_, heap_id = (record[:4], record[4:]) if kind == 5 else (record[13:], record[:8])
-        # The message's flags (IV.A.1): constant, not to be shared.
+        # A message may only have the flags "constant" and "not to be shared" (IV.A.1).
         if kind == 8 and record[8] & ~0x05:
             raise unreadable(f"an attribute with flags {record[8]:#x}")
         number = int.from_bytes(hash_, "little")
@@ -183,7 +183,7 @@ def _hashes(file: FileBytes, address: int) -> Iterator[tuple[int, bytes]]:
 def _tree_2_records(
     file: FileBytes, root: int, count: int, depth: int, *, node_bytes: int, record_bytes: int, kind: int
 ) -> Iterator[bytes]:
-    """Yield the records in order: the records of a node lie between the nodes below it."""
+    """Yield the records in order: each record of a node lies between two of the nodes below it."""
     # Sizes of a pointer's fields follow from how many records fit below (III.A.2, "Version 2 B-tree internal node").
     overhead = 10  # Signature, version, type, checksum.
     most = (node_bytes - overhead) // record_bytes
@@ -196,7 +196,7 @@ def _tree_2_records(
         total_bytes = _width(total)
     if depth >= len(pointers):
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an index of {depth} levels")
-    # Nodes to read and records to yield; the last is the next.
+    # Nodes to read and records to yield, in reverse order.
     pending: list[tuple[int, int, int] | bytes] = [(root, count, depth)] if count else []
     budget = _Budget()
     while pending:
@@ -238,7 +238,7 @@ def _width(most: int) -> int:
 
 
 class _FractalHeap:
-    """Managed objects of a fractal heap: a direct block, or an indirect block of them (III.G)."""
+    """Managed objects of a fractal heap, in one direct block or an indirect block of several (III.G)."""
 
     def __init__(self, file: FileBytes, address: int) -> None:
         self._file = file
@@ -262,7 +262,7 @@ class _FractalHeap:
             raise unreadable(f"no plain fractal heap at address {address:#x}")
         huge, free, count = header[7], header[9], header[15]
         self._huge, self._tiny = bool(count), bool(header[17])
-        # Addresses of the list of huge objects, if there are any, and of free space.
+        # Checks the addresses of free space and of the list of huge objects, which exists only if there are any.
         if (huge == UNDEFINED) != (not count) or any(at != UNDEFINED and at >= file.size for at in (huge, free)):
             raise unreadable(f"a fractal heap with {count} huge objects listed at address {huge:#x}")
         if max(self._start, self._max_direct) > MAX_BLOCK_BYTES or self._rows > MAX_ROWS or self._width > MAX_WIDTH:
@@ -278,7 +278,7 @@ class _FractalHeap:
         self._addresses: bytes | None = None
 
     def holds(self, heap_id: bytes) -> bool:
-        """Return whether a heap id is of a managed object: others are stored elsewhere (III.G)."""
+        """Return whether a heap id is of a managed object; other objects are stored elsewhere (III.G)."""
         kind = heap_id[0] >> 4
         if not (kind == 0 or (kind == 1 and self._huge) or (kind == 2 and self._tiny)):
             raise unreadable(f"a fractal heap id of kind {kind}")
@@ -298,7 +298,7 @@ class _FractalHeap:
         return block[inside : inside + length]
 
     def _locate(self, offset: int) -> tuple[bytes, int]:
-        """Return the direct block with an offset of the heap, and the place in it."""
+        """Return the direct block that contains an offset of the heap, and the offset within the block."""
         if not self._rows:
             return self._direct(self._root, 0, self._start), offset
         # Rows 0 and 1 have blocks of the starting size; each further row doubles it.
@@ -315,7 +315,7 @@ class _FractalHeap:
 
     @property
     def _begin(self) -> int:
-        """Size of a block's signature, version, heap address and block offset: its common part."""
+        """Size of the fields that begin every block: signature, version, heap address, block offset."""
         return 13 + self._offset_bytes
 
     def _indirect(self) -> bytes:
@@ -331,7 +331,7 @@ class _FractalHeap:
         if block is None:
             block = self._blocks[address] = self._of_this_heap(self._file.read(address, size), b"FHDB", offset)
             at = self._begin
-            # The checksum covers the whole block, with zeros in its own place.
+            # The checksum covers the whole block, with zeros instead of the checksum's own bytes.
             whole = block[:at] + bytes(CHECKSUM_BYTES) + block[at + CHECKSUM_BYTES :]
             if self._checked and lookup3(whole) != int.from_bytes(block[at : at + CHECKSUM_BYTES], "little"):
                 raise unreadable(f"the checksum of the fractal heap's block at address {address:#x} does not match")

@@ -41,13 +41,13 @@ MAX_DEFLATE_LEVEL = 9
 _CONTINUATION = 0x10
 
 MAX_HEADER_BYTES = 1 << 16
-"""Most bytes of an object header, with continuations; a GOES-R root header has 16 KiB at most."""
+"""Maximum bytes of an object header with its continuations; a GOES-R root header has up to 16 KiB."""
 
 MAX_EXTENT = 1 << 48
-"""Elements along a dimension: more than any store holds, and libhdf5 counts chunks in powers of 2 up to 2**63."""
+"""Maximum elements along a dimension. No store holds more, and libhdf5 counts chunks in powers of 2 up to 2**63."""
 
 _MOST_CHUNKED = 0xFFFF_FFFF
-"""Bytes of a chunk: its B-tree has 32 bits for them."""
+"""Maximum bytes of a chunk, because its B-tree stores their number in 32 bits."""
 
 Messages = Mapping[int, list[bytes]]
 """Bodies of an object header's messages by type."""
@@ -56,8 +56,8 @@ _U64 = Struct("<Q")
 _U64_PAIR = Struct("<QQ")
 _PREFIX_1 = Struct("<BxHII4x")
 _WRITTEN_FLAGS = 0x05
-"""Flags of a message: constant, not to be shared. NetCDF-4 uses shared messages (0x02), with the body elsewhere, for
-types of users only; the other flags are for libraries that support other messages."""
+"""Flags that NetCDF-4 sets on a message: constant, not to be shared. It uses shared messages (0x02), whose body is
+stored elsewhere, only for types of users; the other flags are for libraries that support other messages."""
 _MESSAGE_1 = Struct("<HHB3x")
 _MESSAGE_2 = Struct("<BHB")
 _ATTRIBUTE = Struct("<BBHHH")
@@ -67,9 +67,9 @@ class FileBytes:
     """The object's bytes by address; every range is checked before it is read."""
 
     leaf_rank = 4
-    """Half of the most entries of a symbol table's node; from the superblock, when it states them."""
+    """Half of the maximum entries of a symbol table's node; read from the superblock if it states them."""
     tree_ranks = (16, 32)
-    """Half of the children of a B-tree node of version 1, of symbol tables and of chunks; as above."""
+    """Half of the maximum children of a B-tree 1 node, of symbol tables and of chunks; read likewise."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -186,13 +186,13 @@ def _message(kind: int, flags: int, chunk: bytes, offset: int, length: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A number, or a text (`struct_code` None): of fixed length, or `in_heap` (the global heap)."""
+    """A number, or a text if `struct_code` is None; a text has a fixed length or is in the global heap."""
 
     size: int
     struct_code: str | None
     in_heap: bool = False
     pad: int = 0
-    """Padding of a text: 0 a zero, 1 zeros, 2 blanks."""
+    """Padding at the end of a text: 0 is a single zero, 1 zeros, 2 blanks."""
 
     @property
     def name(self) -> str | None:
@@ -285,7 +285,7 @@ def shape(body: bytes) -> tuple[int, ...]:
         return (0,)
     start = 8 if version == 1 else 4
     extents = Struct(f"<{rank}Q").unpack_from(body, start)
-    # Bit 0: the largest extents follow, with the undefined address for no limit.
+    # If bit 0 is set, the maximum extents follow; the undefined address means no limit.
     most = Struct(f"<{rank}Q").unpack_from(body, start + 8 * rank) if flags else extents
     if any(extent > limit for extent, limit in zip(extents, most, strict=True)):
         raise unreadable(f"a shape of {extents} of at most {most}")
@@ -301,7 +301,7 @@ def element_count(body: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Place of values: `compact` bytes, or an address, of chunks when `chunk` has their extents."""
+    """Location of values: `compact` bytes, or their address; if `chunk` has extents, that of their index."""
 
     compact: bytes | None = None
     address: int = UNDEFINED
@@ -311,8 +311,8 @@ class Layout:
 def layout(body: bytes, extents: tuple[int, ...], size: int, *, file_bytes: int) -> Layout | None:
     """Decode the data layout message of a variable with elements of `size` bytes (IV.A.2.i).
 
-    Returns None for sound chunks with another index than a B-tree of version 1. Raises ReadError when the layout does
-    not fit the variable or the file.
+    Returns None if the chunks are sound, but their index is not a B-tree of version 1. Raises ReadError when the layout
+    does not fit the variable or the file.
     """
     version, kind = body[0], body[1]
     length = size * math.prod(extents)
@@ -345,7 +345,7 @@ def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
     """
     pipeline = [filter_ for body in messages.get(FILTERS, ()) for filter_ in forms.filters(body)]
     for identifier, values in pipeline:
-        # libhdf5 reads no chunk of another level, though none is needed to inflate it.
+        # libhdf5 refuses chunks with another level, although inflating needs no level.
         if identifier == DEFLATE and (len(values) != 1 or values[0] > MAX_DEFLATE_LEVEL):
             raise unreadable(f"deflate with {values[:4]}; expected one level, up to {MAX_DEFLATE_LEVEL}")
         if identifier == SHUFFLE and values != (element_bytes,):
@@ -356,8 +356,8 @@ def filters(messages: Messages, element_bytes: int) -> tuple[int, ...]:
 def fill_value(messages: Messages, size: int) -> bytes | None:
     """Return the fill value of `size` bytes; None for zeros.
 
-    Fill value messages of version 1 to 3, and their predecessor (IV.A.2.e, f). Versions 1 and 2 have the times of
-    allocation and writing and whether there is a value, version 3 has the same in bits. Raises ReadError.
+    Reads fill value messages of version 1 to 3 and the older message (IV.A.2.e, f). Versions 1 and 2 state the times of
+    allocation and writing, and whether a value exists, in bytes; version 3 states them in bits. Raises ReadError.
     """
     old = [_sized(body, 0, size) for body in messages.get(OLD_FILL_VALUE, ())]
     for body in messages.get(FILL_VALUE, ()):

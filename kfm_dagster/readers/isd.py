@@ -36,26 +36,25 @@ FIRST_BYTES = 256 * 1024
 READ_BYTES = 1024 * 1024
 """Bytes of each request after the first."""
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
-"""Reports every 20 minutes make 0.8 MB a year; every 5 minutes, they would make 3.5 MB."""
+"""Maximum size of an object read to its end: reports every 20 minutes make 0.8 MB a year, every 5 minutes 3.5 MB."""
 MAX_TEXT_BYTES = 128 * 1024 * 1024
-"""Unpacked: real objects unpack to 9 times their size, so an object of MAX_OBJECT_BYTES to 72 MiB."""
+"""Maximum unpacked bytes. Real objects unpack to 9 times their size, an object of MAX_OBJECT_BYTES would to 72 MiB."""
 STEP_BYTES = 256 * 1024
-"""Text in memory at a time."""
+"""Bytes of text in memory at a time."""
 MANDATORY_BYTES = 105
-"""Control and mandatory data sections; positions 1 to 4 have the number of bytes behind them."""
+"""Bytes of the control and mandatory data sections; positions 1 to 4 state the number of bytes after these sections."""
 MAX_REPORT_BYTES = MANDATORY_BYTES + 9999
 MAX_PADDING = 5
-"""Most blanks missing at the end of real reports: of the six-character code of element quality data."""
+"""Maximum blanks missing at the end of real reports, where the code of element quality data has six characters."""
 MAX_KINDS = 16_384
-"""Most distinct places, report types and call signs: a drifting buoy has a place for each of the 8,784 hours of a
-year."""
+"""Maximum combinations of place, report type, call sign: a drifting buoy may have 8,784 places, one for each hour."""
 MAX_POSITIONS = 100
-"""Most places in an Item: a station moves once in years."""
+"""Maximum places listed in an Item; a station moves once in several years."""
 
 _NO_USAF, _NO_WBAN, _NO_TEXT = "999999", "99999", "99999"
 """Texts of missing values; a missing number is out of its range."""
 _LATITUDES, _LONGITUDES, _ELEVATIONS = range(-90_000, 90_001), range(-180_000, 180_001), range(-400, 8851)
-"""Thousandths of a degree, metres."""
+"""Valid ranges, in thousandths of a degree and in metres."""
 _MANDATORY = (
     ("wind_direction", "Wind direction, clockwise from true north", "degree", (61, 63), 1),
     ("wind_speed", "Wind speed", "m s-1", (66, 69), 0.1),
@@ -150,18 +149,18 @@ class _Reports:
 def read_isd(request: ReadRequest) -> HeaderMetadata:
     """Read a station-year; `request.groups` must have `usaf`, `wban` and `year`.
 
-    `start` and `end` are the first and last report, and `datetime` the first; when the end was not reached
-    (`isd:end-known` is False), `end` is the start and the properties are those of the beginning. The geometry is a
-    Point, the last place of the reports, and empty when they have none. Raises ReadError: UNREADABLE_FORMAT,
-    TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH
-    and PLATFORM_MISMATCH against the key.
+    `start` and `end` are the times of the first and last report, and `datetime` is that of the first. When the end was
+    not reached (`isd:end-known` is False), `end` is the start and the properties describe only the beginning. The
+    geometry is a Point at the last place that the reports state; it is empty when they state none. Raises ReadError:
+    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the
+    bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
     """
     groups = request.groups
     reports = _read(request.source, station=(groups["usaf"] + groups["wban"]).encode("ascii"))
     if not reports.records:
         raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the object holds no report")
     first, last = _moment(reports.first), _moment(reports.last)
-    # Compares stamps, not times: hour 2400 of the last day is a time of the next year.
+    # Compares stamps instead of times, because hour 2400 of the last day is a time of the next year.
     if not reports.first[:4] == reports.last[:4] == groups["year"].encode("ascii"):
         raise ReadError(
             MetadataIssue.TIME_MISMATCH,

@@ -38,7 +38,7 @@ PROPERTIES = frozenset({
     "cube:dimensions", "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox",
     "*:product", "*:version", "*:status",
 })  # fmt: skip
-"""Possible properties of an object; a name with `*` begins with the first word of the file's name."""
+"""Possible properties of an object; `*` is the first word of the file's name."""
 FIRST_BYTES = BLOCK_BYTES
 """Bytes of an object that its first request reads."""
 
@@ -111,7 +111,7 @@ def _moment(value: object) -> datetime | None:
 
 
 def _outline(x: GridAxis, y: GridAxis) -> Mapping[str, Any]:
-    """Return the footprint of the cells; the whole circle when the gap is below half a cell."""
+    """Return the footprint of the cells; a gap of less than half a cell is closed to the whole circle."""
     cell = (x.high - x.low) / x.length
     west, span = x.low, x.high - x.low
     if span > 360 + 1.5 * cell:
@@ -147,7 +147,7 @@ def _wkt2() -> str:
 
 
 def _cube(header: NetcdfHeader, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
-    """Return the fields of the datacube extension 2.2.0: an axis is a dimension, not a variable."""
+    """Return the fields of the datacube extension 2.2.0; axes are dimensions, not variables."""
     axes = header.axes
     variables = {name: variable for name, variable in header.variables.items() if name not in axes}
     auxiliary = set(_auxiliary(header))

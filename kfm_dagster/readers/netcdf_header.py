@@ -16,17 +16,17 @@ from kfm_dagster.readers.hdf5 import AttributeValue, Hdf5Dataset, Hdf5Group, rea
 
 MAX_VARIABLES = 256
 MAX_AXES = 32
-"""Most variables and axes of a header; OISST has 8 and 4."""
+"""Maximum variables and axes of a header; OISST has 8 and 4."""
 MAX_ATTRIBUTE_BYTES = 1 << 21
-"""Most bytes of all attributes together; OISST has 7 KB."""
+"""Maximum bytes of all attributes together; OISST has 7 KB."""
 MAX_NAME = 256
 """NC_MAX_NAME of netcdf.h."""
 
 _SCALE = "DIMENSION_SCALE"
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
-"""Name of a scale that only declares a dimension."""
+"""Attribute NAME of a scale that only declares a dimension."""
 _NO_AXIS = "_nc4_non_coord_"
-"""Prefix of the HDF5 name of a variable with a dimension's name that is not its axis."""
+"""Prefix of the HDF5 name of a variable that has a dimension's name, but is not the dimension's axis."""
 _OF_FORMAT = frozenset({"CLASS", "NAME", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_NCProperties", "_nc3_strict"})
 """Attributes of the format itself, hidden by the NetCDF libraries."""
 
@@ -51,7 +51,7 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetcdfHeader:
-    """Global attributes, lengths of dimensions, variables of named dimensions; all by name.
+    """Global attributes, lengths of dimensions, and variables whose dimensions have names; all by name.
 
     `axes` are the coordinate variables: variables with a single dimension, of their own name (CF 1.11, section 1.3).
     """
@@ -99,7 +99,7 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
         if dimensions is None:
             continue
         for dimension, length in zip(dimensions, dataset.shape, strict=True):
-            # The scale of an unlimited dimension without an axis does not grow with it.
+            # The scale of an unlimited dimension without an axis does not grow with the dimension.
             lengths[dimension] = max(lengths[dimension], length)
         if not str(attributes[name].get("NAME", "")).startswith(_NO_VARIABLE):
             variables.append(NamedDataset(name.removeprefix(_NO_AXIS), dataset, dimensions, shown(attributes[name])))
@@ -136,7 +136,7 @@ def _bytes(attributes: Mapping[str, AttributeValue]) -> int:
 
 
 def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, ...] | None:
-    """Return the names of a variable's dimensions; None for a missing name, never in NetCDF-4."""
+    """Return the names of a variable's dimensions; None if a name is missing, as never in NetCDF-4."""
     if not dataset.shape:
         return ()
     if dataset.address in scales and len(dataset.shape) == 1:

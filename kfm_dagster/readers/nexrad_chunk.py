@@ -81,13 +81,12 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     """Read a chunk. Conforms to `Reader`.
 
     `request.groups` has `site`, `volume`, `date` (YYYYMMDD), `time` (HHMMSS), `chunk`, `kind`, and `version`, which the
-    contract has for the site and the first chunk's header must have. `start` and `datetime` are the key's time, common
-    to all chunks of a volume; `end` is the last radial's, and the start in the first chunk. A volume is complete when
-    its last radial ends it; a last chunk without that radial has a finding COMPLETENESS_UNCHECKED. `request.closed`
-    closes a volume that is not complete.
-    Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
-    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
-    MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
+    contract states for the site and the first chunk's header must match. `start` and `datetime` are the key's time,
+    common to all chunks of a volume; `end` is the last radial's time, in the first chunk the start. A volume is
+    complete when its last radial has the status "end of volume"; a last chunk without that radial has a finding
+    COMPLETENESS_UNCHECKED. `request.closed` closes a volume that is not complete. Raises ReadError: UNREADABLE_FORMAT,
+    TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH,
+    PLATFORM_MISMATCH and KEY_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
     groups = request.groups
     start = datetime.strptime(groups["date"] + groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
@@ -104,7 +103,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     unfinished = f"the last chunk does not end its volume: {_last_words(chunk)}"
     return HeaderMetadata(
         start=start,
-        # The first radials may precede the second in the name of the volume.
+        # The first radials may be earlier than the second in the volume's name.
         end=max(start, chunk.last.time) if chunk.last else start,
         datetime=start,
         geometry=coverage(kind, place, chunk.first),

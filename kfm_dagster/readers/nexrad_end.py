@@ -5,10 +5,10 @@ its own end, and the last radial has the status "end of volume" (ICD 2620002, ta
 a record, a frame or a gzip stream is refused as TRUNCATED_OBJECT. An object cut exactly between two records looks like
 a volume that the radar did not finish (it was restarted, or lost its power): no reader can distinguish these, so the
 volume is read as it is, and `VolumeEnd.unchecked` states why it may be incomplete. Records lost between the first and
-the last are not searched: that would take a request for each of 30 to 80 records.
+the last are not searched, because that would take a request for each of 30 to 80.
 
-Belongs here: reading the end with one or two range requests, or by a bounded read of all where nothing else works.
-Does not belong here: the head (`nexrad_level2.py`).
+Belongs here: reading the end with one or two range requests, or by a bounded read of the whole object if nothing else
+works. Does not belong here: the head (`nexrad_level2.py`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ GZIP_READ_BYTES = 1024 * 1024
 MAX_GZIP_BYTES = 16 * 1024 * 1024
 """Largest gzip stream that is read, in requests of 1 MiB: only a complete read reaches its end."""
 MAX_VOLUME_BYTES = 256 * 1024 * 1024
-"""Unpacked; 17 cuts of 720 radials of 10 KB are 120 MB."""
+"""Maximum unpacked bytes of a volume; 17 cuts of 720 radials of 10 KB are 120 MB."""
 MAX_STARTS = 16
-"""Places tried as the start of a radial in an unpacked tail; in real tails the first is right."""
+"""Maximum positions tried as the start of a radial in an unpacked tail; in real tails the first is right."""
 _RECORD_START = b"BZh"
 
 
@@ -112,7 +112,7 @@ def _of_ends(first: Radial, volume_messages: Iterable[tuple[int, bytes]]) -> Vol
     """Return the volume's end by its first radial and its last messages.
 
     A cut is for surveillance (reflectivity and polarimetry), for Doppler (velocity and width), or for both (ICD
-    2620002, table XI, waveform): a volume begins with the first kind, so that the cuts at its two ends have all
+    2620002, table XI, waveform): a volume begins with the first kind, so its first and last cut together have all
     moments if velocity is among them.
     """
     last, moments = _survey(volume_messages)

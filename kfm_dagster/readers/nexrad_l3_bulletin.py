@@ -2,8 +2,8 @@ r"""The frame of a NEXRAD Level III message: WMO heading, AWIPS identifier, tran
 
 An object of the bucket is `T1T2A1A2ii CCCC YYGGgg\r\r\n` (WMO-No. 386, part II, 2.3.2), `NNNXXX\r\r\n` (NWSI 10-1701)
 and the message. Unidata's uploader (github.com/Unidata/ldm-alchemy, upload_nids.py) removes the transmission around
-them; objects from elsewhere still have it: `SOH CR CR LF number CR CR LF` before, `CR CR LF ETX` after, and instead of
-the message zlib frames; the first frame begins with NOAAPort's communications control block and the same heading again.
+them; objects from elsewhere still have it: `SOH CR CR LF number CR CR LF` before, `CR CR LF ETX` after, and zlib frames
+instead of the message; the first frame begins with NOAAPort's communications control block and the same heading again.
 
 Belongs here: removing that frame within bounds. Does not belong here: the message (`nexrad_l3_message.py`).
 """
@@ -19,9 +19,9 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 
 HEADING_BYTES = 64
-"""Longest heading, with a start of transmission before it."""
+"""Maximum bytes of a heading and of the start of transmission before it."""
 FRAME_BYTES = 4000
-"""Most bytes in a zlib frame, and the size of all but the last frame (17 frames of a real object)."""
+"""Maximum bytes in a zlib frame, and the size of all but the last frame (17 frames of a real object)."""
 MAX_FRAMES = 2048
 
 _START = re.compile(rb"\x01\r\r\n\d{3,5} ?\r\r\n")
@@ -33,16 +33,17 @@ _END = b"\r\r\n\x03"
 _TEXT_END = b"\xff\xff\n\0"
 """End of a plain text: the flag of a page's end (ICD 2620001, figure 3-16), and a line's end to whole halfwords."""
 _ZLIB = b"\x78"
-"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message begins with 0, as codes are small."""
+"""First byte of a zlib stream with a window of 32 KiB (RFC 1950, 2.2); a message begins with 0, as its code is
+small."""
 _STORED = 64
-"""Above the growth of a frame that does not compress (RFC 1951, 3.2.4: 5 bytes a block)."""
+"""More bytes than a frame grows by if it does not compress (RFC 1951, 3.2.4: 5 bytes a block)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bulletin:
     """An object without its frame. `product` and `site` are the halves of the AWIPS identifier.
 
-    is_closed: it has the end of its transmission or text, so that it is not cut. is_text: plain text, not a message.
+    is_closed: the end of its transmission or text exists, so it is not cut. is_text: plain text, not a message.
     """
 
     wmo: str
@@ -66,7 +67,7 @@ class Bulletin:
             except ValueError:
                 continue  # the month has no such day
         if not candidates:
-            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the heading's time is none: {self.wmo}")
+            raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"the heading has an invalid time: {self.wmo}")
         return min(candidates, key=lambda time: abs(time - moment))
 
 
@@ -137,6 +138,6 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _control_block_bytes(data: bytes) -> int:
-    """Return the bytes of NOAAPort's control block: bits 01, 14 bits of halfwords; 0 for none."""
+    """Return the bytes of NOAAPort's control block (bits 01, then 14 bits that count halfwords), if any."""
     word = int.from_bytes(data[:2], "big")
     return 2 * (word & 0x3FFF) if word >> 14 == 1 else 0

@@ -2,9 +2,9 @@
 
 ICD 2620001 (RPG to Class 1 User): message header (figure 3-3), product description block and the symbology, graphic and
 tabular blocks that it points at (figure 3-6), bzip2 after the description (figure 3-6, note 3, and appendix D), general
-status message (figure 3-17). A message states its length, its blocks state theirs and follow each other to its end, and
-a compressed message states its unpacked size: all three must match the bytes. The header's count of blocks need not: a
-real storm total with a tabular block does not count it.
+status message (figure 3-17). A message states its length, its blocks state their lengths and must follow each other to
+the message's end, and a compressed message states its unpacked size. All three must match the bytes. The header's count
+of blocks is not checked, because a real storm total does not count its tabular block.
 
 Belongs here: the fields as values, and the table of products; `nexrad_l3_products.csv` states its sources in its first
 lines. Does not belong here: the frame of the message (`nexrad_l3_bulletin.py`) and the Item (`nexrad_level3.py`).
@@ -29,7 +29,7 @@ FREE_TEXT = 75
 TDWR = range(180, 188)
 """Codes of terminal Doppler weather radars only (ICD 2620063, table III)."""
 CLASSIFICATIONS = (165, 177)
-"""Codes with classes of hydrometeors as values."""
+"""Codes of the products whose values are classes of hydrometeors."""
 HYDROMETEORS: Mapping[int, str] = {
     0: "below-threshold",
     10: "biological",
@@ -54,10 +54,10 @@ HYDROMETEORS: Mapping[int, str] = {
 class ProductKind:
     """Common values of all objects of a product.
 
-    mnemonic: empty if the ICDs have none. range_m: metres from the radar; None for a profile over it, a text or its
-    state. unit: of its values, empty without values. begin, end: numbers (1 to 10) of the product-dependent parameters
-    with date and minute of an accumulation's begin or end. minutes: its length if no begin is stated; length: number of
-    the parameter with the length.
+    mnemonic: empty if the ICDs have none. range_m: metres from the radar; None for a profile above the radar, a text,
+    or the radar's status. unit: unit of the values, empty without values. begin, end: numbers (1 to 10) of the two
+    product-dependent parameters with the date and minute at which an accumulation begins or ends. minutes: the
+    accumulation's length if no begin is stated. length: number of the parameter that states the length.
     """
 
     code: int
@@ -96,7 +96,7 @@ def _places(text: str) -> tuple[int, int] | None:
 
 
 MAX_UNPACKED_BYTES = 8 * 1024 * 1024
-"""Super-resolution products have up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c); real products up to 0.5."""
+"""Super-resolution products have up to 1.4 MB (720 radials of 1,840 bytes, figure 3-11c), real ones 0.5 MB."""
 BLOCKS = ("symbology", "graphic", "tabular")
 """Blocks in the order of their numbers and their offsets (figure 3-6)."""
 
@@ -110,7 +110,7 @@ _DIVIDER = -1
 _BZIP2 = 1
 """Compression method (figure 3-6, note 3)."""
 _WITHOUT_BLOCKS = frozenset({62, 73, 74, 75, 77, 82, *range(100, 112)})
-"""Codes of texts: the offsets point at pages or lines without a block's header (figure 3-16)."""
+"""Codes of texts, whose offsets point at pages or lines without a block's header (figure 3-16)."""
 _DAY_MINUTES = 1_440
 
 
@@ -171,7 +171,7 @@ def decode_message(data: bytes) -> Message:
 def accumulation(description: Description) -> tuple[datetime | None, datetime | None]:
     """Return begin and end of a product's accumulation; None if not stated, or for an unknown product.
 
-    With an end alone the begin follows from the product's fixed length, or its stated length (173).
+    If only the end is stated, the begin follows from the product's fixed length, or from the stated length (code 173).
     """
     if (kind := product_kinds().get(description.product_code)) is None:
         return None, None
@@ -192,7 +192,7 @@ def _date_and_minute(description: Description, places: tuple[int, int] | None) -
 
 
 def _status(data: bytes, code: int, time: datetime | None, radar_id: int, surplus: str | None) -> Message:
-    """Decode figure 3-17; the length excludes divider and itself: 82 bytes, 178 since build 14."""
+    """Decode figure 3-17; the length (82 bytes, since build 14 178) excludes the divider and itself."""
     if len(data) < _HEADER_BYTES + _STATUS.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(data)} bytes are less than a general status message")
     divider, length, mode, _, vcp = _STATUS.unpack_from(data, _HEADER_BYTES)
@@ -264,7 +264,7 @@ def _unpacked(data: bytes, parameters: Sequence[int]) -> bytes:
     if size > MAX_UNPACKED_BYTES:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"{size} bytes unpacked; {MAX_UNPACKED_BYTES} at most are read")
     decompressor = bz2.BZ2Decompressor()
-    # One byte more than stated: data of that length are too long.
+    # Reads up to one byte more than stated, because such data are too long.
     stream = Unpacked(iter([data[_DESCRIPTION_END:]]), decompressor, step=size + 1, limit=size + 1)
     plain = stream.read(0, size + 1)
     if len(plain) < size and not stream.complete:

@@ -1,9 +1,8 @@
 """Reader of NEXRAD Level II volumes: their records, agreement with the key, STAC properties.
 
 Belongs here: a volume from its header to its first radial (ICD 2620010, Archive II/User: volume header, LDM records,
-messages), gzip around it, the bounds for hostile bytes, and the Item's fields of head and end. Does not belong here:
-the fields of a record (`nexrad_messages.py`), the end of a volume (`nexrad_end.py`), and the position of the radar
-(`nexrad_radar.py`).
+messages), gzip around it, the bounds for hostile bytes, and the Item's fields of head and end. Does not belong here: a
+record's fields (`nexrad_messages.py`), the end of a volume (`nexrad_end.py`), the radar's position (`nexrad_radar.py`).
 
 Cost: one to three range requests of 128 KiB for the head and a request of up to 256 KiB for the end; a gzipped volume
 is read whole, in requests of 1 MiB. bzip2 blocks are decoded outside the GIL.
@@ -55,9 +54,9 @@ from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked, pieces
 
 MAX_READS = 16
 METADATA_BYTES = 134 * FRAME_BYTES
-"""The first LDM record: messages 15, 13, 18, 3, 5 and 2 (ICD 2620010, 7.3.5); fewer frames before 2008."""
+"""Unpacked bytes of the first LDM record: messages 15, 13, 18, 3, 5, 2 (ICD 2620010, 7.3.5); fewer before 2008."""
 RADIAL_BYTES = 16 * 1024
-"""A type 31 radial takes 7 to 10 KB in real volumes; unpacking more of a bzip2 block costs time."""
+"""Bytes to unpack at a time: a type 31 radial has 7 to 10 KB in real volumes, and unpacking more costs time."""
 MAX_HEAD_BYTES = 2 * METADATA_BYTES
 MAX_RECORDS = 4
 
@@ -123,8 +122,8 @@ def _pieces(source: Bytes, start: int, end: int) -> Iterator[bytes]:
 def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield the messages of the first LDM records (ICD 2620010, 7.3.4).
 
-    `end` is the volume's size in bytes if known: a record past it means an object cut short, even when the first radial
-    is within it.
+    `end` is the volume's size in bytes if known. A record that ends after it shows that the object was cut, even when
+    the first radial is complete.
     """
     offset = HEADER_BYTES
     for index in range(MAX_RECORDS):
@@ -155,23 +154,23 @@ FIRST_BYTES = READ_BYTES
 """Bytes of a volume that its first request reads."""
 
 TIME_TOLERANCE = timedelta(seconds=60)
-"""Most time between the key, the volume header and the first radial.
+"""Maximum difference between the times of the key, the volume header and the first radial.
 
-In real volumes the key's time equals the header's or the radial's, and these are up to 11.5 s apart. The next volume of
-a site follows after 3 minutes at the earliest, so that a minute cannot confuse two volumes.
+In real volumes the key's time equals the header's or the radial's, and these two are up to 11.5 s apart. The next
+volume of a site follows after 3 minutes at the earliest, so a tolerance of a minute cannot confuse two volumes.
 """
 LONGEST_VOLUME = timedelta(minutes=30)
-"""First radial to last: patterns take 4 to 10 minutes (Federal Meteorological Handbook 11, part C)."""
+"""Maximum time from first to last radial; patterns take 4 to 10 min (Federal Meteorological Handbook 11, part C)."""
 
 
 def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     """Read the head and end of a volume. Conforms to `Reader`.
 
     `request.groups` must have `site`, `date` (YYYYMMDD), `time` (HHMMSS). `start` is the earlier of volume header and
-    first radial; `end` is the last radial's, or the start if unknown (`nexrad:end-known`). `datetime` is the start: the
-    key's whole second may be before it. A volume that may be incomplete has a finding COMPLETENESS_UNCHECKED.
-    Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and
-    INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
+    first radial; `end` is the last radial's time, or the start if unknown (`nexrad:end-known`). `datetime` is the
+    start, because the key's whole second may be earlier. A volume that may be incomplete has a finding
+    COMPLETENESS_UNCHECKED. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE
+    and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH, PLATFORM_MISMATCH and KEY_MISMATCH against the key,
     MISSING_GEOLOCATION and INVALID_GEOMETRY for the position and the cuts.
     """
     nominal = datetime.strptime(request.groups["date"] + request.groups["time"], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
@@ -226,7 +225,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     radial, end, (state, operability, build) = volume.radial, volume.end, volume.status
     planned = volume.pattern.elevations if volume.pattern else ()
     recorded = planned[: end.radial.cut] if end.radial else planned
-    # Binary angles below the horizon count from the full turn. Several cuts may have the same angle.
+    # Binary angles below the horizon count down from 360 degrees. Several cuts may have the same angle.
     angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in recorded})
     check_cuts(kind, angles)
     optional = {

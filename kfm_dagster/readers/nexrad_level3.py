@@ -3,11 +3,11 @@
 Belongs here: the Item's fields by a product's description. Does not belong here: the layout of an object
 (`nexrad_l3_bulletin.py`, `nexrad_l3_message.py`).
 
-Cost: an object is read whole, because only a complete read proves it whole: a request of 256 KiB, enough for nearly all
-real objects, and a second request for the rest of up to 4 MiB. bzip2 is unpacked outside the GIL.
+Cost: an object is read whole, because only a complete read proves that it is whole. The first request has 256 KiB,
+enough for nearly all real objects; a second request has the rest, up to 4 MiB. bzip2 is unpacked outside the GIL.
 
-Footprint: a disc of the product's range around the radar. A product without a range is a Point, the radar's position:
-a VAD wind profile is of the air above it, a status message of the radar itself, and a text has no area.
+Footprint: a disc of the product's range around the radar. A product without a range is a Point at the radar's position,
+because a VAD wind profile describes the air above the radar, a status message the radar itself, and a text no area.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ PROPERTIES = frozenset({
 })  # fmt: skip
 """Possible properties of an object."""
 READ_BYTES = 256 * 1024
-"""Block of a range request; real objects take 0.1 to 160 KB."""
+"""Bytes of a block, the unit of range requests; real objects take 0.1 to 160 KB."""
 FIRST_BYTES = READ_BYTES
 """Bytes of an object that its first request reads."""
 MAX_BLOCKS = 16
 MAX_OBJECT_BYTES = MAX_BLOCKS * READ_BYTES
 
 TIME_TOLERANCE = timedelta(seconds=60)
-"""Most time between the key and the object, as with Level II."""
+"""Maximum difference between the times of key and object, as for Level II."""
 LONGEST_GENERATION = timedelta(hours=1)
-"""Volume scan's start to its products: 6 s to 4.5 minutes in real objects, and a scan takes at most 10 minutes."""
+"""Maximum time from a volume scan's start to its products: 6 s to 4.5 minutes in real objects; scans take up to 10."""
 ELEVATIONS = (-1.0, 45.0)
 """Bounds of an elevation angle in degrees (ICD 2620001, table V)."""
 _FEET = 0.3048
@@ -91,11 +91,11 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     """Read an object. Conforms to `Reader`.
 
     `request.groups` must have `site`, `product` (three letters each) and `stamp` (Y_m_d_H_M_S). start, end and datetime
-    are the start of the volume scan (with SAILS the elevation's). An accumulation has its begin, end and end again, a
-    general status message its time, a plain text the heading's. `processing:datetime` is the time of generation.
-    An object with more or fewer bytes than its lengths has a finding COMPLETENESS_UNCHECKED. A plain text has no
-    length: it has the finding when the end of its transmission is missing.
-    Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
+    are the start of the volume scan (with SAILS, of the elevation). For an accumulation they are its begin, its end and
+    again its end; for a general status message its time; for a plain text the heading's time. `processing:datetime` is
+    the time of generation. An object with more or fewer bytes than its lengths state has a finding
+    COMPLETENESS_UNCHECKED. A plain text states no length, so it has the finding when the end of its transmission is
+    missing. Raises ReadError: UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INVALID_TIME_RANGE for the bytes,
     TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
     nominal = datetime.strptime(request.groups["stamp"], "%Y_%m_%d_%H_%M_%S").replace(tzinfo=UTC)
@@ -155,7 +155,7 @@ def _message(message: Message, nominal: datetime) -> _Content:
             f"the header has {rfc3339(header_time, timespec='seconds')}, the product was generated at "
             f"{rfc3339(generated, timespec='seconds')}; expected both within {LONGEST_GENERATION.seconds} s",
         )
-    # Unidata names an object by its volume's start; any time from there to the product's generation is valid.
+    # Unidata names an object by its volume's start; any time from this start to the product's generation is valid.
     start = description.volume_time
     _check_time(nominal, start, min(max(start, description.generation_time), start + LONGEST_GENERATION))
     begin, end = accumulation(description)

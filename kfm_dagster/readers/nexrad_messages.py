@@ -20,13 +20,13 @@ from kfm_dagster.readers.unpacked import Bytes, Unpacked
 
 HEADER_BYTES = 24
 MAX_CUTS = 32
-"""Most elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
+"""Maximum elevation cuts of a volume coverage pattern (ICD 2620002, table XI)."""
 MAX_BLOCKS = 10
-"""Most data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
+"""Maximum data blocks of a radial: three of constants, seven moments (ICD 2620002, table XVII)."""
 BAND_MHZ = (2700, 3000)
 """Transmitter band of a WSR-88D (ICD 2620002, table XV); before 2008 the table was different, without this field."""
 GATE_M = (50, 2000)
-"""Lengths of a range gate: 250 m and 1 km in real volumes (ICD 2620002, tables III and XVII-B)."""
+"""Valid lengths of a range gate; real volumes have 250 m and 1 km (ICD 2620002, tables III and XVII-B)."""
 MOMENTS: Mapping[str, tuple[str, str]] = {
     "REF": ("Reflectivity", "dBZ"),
     "VEL": ("Radial velocity", "m s-1"),
@@ -54,7 +54,7 @@ _OPERABILITY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """WGS 84 degrees as the radar states them, and metres of the feedhorn above mean sea level."""
+    """Position that the radar states: WGS 84 degrees, and the feedhorn's metres above mean sea level."""
 
     latitude: float
     longitude: float
@@ -80,8 +80,9 @@ class VolumeHeader:
 class Radial:
     """A radial: message type 31 (ICD 2620002, table XVII) or 1 (table III). `cut` counts from 1.
 
-    gate_spacing_m: between the range gates of the reflectivity; None without reflectivity or a valid length of a gate.
-    reach_m: to the end of its last gate; None as above, and for type 1, whose cells always have the same reach.
+    gate_spacing_m: metres between the reflectivity's range gates; None without reflectivity, or if a gate's length is
+    invalid. reach_m: metres to the end of the last gate; None likewise, and for type 1, whose cells always reach
+    equally far.
     """
 
     message_type: int
@@ -232,13 +233,13 @@ def time_of(day: int, milliseconds: int) -> datetime:
 
 
 READ_BYTES = 128 * 1024
-"""Block of a range request; real heads take 1 to 3, because a bzip2 block must be whole (50 to 270 KB)."""
+"""Bytes of a range request's block; real heads take 1 to 3, because a bzip2 block must be whole (50 to 270 KB)."""
 FRAME_BYTES = 2432
-"""Every message but type 31 fills one frame (ICD 2620010, 7.3.5)."""
+"""Bytes of a frame; every message except type 31 fills one frame (ICD 2620010, 7.3.5)."""
 MAX_RECORD_BYTES = 1024 * 1024
-"""An LDM record of 120 radials is at most 1.4 MB before compression and 267 KB after it in real volumes."""
+"""Maximum bytes of an LDM record; in real volumes 120 radials have up to 1.4 MB, and up to 267 KB when compressed."""
 MAX_RECORD_UNPACKED = 2 * 1024 * 1024
-"""120 radials, 1.42 MB at most in real volumes."""
+"""Maximum bytes of an unpacked LDM record; 120 radials have at most 1.42 MB in real volumes."""
 
 _MESSAGE = struct.Struct(">12xHxB10xH")
 MESSAGE_BYTES = _MESSAGE.size
@@ -268,13 +269,13 @@ def message_at(header: bytes) -> tuple[int, int, int, int]:
     if kind == 31:
         if halfwords < 8:
             raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a message of type 31 claims {halfwords} halfwords")
-        # The size includes the message header's 16 bytes and not the 12 before it.
+        # The size includes the 16 bytes of the message header, but not the 12 bytes before the header.
         return kind, segment, halfwords * 2 - 16, halfwords * 2 + 12
     return kind, segment, FRAME_BYTES - MESSAGE_BYTES, FRAME_BYTES
 
 
 def messages(stream: Bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """Yield type and body of each message of type 1, 2, 5, 31, and of 18 the first segment.
+    """Yield type and body of each message of type 1, 2, 5 and 31, and of the first segment of type 18.
 
     Continues to the end of the stream, which bounds the memory: see `Unpacked` and `BlockCache`.
     Raises ReadError when the stream ends within such a message.

@@ -22,9 +22,9 @@ from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_messages import MOMENTS, Pattern, Position, Radial, VolumeHeader
 
 POSITION_TOLERANCE_M = 50_000
-"""Most metres between a radar's stated position and its site's. Real objects differ by 100 m, but the table has one
+"""Maximum metres between a radar's stated position and its site's. Real objects differ by 100 m, but the table has one
 position per site, and RKSG moved by 36 km, the farthest known. Other WSR-88Ds are at least 59 km away, except the two
-test radars in Norman; only the name in header and radials distinguishes a nearer TDWR."""
+test radars in Norman. A TDWR may be nearer: only the name in header and radials distinguishes it."""
 _WGS84 = Geod(ellps="WGS84")
 
 
@@ -83,7 +83,7 @@ def radar_position(stated: Position | None, site: Site | None, name: str) -> Pos
                 MetadataIssue.MISSING_GEOLOCATION, f"the object states no position and {name} is not in the site table"
             )
         return site
-    # A NaN fails this test. No radar is beyond 65 degrees; past 85 the disc would hold a pole.
+    # A NaN fails this test. No radar is beyond 65 degrees of latitude; beyond 85 the disc would contain a pole.
     if not (-85 <= stated.latitude <= 85 and -180 <= stated.longitude <= 180):
         raise ReadError(
             MetadataIssue.INVALID_GEOMETRY, f"impossible position of the radar: {stated.latitude}, {stated.longitude}"

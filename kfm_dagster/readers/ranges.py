@@ -12,7 +12,7 @@ from kfm_dagster.readers.base import ByteSource, ReadError
 
 BLOCK_BYTES = 64 * 1024
 MAX_BLOCKS = 64
-"""Most distinct blocks that reading a header requests (4 MiB): a hostile file cannot force its download."""
+"""Maximum distinct blocks that reading a header requests (4 MiB), so a hostile file cannot force its download."""
 
 
 class BytesSource:
@@ -32,7 +32,7 @@ class BytesSource:
 
 
 class BlockCache:
-    """A ByteSource that requests and keeps whole blocks of another, adjacent blocks at once.
+    """A ByteSource that requests whole blocks of another, adjacent blocks at once, and keeps them.
 
     A read of any of the last `tail_blocks` blocks requests all of them, except the object's very first block. A cache
     serves one reader in one thread. Raises ReadError(RESOURCE_LIMIT) when more than `max_blocks` distinct blocks are

@@ -20,14 +20,14 @@ PROPERTIES = frozenset({"data_type", "nodata", "unit", "raster:scale", "raster:o
 """Fields that a band can have."""
 
 _LONGEST_TEXT = 500
-"""Most characters of a text in an Item; OISST's longest has 181."""
+"""Maximum characters of a text in an Item; OISST's longest has 181."""
 
 
 def band_fields(data_type: str | None, attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
     """Return the fields of a band with values stored as `data_type`, by its attributes.
 
-    Numbers are the file's own, unrounded: value = stored * scale + offset (CF 1.11, 8.1). With `_Unsigned` integers and
-    their fill value are unsigned (NetCDF Users Guide, appendix A).
+    Numbers are the file's own, unrounded: value = stored * scale + offset (CF 1.11, 8.1). If `_Unsigned` is set,
+    integers and their fill value are unsigned (NetCDF Users Guide, appendix A).
     """
     unsigned = attributes.get("_Unsigned") == "true" and data_type is not None and data_type.startswith("int")
     stored_type = f"u{data_type}" if unsigned else data_type

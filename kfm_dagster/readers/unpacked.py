@@ -15,11 +15,11 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
 
 STEP_BYTES = 64 * 1024
-"""Step of reading a gzipped object, and bytes kept of either end of its content."""
+"""Bytes of a step of reading a gzipped object, and bytes of each end of its content that are kept."""
 
 
 class Bytes(Protocol):
-    """A source of bytes by their place."""
+    """A source of bytes by offset."""
 
     def read(self, start: int, length: int) -> bytes:
         """Return bytes [start, start + length), fewer only at the end."""
@@ -41,7 +41,7 @@ def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) ->
 
 
 class Gunzip:
-    """`zlib` as `bz2.BZ2Decompressor`; checks checksum and length (RFC 1952, 2.3.1)."""
+    """`zlib` with the interface of `bz2.BZ2Decompressor`; verifies checksum and length (RFC 1952, 2.3.1)."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -90,7 +90,7 @@ class Unpacked:
 
     @property
     def complete(self) -> bool:
-        """Whether the stream's own end was reached: a stream that was cut has none."""
+        """Whether the stream's own end was reached; a stream that was cut has no end."""
         return self._decompressor.eof
 
     def read(self, start: int, length: int) -> bytes:
@@ -117,7 +117,7 @@ class Unpacked:
 
 
 class Gunzipped:
-    """The content of a gzipped object, a single stream, as a ByteSource; memory keeps its ends.
+    """The content of a gzipped object, a single stream, as a ByteSource; only its ends are kept in memory.
 
     Opening it unpacks it to its end, which proves that it is whole, with valid checksum and length (RFC 1952, 2.3.1).
     Reads within STEP_BYTES of an end are free; any other read continues from the last read, or begins again.
@@ -139,7 +139,7 @@ class Gunzipped:
         """Request the whole object in one read. Raises ReadError."""
         packed = source.read(0, source.size)
         if len(packed) < source.size:
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"{len(packed)} bytes of {source.size} came")
+            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"only {len(packed)} of {source.size} bytes were returned")
         return cls(packed, limit=limit)
 
     def read(self, start: int, length: int) -> bytes:
@@ -175,7 +175,7 @@ class Gunzipped:
             total = len(self._packed)
             raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the object's {total} bytes")
         if decompressor.unused_data or next(pieces, b""):
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "something follows the gzip stream")
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "bytes follow the gzip stream")
         return head, tail, size
 
 
