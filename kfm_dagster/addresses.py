@@ -1,4 +1,4 @@
-"""Addresses in a form to show: the place of a database or store, without secrets.
+"""Addresses as they are shown: the location of a database or store, without secrets.
 
 Belongs here: the secret parts of a DSN or URL. Does not belong here: credentials in texts of foreign software
 (`redaction.py`).
@@ -15,7 +15,7 @@ LAKEFS: Final = re.compile(
     r"lakefs://(?P<repository>[a-z0-9][a-z0-9-]{2,62})/(?P<branch>\w[\w-]{0,255})(/_run_state)?/?", re.ASCII
 )
 """A branch of a lakeFS repository, and run-state's folder in it. Repository names follow lakeFS's concepts page; a
-branch has no slash here, because it could not be distinguished from the rest of the path."""
+branch must not contain a slash, because it could not be distinguished from the rest of the path."""
 
 _HARMLESS: Final = frozenset(
     {
@@ -23,8 +23,8 @@ _HARMLESS: Final = frozenset(
         "hostaddr", "keepalives", "mode", "port", "sslmode", "target_session_attrs", "uri", "user",
     }
 )  # fmt: skip
-"""Options without secrets, for place and manner of a connection (libpq, section 34.1.2; SQLite's URI file names). All
-others are hidden, known or not."""
+"""Options without secrets, which name the server and the form of a connection (libpq, section 34.1.2; SQLite's URI file
+names). All other options are hidden, known or not."""
 
 
 def shown(address: str) -> str:

@@ -20,7 +20,7 @@ from kfm_dagster.errors import ConfigurationError
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_DAYS = 3650
-"""Ten years. Without a bound, a moment so far back or ahead is out of the range of dates."""
+"""Ten years. A time without a bound, added to now, could leave the range of Python's dates."""
 
 
 class CardError(ConfigurationError):
@@ -28,9 +28,9 @@ class CardError(ConfigurationError):
 
 
 class Strict(BaseModel):
-    """A part of a file: an unknown key is refused, and nothing changes after reading."""
+    """A section of a file; unknown keys are refused, and its values are immutable."""
 
-    # Deferred: a part's validator is built within its file's, when a process first reads such a file.
+    # Deferred, because a section's validator is built with its file's, when a process first reads such a file.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
@@ -131,7 +131,7 @@ def held_against(
 
 
 def refusal(text: str, path: KeyPath, *, source: str, observed: str, expected: str) -> ConfigurationError:
-    """Return the error for a value that is wrong beside others only, as an unknown name."""
+    """Return the error for a value that conflicts with other values, such as an unknown name."""
     wrong = DocumentError(path=path, observed=observed, expected=expected)
     return _refusal(text, wrong, source=source, error=CardError)
 

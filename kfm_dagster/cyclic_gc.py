@@ -10,8 +10,8 @@ import gc
 
 THRESHOLDS = (100_000, 20, 20)
 """New containers before a collection of the youngest generation, and collections before an older generation's. A run
-creates hundreds for each unit, nearly all freed by their reference counts; CPython's own 700 is for small programs. At
-most 100,000 wait, some 20 MB besides their contents: readers leave no cycles, so no buffer of an object waits."""
+creates hundreds for each unit, nearly all freed by their reference counts; CPython's own 700 is for small programs. Up
+to 100,000 containers wait to be freed, some 20 MB; no buffer of an object waits, because readers leave no cycles."""
 
 
 def collect_rarely() -> None:

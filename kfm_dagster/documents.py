@@ -1,7 +1,7 @@
 """Documents (contracts, the pipeline card, selections, plans): YAML text, validated by a model.
 
-Every process begins with contracts and the card, so the parser is fast. Belongs here: the choice of the parser,
-and of a wrong document the first fault, its place, and the expected value. Does not belong here: the models, or the
+Every process begins with contracts and the card, so the parser is fast. Belongs here: the choice of the parser, and the
+first fault of a wrong document, with its location and the expected value. Does not belong here: the models, or the
 errors that their loaders raise.
 """
 
@@ -41,13 +41,13 @@ def _locating(base: Any) -> Any:
 
 
 _LOCATING = _locating(yaml.SafeLoader)
-"""Its errors also show the place of a fault."""
+"""The slow parser, whose errors also name the location of a fault."""
 _FAST = _locating(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-"""libyaml's parser takes a fifth of the time; PyYAML is sometimes built without it."""
+"""libyaml's parser, which takes a fifth of the time; PyYAML is sometimes built without it."""
 MOST_LEVELS = 100
-"""Lists and mappings within each other: libyaml's composer recurses, and ends the process at some ten thousand."""
+"""Limit of nested lists and mappings, because libyaml's composer recurses and crashes at some ten thousand levels."""
 MOST_VALUES = 100_000
-"""Keys and values of a document, an anchored part counted at each use; our largest contract has about 1,000."""
+"""Limit of a document's keys and values; an anchored part counts at each use. Our largest contract has about 1,000."""
 _WRONG_KEYS = {
     "tag:yaml.org,2002:bool": "is true or false to YAML 1.1: write it in quotes",
     "tag:yaml.org,2002:null": "is nothing to YAML: write it in quotes",
@@ -57,9 +57,9 @@ _WRONG_KEYS = {
 def read_yaml(text: str) -> Any:
     """Return a text's only document, None if empty. Raises yaml.YAMLError.
 
-    Wrong keys and excessive size raise it, too. YAML 1.2.2, section 3.2.1.1, has the keys of a mapping unique; in
-    PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans and `~` is null:
-    none of our keys is.
+    Wrong keys and excessive size raise it, too. YAML 1.2.2, section 3.2.1.1, requires the keys of a mapping to be
+    unique, but in PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans and
+    `~` is null; such keys are refused.
     """
     try:
         return _read(text, _FAST)
@@ -142,7 +142,7 @@ def _refuse_wrong_keys(tree: yaml.Node) -> None:
 
 
 class DocumentError(ValueError):
-    """A document does not fit its model: `path` is of the first fault, `more` counts others."""
+    """A document does not fit its model; `path` leads to the first fault, `more` counts others."""
 
     def __init__(self, *, path: KeyPath, observed: str, expected: str, more: int = 0) -> None:
         super().__init__(f"observed {observed}; expected {expected}")
@@ -153,7 +153,7 @@ class DocumentError(ValueError):
 
     @property
     def what(self) -> str:
-        """The place of the fault, with dots between the keys."""
+        """The path of the fault, with dots between the keys."""
         where = ".".join(str(part) for part in self.path if part != "[key]") or "the document"
         return f"{where} is wrong" + (f" ({self.more} more)" if self.more else "")
 
@@ -161,10 +161,10 @@ class DocumentError(ValueError):
 def checked(document: object, model: type[Model]) -> Model:
     """Build a model from plain values, without coercing "3" to a number. Raises DocumentError."""
     try:
-        # Through JSON, whose strict mode still takes text for a time or an enum.
+        # Validated as JSON, because only there pydantic's strict mode accepts text for a time or an enum.
         content = json.dumps(document, allow_nan=False, ensure_ascii=False, default=_as_text).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise DocumentError(path=(), observed=str(error), expected="what JSON can hold") from None
+        raise DocumentError(path=(), observed=str(error), expected="values that JSON can hold") from None
     try:
         return model.model_validate_json(content, strict=True)
     except ValidationError as error:
@@ -197,7 +197,7 @@ def line_of(tree: yaml.Node | None, path: KeyPath) -> int:
 
 
 def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentError:
-    # A misspelt key is also missing under its right name: it explains both faults, so it comes first.
+    # A misspelt key causes two faults, an unknown key and a missing one. The unknown key explains both.
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     path, more = first["loc"], len(errors) - 1
     match first["type"]:

@@ -25,8 +25,8 @@ class ExitCode(IntEnum):
 class KfmError(Exception):
     """A refusal: what is wrong, the observed and the expected value, and the next step.
 
-    The docstring of a subclass is its default `what`. `str()` gives a single line, fit for a terminal; `observed` is a
-    tuple for several faults, each of which the command line shows on a line of its own.
+    The docstring of a subclass is its default `what`. `str()` returns a single line for a terminal. For several faults
+    `observed` is a tuple, and the command line prints each fault on its own line.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
@@ -64,7 +64,7 @@ class KfmError(Exception):
 
 
 class RefusedError(KfmError):
-    """The state of the ledger, or a guard, does not allow it."""
+    """The state of the ledger, or a guard, does not allow this."""
 
     exit_code = ExitCode.REFUSED
 
@@ -107,7 +107,7 @@ class RecordMovedError(KfmError):
     exit_code = ExitCode.REFUSED
 
     def __init__(self, wal_id: str, *, version: int, current: int | None = None) -> None:
-        """Name the unit, the seen version, and the present version, if known."""
+        """Name the unit, the version that was read, and the present version, if known."""
         super().__init__(
             observed=f"{wal_id} at {'another version' if current is None else f'version {current}'}",
             expected=f"version {version}",
@@ -134,7 +134,7 @@ class QueueUnavailableError(DependencyUnavailableError):
 
 
 class StoreAccessError(DependencyUnavailableError):
-    """A store refuses access, or its bucket does not exist: a person has to change either."""
+    """A store refuses access or its bucket does not exist; only a person can correct this."""
 
 
 class PreflightError(DependencyUnavailableError):
@@ -164,5 +164,5 @@ class ArtifactError(KfmError):
 
 
 def expectation(message: str) -> str:
-    """Return what a message of pydantic expects, without the sentence around it: `a valid string`."""
+    """Return the expectation in a message of pydantic, such as `a valid string`."""
     return message.removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to parse")[0]

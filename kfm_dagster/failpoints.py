@@ -1,7 +1,7 @@
 """Failpoints: points where fault injection can cut this process off from the world.
 
-Every commit and every external call has a failpoint before and after it: between the two the world has changed
-and this process may not know. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
+Every commit and every external call has a failpoint before and after it, because a process that dies between the two
+does not know the outcome. Fault injection acts here (`fault_injection`), as TiKV's fail points do. Belongs here:
 the closed list of failpoints, their labels, and the handler of a process. Does not belong here: the faults.
 Imports nothing of ours; without a handler, reaching a failpoint costs a comparison with None.
 """
@@ -21,12 +21,12 @@ Made = TypeVar("Made")
 
 @unique
 class Failpoint(StrEnum):
-    """A point of a death, wait or failed dependency: `<dependency>.<call>.<moment>`."""
+    """A point where the process may die, wait or fail: `<dependency>.<call>.<moment>`."""
 
     DATABASE_BEGIN = "database.begin"
     """A transaction is about to begin, to read or to write; the database has no request yet."""
     DATABASE_COMMIT_BEFORE = "database.commit.before"
-    """A transaction has done its work, and no other process sees it."""
+    """A transaction has made its changes, which no other process sees yet."""
     DATABASE_COMMIT_AFTER = "database.commit.after"
     """A transaction is durable; an error here is a commit with a lost answer."""
     STAGE_COMPUTED = "stage.computed"
@@ -96,18 +96,18 @@ class Failpoint(StrEnum):
     ARTIFACT_PUT_BEFORE = "artifact.put.before"
     """An output is about to be stored."""
     ARTIFACT_PUT_AFTER = "artifact.put.after"
-    """The output is stored, and the transaction that names it is open."""
+    """The output is stored; the transaction that names it is still open."""
     LANDING_PUT_BEFORE = "landing.put.before"
     """A batch of raw messages is about to be landed."""
     LANDING_PUT_AFTER = "landing.put.after"
-    """The batch is landed, and not recorded."""
+    """The batch is landed, but not recorded yet."""
 
 
 Labels = Mapping[str, str]
-"""The work under way at a failpoint: in a stage `dataset`, `operator`, `partition`, `run` and `units` (the size of its
-batch, "" before it is known), else nothing."""
+"""Labels of a failpoint: within a stage `dataset`, `operator`, `partition`, `run` and `units` (the size of its batch,
+"" before it is known), otherwise none."""
 Handler = Callable[[Failpoint, Labels], None]
-"""Called at every failpoint; the call at the failpoint raises its error."""
+"""Called at every failpoint; its error is raised there."""
 
 _labels: ContextVar[Labels] = ContextVar("kfm_failpoint_labels", default={})  # noqa: B039, never changed, only replaced
 _handler: Handler | None = None

@@ -1,8 +1,8 @@
 """Redaction: texts of foreign software without credentials, personal data and stack traces.
 
-Belongs here: the only way of a foreign exception's or answer's text to the database, a log, Dagster or a page. Every
-rule reads any text in a single pass: a pattern begins at the start of a run of its characters, never inside it, and
-quantifiers are possessive where a failure would cause a second read of the rest. Does not belong here: the choice of
+Every text of a foreign exception or answer passes through here before it reaches the database, a log, Dagster or a
+page. Every rule reads any text in a single pass, because a pattern begins only at the start of a run of its characters,
+and quantifiers are possessive where a failed match would read the rest again. Does not belong here: the choice of
 errors to keep, and addresses of our own settings (`addresses.py`).
 """
 
@@ -32,14 +32,14 @@ _TRACE = "Traceback (most recent call last)"
 
 
 def _if_tail(replacement: str) -> Callable[[re.Match[str]], str]:
-    """Return a substitution for matches with a second group; the others only consume their run."""
+    """Return a substitution for matches with a second group; other matches stay unchanged."""
     return lambda match: match[0] if match[2] is None else match.expand(replacement)
 
 
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # PEM blocks, whole or cut off.
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL), _MARK),
-    # An Authorization header may hold commas and blanks (AWS Signature Version 4), so it goes to the end of the text.
+    # An Authorization header may hold commas and blanks (AWS Signature Version 4), so the rest of the text is removed.
     (re.compile(r"\b((?:proxy-)?authorization)\b[\"']?\s*[:=].*$", re.IGNORECASE), rf"\1: {_MARK}"),
     (re.compile(r"\bAWS4-HMAC-SHA256\b.*$"), _MARK),
     (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {_MARK}"),
@@ -104,9 +104,9 @@ def is_own(error: BaseException) -> bool:
 
 
 def redacted_error(error: BaseException) -> BaseException:
-    """Return an exception to raise or log instead: redacted, with its causes and tracebacks.
+    """Return a redacted exception to raise or log instead, with its causes and tracebacks.
 
-    Logs and Dagster's events have the text of each cause. An error of the package is kept.
+    Causes are redacted, too, because logs and Dagster's events have their texts. An error of the package is kept.
     """
     cause = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else error.__cause__
     shown = error if is_own(error) else ForeignError(error_text(error)).with_traceback(error.__traceback__)

@@ -1,9 +1,9 @@
-"""Retention: bulky data that nothing needs are deleted by the policy of `configs/retention.yaml` (BEY-10).
+"""Retention: delete bulky data that nothing needs, by `configs/retention.yaml` (BEY-10).
 
-The store lists its files, and the database selects the unneeded files. Removals are not recorded: each retention lists
-the store anew. Belongs here: the model of the policy, the least age of each kind, the removal in batches. No
-row of the ledger's database is deleted here. Does not belong here: the needs for a file (`sql/queries/retention.sql`),
-old runs of Dagster (`defs/run_storage.py`).
+The store lists its files, and the database selects the unneeded files. Removals are not recorded, because each
+retention lists the store anew. Belongs here: the model of the policy, the minimum age of each kind, the removal in
+batches. No row of the ledger's database is deleted here. Does not belong here: which files are needed
+(`sql/queries/retention.sql`), old runs of Dagster (`defs/run_storage.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RetentionKind(StrEnum):
     DAGSTER_RUNS = "dagster_runs"
     """Finished runs of Dagster, their events and their steps' output."""
     LANDING = "landing"
-    """Raw messages, in their batches of receipt."""
+    """Raw messages, in the batches in which they were received."""
     ARTIFACTS = "artifacts"
     """Outputs of stages."""
     EVIDENCE_SAMPLES = "evidence_samples"
@@ -58,14 +58,14 @@ def _at_least(days: int, why: str) -> Callable[[timedelta], timedelta]:
 
 
 Runs = Annotated[Duration, AfterValidator(_at_least(1, "a run is looked at after it has ended"))]
-# With a shorter age, a redelivered message would be landed in its batch while that is being removed.
+# With a shorter age, a redelivered message could be landed in a batch that is being removed.
 Messages = Annotated[Duration, AfterValidator(_at_least(15, "SQS gives a message again for up to 14 days"))]
 Outputs = Annotated[Duration, AfterValidator(_at_least(8, "kfm report looks at the outputs of 7 days"))]
 Samples = Annotated[Duration, AfterValidator(_at_least(1, "a case is looked at after it is closed"))]
 
 
 class KeptFor(Strict):
-    """The maximum age of each kind of data; None is for ever."""
+    """The maximum age of each kind of data; data of a kind with None are kept for ever."""
 
     dagster_runs: Runs | None = None
     landing: Messages | None = None
@@ -94,7 +94,7 @@ class RetentionPolicy(Strict):
 
 REASON = "older than its policy in retention.yaml, and needed by nothing"
 BATCH = 10_000
-"""Old files per query, which scans a table without an index on their hashes."""
+"""Old files per query; many, because each query scans a table that has no index on the hashes."""
 PAGE = 1000
 """Files per page of a listing: S3's maximum."""
 DELETES = 16
@@ -104,7 +104,7 @@ _NAME = re.compile(r"(?P<folder>[a-z]+)/(?P<two>[0-9a-f]{2})/(?P<sha256>(?P=two)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OldBatch:
-    """A batch of data past their policy: their number, and the names that nothing needs."""
+    """A batch of data older than the policy's age: their number, and the names of unneeded data."""
 
     old: int
     removable: Sequence[str]
@@ -116,7 +116,7 @@ class Pruner(Protocol):
     """Finds and removes data of a kind."""
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
-        """Yield data older than that moment, excluding it, in bounded batches; change nothing."""
+        """Yield data older than `before` in bounded batches; change nothing."""
 
     def remove(self, batch: OldBatch) -> None:
         """Remove the removable data of a batch. Safe to repeat, also after a crash in the middle."""
@@ -124,7 +124,7 @@ class Pruner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """Data of a kind: `old` past its policy, `removed` (in a plan removable), with their `bytes`."""
+    """A kind's result: `old` data, `removed` data (in a plan: removable) and their `bytes`."""
 
     kind: RetentionKind
     keep: timedelta
@@ -149,13 +149,13 @@ class Retention:
     clock: Callable[[], datetime]
 
     def plan(self) -> list[Pruned]:
-        """Return the data to remove, by kind that has a policy; change nothing."""
+        """Return the data to remove of each kind that has a policy; change nothing."""
         return list(self._each(None))
 
     def run(self, *, actor: str) -> Iterator[Pruned]:
         """Remove old data kind by kind, and yield the result of each kind.
 
-        The first removal of a kind comes after its entry in the governance log.
+        Each kind gets an entry in the governance log before its first removal.
         """
         return self._each(Decision(actor=actor, reason=REASON))
 
@@ -256,8 +256,8 @@ def retention_of(
 ) -> Retention:
     """Return a deployment's retention. `runs` prunes Dagster's runs; None without Dagster.
 
-    Raises CardError for a wrong policy, ConfigurationError, and ForeignRootError where the store is another
-    deployment's, whose files this ledger does not know.
+    Raises CardError for a wrong policy, ConfigurationError, and ForeignRootError if the store belongs to another
+    deployment, whose files this ledger does not know.
     """
     refuse_foreign([storage_root(settings)], deployment_id(database))
     pruners: dict[RetentionKind, Pruner] = dict(stored_files(open_store(settings.storage), database))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PREFIX = "KFM_"
 MISSPELT = 0.8
-"""Least likeness (difflib's ratio) of a name to a setting that it may misspell: one letter in five differs."""
+"""Least similarity (difflib's ratio) at which a name is a misspelt setting; at 0.8 one letter in five differs."""
 
 _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -186,17 +186,16 @@ class Settings(BaseModel):
     )
     anonymous: bool = Field(False, description="Read buckets without credentials (NODD buckets are public).")  # noqa: FBT003
     sqs_primary_queue: str = Field("kfm-nodd-primary", description="Name of the queue that the sensor receives from.")
-    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of the dead-letter queue of that queue.")
+    sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of that queue's dead-letter queue.")
     sns_verify: SnsVerify | None = Field(
         None,
         description="require: only messages signed by their SNS topic are received. off: also other messages, and raw "
-        "delivery, which has no signature. Default: off with an AWS_ENDPOINT_URL outside AWS, except in prod; else "
-        "require.",
+        "delivery, which has no signature. Default: require; but off outside prod if AWS_ENDPOINT_URL is outside AWS.",
     )
     sns_trusted_url: str = Field(
         "",
-        description="Additional URL prefix of signing certificates, as of the embedded cloud; AWS's hosts are always "
-        "allowed. Needs KFM_SNS_TRUSTED_CA.",
+        description="Additional URL prefix of signing certificates, such as the embedded cloud's; AWS's hosts are "
+        "always allowed. Needs KFM_SNS_TRUSTED_CA.",
     )
     sns_trusted_ca: Path | None = Field(
         None,
@@ -204,7 +203,7 @@ class Settings(BaseModel):
     )
     sensor_interval_seconds: PositiveInt = Field(5, description="Pause between two ticks of the sensors.")
     tick_budget_seconds: PositiveInt = Field(
-        40, description="A sensor stops receiving after this long; Dagster gives a tick 60 s."
+        40, description="Seconds after which a sensor stops receiving; Dagster ends a tick after 60 s."
     )
     max_units_per_tick: PositiveInt = Field(
         20000, description="The sensor stops receiving once the messages of a tick announce so many units."
@@ -215,12 +214,12 @@ class Settings(BaseModel):
         description="The sensor stops receiving once the messages of a tick have so many bytes; an SQS message has at "
         "most 1 MiB.",
     )
-    receive_threads: PositiveInt = Field(8, description="Parallel receive calls; SQS gives 10 messages a call.")
+    receive_threads: PositiveInt = Field(8, description="Parallel receive calls; each returns at most 10 messages.")
     max_units_per_run: int = Field(
         5000,
         ge=1,
         le=10_000,
-        description="Units that one run claims per dataset; each takes about 50 KB of memory, of HRRR 150 KB.",
+        description="Units that one run claims per dataset; a unit takes about 50 KB of memory, a unit of HRRR 150 KB.",
     )
     feed: FeedKind = Field(
         FeedKind.WHOLE,
@@ -261,8 +260,8 @@ class Settings(BaseModel):
         validate_default=True,
         pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$",
         max_length=256,
-        description="Branch that run-state records; outside the database also part of run-state's path. Default: the "
-        "branch of KFM_RUN_STATE, or main.",
+        description="Branch that run-state records. If run-state is outside the database, its path also contains the "
+        "branch. Default: the branch of KFM_RUN_STATE, or main.",
     )
     energy_grid: str = Field(
         "",
@@ -279,7 +278,7 @@ class Settings(BaseModel):
         None,
         ge=0,
         allow_inf_nan=False,
-        description="Price of an hour of the machine that works; each step then has a cost.",
+        description="Price of an hour of the machine that executes the steps. If set, each step has a cost.",
     )
     sensitive_areas: Path | None = Field(
         None,
@@ -287,7 +286,7 @@ class Settings(BaseModel):
         "generalised by the area's rule (docs/governance.md).",
     )
     masking_salt: SecretStr | None = Field(
-        None, description="Secret of maskings by displacement (donut), 16 bytes or more; never to be changed."
+        None, description="Secret of maskings by displacement (donut), 16 bytes or more. Never change it."
     )
     image_digest: str = Field("", description="Digest of the container image, part of the code's fingerprint.")
     signing_key: Path | None = Field(
@@ -295,7 +294,7 @@ class Settings(BaseModel):
         description="OpenPGP secret key that signs release bundles, armoured or binary; default: a key in "
         "$KFM_HOME/keys, created on first use.",
     )
-    signing_passphrase: SecretStr | None = Field(None, description="Passphrase of that key, if it has one.")
+    signing_passphrase: SecretStr | None = Field(None, description="Passphrase of KFM_SIGNING_KEY, if it has one.")
     alert_urls: SecretStr | None = Field(
         None,
         description="URLs of apprise (appriseit.com/services) to which alerts are sent, separated by blanks. "
@@ -465,7 +464,7 @@ class Settings(BaseModel):
 
     @property
     def verifies_signatures(self) -> bool:
-        """Whether messages must be signed. If KFM_SNS_VERIFY is unset: in prod and for AWS's queues.
+        """Whether messages must be signed: by KFM_SNS_VERIFY, else in prod and on AWS's queues.
 
         The queue's endpoint decides, because an embedded cloud has NOAA's topics under their true names.
         """
@@ -525,7 +524,7 @@ class Settings(BaseModel):
 
     def _bulk_part(self, whole: float) -> int:
         """Return the bulk share of a whole; at least 1, unless the live share is 1."""
-        # At least 1, because each lane must be served at some time. The thousandth only corrects a float's error.
+        # At least 1, because each lane must be served at some time. The thousandth only corrects float rounding.
         return 0 if self.live_share == 1 else max(1, int(whole * (1 - self.live_share) + 0.001))
 
 

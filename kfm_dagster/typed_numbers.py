@@ -1,7 +1,7 @@
-"""The bound of whole numbers typed in a command or an address. Nothing else."""
+"""The bound of whole numbers typed in a command or an address. Nothing else belongs here."""
 
 from __future__ import annotations
 
 LARGEST = 999_999_999
 """Nine digits: more than rows, seconds or batches need, and less than the limits of databases, clocks and libraries,
-each with its own refusal of larger integers."""
+each of which refuses larger integers in its own way."""

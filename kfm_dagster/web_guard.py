@@ -67,11 +67,11 @@ class WebGuard:
         if not {origin.lower() for origin in headers.getlist("origin")} <= own or not (
             site in _OWN_SITES or _follows_a_link(scope, headers)
         ):
-            return HTTPStatus.FORBIDDEN, "the request is of a page of another site"
+            return HTTPStatus.FORBIDDEN, "the request comes from a page of another site"
         if scope["type"] == "http" and scope["method"] not in READS and self._changes_by:
             media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media_type != self._changes_by:
-                return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"what changes something has to be {self._changes_by}"
+                return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a request that changes state must be {self._changes_by}"
         return None
 
     def _is_own_host(self, host: str) -> bool:
@@ -90,7 +90,7 @@ def _is_address(name: str) -> bool:
 
 
 def _follows_a_link(scope: Scope, headers: Headers) -> bool:
-    """Return whether a person follows a link of another site, which is not shown in a frame."""
+    """Return whether a person follows a link of another site, outside of any frame."""
     return (
         scope["type"] == "http"
         and scope["method"] in READS

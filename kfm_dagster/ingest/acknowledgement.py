@@ -1,4 +1,4 @@
-"""Acknowledgement: delete terminal units' messages, hide retrying units', count the rest.
+"""Acknowledgement: delete messages of terminal units, hide messages of retrying units.
 
 Belongs here: work that needs both ledger and queues, and the count of the remaining work until a queue is drained. Does
 not belong here: which messages are due (`ledger/deliveries.py`), the protocol of SQS (`notifications/sqs.py`).

@@ -49,6 +49,6 @@ def time_server(settings: Settings, registry: ContractRegistry) -> str | None:
 
 
 def _server(objects: ObjectStores, contract: DatasetContract) -> str | None:
-    """Return the contract's store URL; for a folder, the AWS endpoint if configured."""
+    """Return the URL of the contract's store; if that is a folder, any configured AWS endpoint."""
     configured = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
     return objects.endpoint(contract) or configured

@@ -100,7 +100,7 @@ class ClaimsLostError(KfmError):
 
 
 class _TakenOverError(Exception):
-    """Another process of the run works on the stage that failed, or has ended it."""
+    """Another process of the run is working on the failed stage, or has completed it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,9 +129,9 @@ def retry_in(node: ChainNode, error: BaseException, *, tries: int) -> float | No
 
 
 def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Undo a run's effects in a dataset after stage `node` failed for good; None: nothing to do.
+    """Undo a run's effects in a dataset after `node` failed for good; None if nothing is undone.
 
-    `because` becomes the last error of every unit of the run, so that units in quarantine name stage and gate.
+    `because` becomes the last error of every unit of the run, so that quarantined units name stage and gate.
 
     Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
     earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
@@ -165,7 +165,7 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
 
 def roll_back_or_leave(node: ChainNode, because: BaseException) -> Rollback | None:
-    """Roll back; log and audit an error, as the units' next attempt completes the effects."""
+    """Roll back; an error is only logged and audited, as the next attempt completes the effects."""
     try:
         return roll_back(node, because)
     except Exception as error:
@@ -208,7 +208,7 @@ def _still_failed(node: ChainNode, tx: Transaction) -> StageAttempt:
 
 
 def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
-    """Return the attempt that failed for good, which is rolled back or may not start; else None."""
+    """Return the newest attempt if it failed for good (rolled back, or not allowed to start)."""
     card, store = node.pipeline.card.machine, node.pipeline.stages.lifecycle.store
     newest = store.newest(node.run_id, node.kind, tx=tx)
     if newest is None or card.condition(StageState.FAILED, StageState.ROLLED_BACK) is None:

@@ -53,7 +53,7 @@ class Source(StrEnum):
 
 
 LeftOut = Mapping[str, Mapping[str, int | str]]
-"""Keys of a listing without a unit, by reason: their number `keys`, and the `first` key."""
+"""Listed keys that gave no unit, by reason: their number `keys`, and the `first` key."""
 _WHY_LEFT_OUT = {
     KeyKind.IGNORED: IgnoreReason.KNOWN_NEIGHBOUR.value,
     KeyKind.FOREIGN: ParseIssue.KEY_GRAMMAR_MISMATCH.value,
@@ -92,8 +92,8 @@ class DayListing:
 class MessageParse(ChainNode):
     """Claim units that have a pending record; a listing first creates its objects' records.
 
-    A listing enters the ledger in the bulk lane, so that today's announced units are claimed first. With `lane`,
-    only units of that lane are claimed; a run that a person starts claims from both, live units first.
+    Listed objects enter the ledger in the bulk lane, so that today's announced units are claimed first. With `lane`,
+    only units of that lane are claimed; a run that a person starts claims from both lanes, live units first.
     """
 
     operator = "message_parse"
@@ -108,7 +108,7 @@ class MessageParse(ChainNode):
     limit: int
     lane: Lane | None = None
     account: DayListing | None = None
-    """The account of the backfill that requested this listing, if any."""
+    """The progress record of the backfill that requested this listing, if any."""
     listing: Sequence[ListedObject] = field(default=(), repr=False)
     """The day's objects in the bucket, once `inputs` has listed them. A backfill does not keep them."""
     _refused: StoreAccessError | None = field(default=None, init=False, repr=False)
@@ -155,9 +155,9 @@ class MessageParse(ChainNode):
 
     @cached_property
     def _kept(self) -> ManifestEntry | Exception:
-        """The file of the listed objects, or the error, which `inputs` raises so that the stage records it.
+        """The file of the listed objects, or the error that `inputs` raises for the stage's record.
 
-        A file, because a busy day's objects are too many for an intent, and a replay reads them again.
+        A file, because a busy day has too many objects for an intent, and because a replay reads them again.
         """
         try:
             self.listing = sorted(self._list(), key=lambda listed: listed.uri)
@@ -301,7 +301,7 @@ def _in_ledger(node: ChainNode) -> str:
 def claimed_of(node: ChainNode, batch: Sequence[Envelope]) -> ManifestEntry:
     """Return the entry of a day's units: SHA-256 over the sorted lines `<wal_id> <version>`.
 
-    The version is the record's after the claim.
+    `version` is the record's version after the claim.
     """
     lines = "".join(sorted(f"{unit.wal_id} {unit.record_version}\n" for unit in batch))
     return ManifestEntry(uri=_in_ledger(node), checksum=hashlib.sha256(lines.encode()).hexdigest())

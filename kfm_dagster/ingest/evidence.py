@@ -4,7 +4,7 @@ The collector first withdraws Items of units that were quarantined before their 
 attempt of such a unit would complete its Item, but without a successful attempt the Item would stay. A case without
 evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
 leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here:
-a bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items of failed runs, which withdraw them.
+a bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
 EDGE_BYTES = 512
-"""Bytes stored from each end of an object. In all our formats they show the format, and whether the object is cut."""
+"""Bytes stored from each end of an object. In all our formats they show the format, and whether the object is whole."""
 LIMIT = 500
 """Limit of cases per call; the next call takes the rest."""
 BUDGET_SECONDS = 15.0
@@ -62,8 +62,8 @@ class EvidenceCollector:
         """Collect missing evidence of quarantined units, oldest first; return the number.
 
         Does not raise for a store's failure. If the landing zone or artifact store does not answer, or a case's Item
-        cannot be withdrawn, the cases stay due for the next call. The evidence notes an unreadable object. After an
-        error in a case's message or object, the evidence has neither, and a note (SEC-12).
+        cannot be withdrawn, the cases stay due for the next call. If an object is unreadable, its evidence notes this.
+        If a case's message or object causes an error, the evidence has a note instead of both (SEC-12).
         """
         due = self._cases.due(limit=limit)
         end = time.monotonic() + BUDGET_SECONDS
@@ -146,7 +146,7 @@ class EvidenceCollector:
         try:
             handle = self._pipeline.objects.open(contract, record.object_uri)
             head, first = handle.probe(EDGE_BYTES) if shown else (handle.head(), b"")
-            # For an object shorter than both ends, the last bytes begin after the first bytes.
+            # If an object is shorter than two ends, its last bytes begin after its first bytes.
             start = max(head.size - EDGE_BYTES, len(first))
             last = handle.read(start, head.size - start) if shown and start < head.size else b""
         except ObjectReadError as error:

@@ -59,8 +59,8 @@ class FeedWatch:
     def follow(self, contract: DatasetContract, units: Iterable[Envelope], tx: Transaction) -> None:
         """Record since when the products of announced units are followed.
 
-        They are followed since the start of the first unit. If this was announced late, for example from a dead-letter
-        queue, hours that had settled before the announcement are not expected.
+        They are followed since the start of the first unit. If that unit was announced late, for example from a
+        dead-letter queue, hours that had settled before the announcement are not expected.
         """
         coverage = contract.coverage
         if coverage is None:

@@ -34,7 +34,7 @@ from kfm_dagster.telemetry.traces import is_tracing, record_receive
 CERTIFICATE_WAIT_SECONDS = 60.0
 """First wait of a message for its sender's certificate; KFM_RETRY_BACKOFF_SECONDS overrides it."""
 WAIT_FACTOR = 4
-"""Each wait is this many times the wait before; five receives, the usual limit, then take almost six hours."""
+"""Each wait is this many times the previous wait; five receives, the usual limit, then take almost six hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,8 @@ def take_in(
 def record(pipeline: Pipeline, messages: Sequence[SqsMessage], off: KillSwitchPolicy) -> IntakeReport:
     """Land, parse and record messages in parts of bounded weight.
 
-    Each part is landed, and its deliveries, units and rejections are recorded in one transaction, before the next part
-    is parsed. Senders are verified before that; messages that wait for a certificate are neither landed nor recorded.
+    Senders are verified first; messages that wait for a certificate are neither landed nor recorded. Each part is then
+    landed, and its deliveries, units and rejections are recorded in one transaction, before the next part is parsed.
     """
     report = IntakeReport(policy=off)
     for part in in_parts(messages, weight, (PART_BYTES, PART_UNITS)):
@@ -195,7 +195,7 @@ def _visibility(
     ended: Collection[WalId],
     now: datetime,
 ) -> list[tuple[str, int]]:
-    """Return receipts of messages that need another visibility timeout, and its seconds.
+    """Return the receipts of messages that need another visibility timeout, with its seconds.
 
     A message that only has rejections is visible again at once, so that the redrive policy soon moves it to the DLQ. A
     message of a switched-off dataset stays hidden, so that repeated receives do not move it to the DLQ.

@@ -51,8 +51,8 @@ class KillSwitchPolicy:
     def hidden_seconds(self, dataset: str, *, now: datetime) -> int | None:
         """Return the seconds that a message should be hidden; None if the dataset is on.
 
-        The time is until the switch expires, up to SQS's limit, because each earlier receive would count, and the
-        redrive policy moves a message to the DLQ by this count.
+        The message is hidden until the switch expires, up to SQS's limit, because the redrive policy counts receives,
+        and earlier receives would move the message to the DLQ.
         """
         switch = self.of(dataset)
         if switch is None:

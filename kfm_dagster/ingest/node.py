@@ -103,7 +103,7 @@ class ChainNode(StageNode):
 
     @property
     def sampled(self) -> bool:
-        """Whether the deployment's queue brings some objects of each day only."""
+        """Whether the deployment's queue brings only some objects of each day."""
         return self.pipeline.settings.feed is FeedKind.SAMPLE
 
     @classmethod
@@ -260,7 +260,7 @@ def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
 
 
 PART = 3
-"""Renewals in the duration of a lease; with three, single renewals may fail."""
+"""Renewals per duration of a lease; with three, a single failed renewal loses no lease."""
 
 BATCH = 1_000
 """Messages read and hidden at a time."""
@@ -269,8 +269,8 @@ BATCH = 1_000
 class Heartbeat:
     """Renews a run's leases at every tick, and hides its messages at half of their timeout.
 
-    A run loses its claims when its lease expires, and messages are received again after their visibility timeout; both
-    times are shorter than the longest work. So a thread renews lease and timeouts until the work ends. `attempts` maps
+    A run loses its claims when its lease expires, and messages are received again after their visibility timeout. The
+    longest work takes longer than either, so a thread renews lease and timeouts until the work ends. `attempts` maps
     the units of the work to the attempt of their claims; units without an attempt have no lease.
     """
 
@@ -282,7 +282,7 @@ class Heartbeat:
 
     @property
     def interval_seconds(self) -> float:
-        """Seconds between two ticks, so that after a failed tick the next comes early enough."""
+        """Seconds between two ticks, short enough that the tick after a failed tick is in time."""
         return min(self._pipeline.settings.lease_seconds, *self._timeouts.values()) / PART
 
     @contextmanager

@@ -2,8 +2,8 @@
 
     message_parse > integrity_check > metadata_extract > stac_register > provenance_emit > settle
 
-A node binds an operator (pure, over an envelope) to a batch: bounded concurrency for reads, one call for writes. The
-first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of masking
+A node applies an operator (a pure function of an envelope) to a batch; it reads with bounded concurrency, and writes in
+one call. The first node, which finds and claims units, is in `discovery.py`. Does not belong here: the rules of masking
 (`governance/rules.py`), the order of hash, skip, compute and commit (`stages/run_contract.py`).
 """
 
@@ -119,7 +119,7 @@ class MetadataExtract(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
-        # Applied here, because sensitive metadata must not be stored and refused units must not be registered.
+        # Governance is applied here, because sensitive metadata must not be stored, nor refused units registered.
         rules = rules_of(self)
         objects, heads = self.pipeline.objects, self.read_ahead.pop(self.dataset, ReadAhead())
 
@@ -375,7 +375,7 @@ def record_maskings(node: ChainNode, computed: Sequence[Envelope], tx: Transacti
     """Write the decisions behind a batch's maskings into the governance log, once per run."""
     log = node.pipeline.ledger.log
     maskings = list(_maskings(node, computed))
-    # A re-execution of the run may compute the batch again, and the decision is then on record.
+    # A re-execution of the run may compute the batch again, when the decision is already recorded.
     if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
         for masking, counts in maskings:
             details = {"run_id": node.run_id, "partition": node.partition, **counts}
@@ -383,7 +383,7 @@ def record_maskings(node: ChainNode, computed: Sequence[Envelope], tx: Transacti
 
 
 def _maskings(node: ChainNode, computed: Sequence[Envelope]) -> Iterator[tuple[Masking, dict[str, Any]]]:
-    """Yield each masking of a batch, the contract's or else the areas', with its counts."""
+    """Yield each masking of a batch with its counts: the contract's, otherwise those of areas."""
     extracted = [unit.metadata.stac_properties for unit in computed if unit.metadata]
     if (masking := node.contract.governance.masking) is not None:
         if extracted:

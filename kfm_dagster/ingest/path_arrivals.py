@@ -97,7 +97,7 @@ _OF_ARRIVAL = [column.name for column in fields(Arrival) if column.name in ARRIV
 PATHS = pa.schema(
     [
         pa.field("path_id", _TEXT, nullable=False),
-        # Lists of equal length: ground distance and height above the sea, the element and the index at each ell.
+        # Lists of equal length; at each ell: ground distance and height above the sea, path element, refractive index.
         pa.field("ell_m", pa.list_(_NUMBER), nullable=False),
         pa.field("gamma_ell_m", pa.list_(pa.list_(_NUMBER, 2)), nullable=False),
         pa.field("d_ell_m", pa.list_(_NUMBER), nullable=False),
@@ -180,7 +180,7 @@ GATES = (Gate.G3, Gate.G4, Gate.G7)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathDay:
-    """A dataset's day to compute; `content_hash` is of its newest metadata."""
+    """A dataset's day to compute; `content_hash` is the hash of its newest metadata."""
 
     dataset: str
     day: str
@@ -230,7 +230,7 @@ class PathArrivals(ChainNode):
     @override
     def params(self) -> Mapping[str, Any]:
         options: dict[str, Any] = orjson.loads(orjson.dumps(self.options))
-        # Without the contract, which determines the metadata but not the beams.
+        # The contract is left out, because it determines the metadata but not the beams.
         return {"partition": self.partition, "tau_s": TIME_TOLERANCE.total_seconds(), **options}
 
     @override

@@ -22,8 +22,8 @@ from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 OVERLAPPING: Mapping[Lane, int] = {Lane.LIVE: 2, Lane.BULK: 1}
-"""Runs of a partition and lane at once, however few units are pending. A run that lasts longer than a tick would delay
-live units to the second tick; with a run to come while another works, their 95th percentile is a tick less."""
+"""Runs of a partition and lane at once, however few units are pending. Behind a single run that lasts longer than a
+tick, live units would wait until the second tick; a second run lowers the 95th percentile of their wait by a tick."""
 WORTH_A_RUN = 100
 """Number of live units that get a further run instead of waiting for an active run's end. They take a third of the CPU
 time of a run's start (benchmarks/latency.py)."""
@@ -44,7 +44,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRuns:
-    """Queued and running runs, and the coming runs without claims, by partition and lane."""
+    """Queued and running runs by partition and lane; `coming` are those without claims yet."""
 
     active: Counter[LaneKey]
     coming: Counter[LaneKey]

@@ -1,6 +1,6 @@
 """Process state: the memory of a process between two ticks or stages.
 
-If this memory is lost, or if several processes each have one, only some checks are repeated.
+If this memory is lost, or if several processes have one each, the only effect is that checks are repeated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProcessState:
     intents: set[int] = field(default_factory=set)
     """Failed intents that were revisited."""
     unleased: dict[str, datetime] = field(default_factory=dict)
-    """Run > time since which it has been seen without a lease and unknown to Dagster."""
+    """By run: the time since when ticks have found it without a lease and unknown to Dagster."""
     read_ahead: dict[str, ReadAhead] = field(default_factory=dict)
     """First bytes of each dataset's objects from integrity-check, until metadata-extract takes them."""
     feeds_due: datetime | None = None

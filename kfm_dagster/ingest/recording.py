@@ -6,7 +6,8 @@ rows; and units that read an object again. Does not belong here: receiving (`int
 (`recovery/`), listing (`storage/objects.py`), the Item of a closed volume (`readers/nexrad_chunk.py`).
 
 Completion (ADR 019): after the late announcement of a sidecar, a unit reads the data object once more. Closing (ADR
-028): a later volume of the radar closes a volume without an end chunk, whose newest chunk a unit then reads again.
+028): a later volume of the radar closes a volume without an end chunk; a unit then reads the closed volume's newest
+chunk again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def record_messages(
     ]
     _, refused = write_all_but_refused(tx, entries, write)
     if refused:
-        # Without text from the sender, which is in the landing zone.
+        # Recorded without the sender's text, which the landing zone has.
         write([_refused(delivery, reason) for (delivery, _), reason in refused])
     _count(parsed, database_refused=len(refused)).write(tx)
     rejected = [delivery for delivery, rejections in entries if rejections]
@@ -129,11 +130,11 @@ def _refused(delivery: Delivery, reason: str) -> tuple[Delivery, list[Rejection]
 
 
 def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -> int:
-    """Create a pending unit for each Item without a sidecar of the messages; return the number.
+    """Create a pending unit for each Item that lacks an announced sidecar; return the number.
 
     An object whose unit is pending or will be retried needs no such unit, because its next run finds the sidecar, which
     was written before its announcement. If the object's unit is in progress, the object may have been read too early.
-    The new unit waits in the bulk lane. The message need not wait, because the unit's record has the work.
+    The new unit waits in the bulk lane. The message can be deleted at once, because the new unit is recorded.
     """
     announced: dict[str, tuple[str, str, str]] = {}
     for message in parsed:
@@ -153,9 +154,9 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 
 
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
-    """Return the unit that reads an object with a late sidecar; each pair of versions has its unit.
+    """Return the unit that reads an object with a late sidecar; one for each pair of versions.
 
-    `version` is the sidecar's ETag, or empty. The unit is as old as the object's own; a newer unit supersedes both.
+    `version` is the sidecar's ETag, or empty. The unit has the times of the object's own; a newer unit supersedes both.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
     return _read_again(unit, version=versions, message_id=message_id)
@@ -165,9 +166,9 @@ def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Create a pending unit for each endless volume that new units close; return the number.
 
     Runs in the transaction that admits the units. A chunk closes the volume before its own volume, and its own volume
-    if a later volume is known, so that the order of admission does not matter. The closing unit is as old as its chunk,
-    and has the chunk's number with CLOSED as precedence, so that its Item replaces the chunk's Item, and a later
-    chunk's Item replaces both.
+    if a later volume is known, so that the order of admission does not matter. The closing unit has its chunk's times,
+    and the chunk's number with CLOSED as precedence, so that its Item replaces the chunk's Item, and a later chunk's
+    Item replaces both.
     """
     feeds = {contract.id for contract in ledger.registry if not contract.notifications.names_versions}
     chunks = [unit.wal_id for unit in created if unit.dataset in feeds]

@@ -252,7 +252,7 @@ class ReplayedParse(ChainNode):
         )
         if not claimed:
             raise RunReplayRefusedError(
-                observed=f"no unit of {self.dataset} is as run {self.original} left it, or the dataset is switched off",
+                observed=f"all units of {self.dataset} changed after run {self.original}, or a kill switch is on",
                 expected="units whose last success is that run's",
                 next_step="see kfm runs show, and kfm governance paused",
             )
@@ -277,8 +277,8 @@ class ReplayedParse(ChainNode):
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Withdraw the original's Items.
 
-        Only after the commit of the claims, because files are not transactional, and without a claim no run would write
-        the Items again. The units' next run writes them in any case, so a failure here does not fail the replay.
+        Done only after the commit of the claims, because files are not transactional, and without a claim no run would
+        write the Items again. The units' next run writes them in any case, so an error here does not fail the replay.
         """
         if not self.pipeline.card.replay_plan.replay.compensate_before_replay:
             return

@@ -21,7 +21,7 @@ class Threads:
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
         """Apply `work` to each element; return the results in the batch's order.
 
-        A single thread is that of the caller, because a pool's thread would contend with it for the interpreter.
+        A single thread is the caller's own, because a pool's thread would contend with the caller for the interpreter.
         """
         if self.most == 1:
             return [work(element) for element in batch]

@@ -47,7 +47,7 @@ class PartitionWindow:
         return DayWindow(first=self.first_day(), today=self.clock().date())
 
     def lower(self, day: date, *, actor: str, reason: str, tx: Transaction) -> bool:
-        """Set an earlier first day, after which code must be reloaded; False if it is not earlier."""
+        """Set an earlier first day, then reload the code location; False if it is not earlier."""
         if self._settled(tx) <= day:
             return False
         self._begin(day, actor=actor, reason=reason, tx=tx)

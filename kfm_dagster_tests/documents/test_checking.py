@@ -54,8 +54,8 @@ def test_what_is_wrong_first_is_named_with_its_place() -> None:
         ({"title": "a", "parts": [{"name": "b"}, {"nam": "c"}]}, ["parts", 1, "nam"], "unknown key 'nam'", "name", 1),
         ({"title": "a", "named": {"k": {"name": "b", "mots": 1}}}, ["named", "k", "mots"], UNKNOWN, "most", 0),
         ({"title": "a", "parts": [{"name": "b", "least": 10}]}, ["parts", 0], TOGETHER, "least <= most", 0),
-        ({"title": float("nan")}, [], None, "what JSON can hold", 0),
-        ({"title": "a", "day": {1}}, [], "set '{1}'", "what JSON can hold", 0),
+        ({"title": float("nan")}, [], None, "values that JSON can hold", 0),
+        ({"title": "a", "day": {1}}, [], "set '{1}'", "values that JSON can hold", 0),
     ]
     for document, path, observed, expected, more in wrong:
         with pytest.raises(DocumentError) as refused:
