@@ -20,7 +20,7 @@ def last_applied(node: str, *, tx: Transaction) -> str | None:
 def lock_node(node: str, *, tx: Transaction) -> None:
     """Lock a node's checkpoint until the transaction ends; no other transaction advances it.
 
-    Lock order: first the node, then locks that all nodes share. This includes transactions that skip the node.
+    Lock order, also in transactions that skip the node: first the node, then locks that all nodes share.
     """
     tx.lock(f"etl_checkpoint/{node}")
 

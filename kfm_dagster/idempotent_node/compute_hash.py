@@ -18,7 +18,7 @@ from typing import Any
 from kfm_dagster.errors import ConfigurationError
 
 CODE_SUFFIXES = frozenset({".py", ".sql", ".yaml", ".json"})
-"""Files that determine a node's work."""
+"""Suffixes of the files that determine a node's work."""
 GIT_SECONDS = 30
 
 
@@ -73,8 +73,8 @@ def compute_content_hash(
 def code_fingerprint(*folders: Path, lockfile: Path, image_digest: str | None = None) -> CodeFingerprint:
     """Fingerprint the code below folders of a checkout or an installation, once per process.
 
-    The fingerprint is the commit in a Git checkout without changes below the folders; else, installed or changed, the
-    digest of the files. Raises ConfigurationError when the lockfile is missing.
+    In a Git checkout without changes below the folders, the fingerprint is the commit; otherwise (installed or changed
+    code) it is the digest of the files. Raises ConfigurationError when the lockfile is missing.
     """
     if not lockfile.is_file():
         raise ConfigurationError(

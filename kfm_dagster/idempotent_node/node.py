@@ -30,7 +30,7 @@ class IdempotentNode(Protocol[Result, Stored_co]):
 
     @property
     def name(self) -> str:
-        """Key of the node's checkpoint; a partitioned node's ends with `@` and the partition."""
+        """Key of the node's checkpoint; for a partitioned node it ends with `@` and the partition."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class IdempotentNode(Protocol[Result, Stored_co]):
         ...
 
     def transform(self) -> Result:
-        """Compute without clock or unseeded randomness, in an explicit order; name files by content."""
+        """Compute deterministically: no clock, only seeded randomness, fixed order, files named by content."""
         ...
 
     def apply(self, tx: Transaction, result: Result, /) -> Stored_co:

@@ -1,7 +1,7 @@
 """Steps (`etl_steps`): each intent's end, its volume and its resources (IEN-11).
 
 The caller that changes an intent's status also writes the row, so that every end is recorded exactly once. Unknown
-figures are absent: those of a dead worker, and the cost without a price. Energy that is not measured is estimated from
+figures are absent: those of a dead worker, and the cost if no price is set. Unmeasured energy is estimated from
 the CPU seconds by an assumption that the row names.
 Belongs here: measuring and writing. Does not belong here: the values (`telemetry/measures.py`), how energy is measured
 (`telemetry/energy.py`), or a step's lineage (`lineage/steps.py`).

@@ -1,7 +1,7 @@
 """The idempotent upsert: content takes effect once, with its output, intent and checkpoint.
 
     begin:   content_hash = checkpoint or APPLIED before? SKIPPED : intent PENDING          (a transaction of its own)
-    upsert:  lock content > gate on APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
+    upsert:  lock content > end if APPLIED > effect > lock node > output > APPLIED > checkpoint   (one transaction)
 
 Between these two a node computes, and causes effects outside the database; `ReadsBack.verify` reads the effects back.
 Belongs here: the order. Does not belong here: a node's work (`node.py`), and when unresolved intents are revisited
@@ -117,7 +117,7 @@ class IdempotentNodes:
     def begin(self, content: Content, *, run_id: str, tx: Transaction) -> tuple[Intent, NodeResult | None]:
         """Write the intent; return it, and its SKIPPED result if the content was applied before.
 
-        The caller prepares the meter before, and commits the transaction before the effect begins.
+        The caller prepares the meter before this call, and commits the transaction before the effect begins.
         """
         digest = content.content_hash
         intent = self.intents.append(
@@ -170,7 +170,7 @@ class IdempotentNodes:
 
     @contextmanager
     def failing(self, intent: Intent) -> Iterator[None]:
-        """Mark an intent FAILED by an exception of the block, which propagates."""
+        """Mark an intent FAILED if the block raises; the exception propagates."""
         try:
             yield
         except Exception as error:
@@ -246,7 +246,7 @@ class IdempotentNodes:
         return NodeResult(status=IntentStatus.SKIPPED, output=output, applied_by=applied)
 
     def _apply_again(self, intent: Intent, end: StepEnd, claimed: ManifestEntry | None, *, tx: Transaction) -> None:
-        """Write a second intent for one abandoned while its worker lived; an output needs it APPLIED."""
+        """Write a second, APPLIED intent, because the first was resolved while its worker still ran."""
         second = self.intents.append(
             run_id=intent.run_id,
             node=intent.node,

@@ -88,9 +88,9 @@ class Intents:
         claimed: ManifestEntry | None = None,
         tx: Transaction,
     ) -> bool:
-        """Change an unresolved intent, record its end; False if it was resolved or has the status.
+        """Resolve an intent and record its end; False if it was resolved or has the status already.
 
-        claimed: the units that the node claimed in the ledger, known once the effect has happened.
+        `claimed`: the units that the node claimed in the ledger, known once the effect has happened.
         """
         at = self._clock()
         resolved = tx.run(
@@ -153,7 +153,7 @@ class Intents:
 
 
 def run_uuid(run_id: str) -> str:
-    """Return a run's id as a UUID for `etl_wal`: itself, or the UUIDv5 of another name."""
+    """Return the UUID of a run for `etl_wal`: its id, or the UUIDv5 of an id that is not a UUID."""
     try:
         return str(uuid.UUID(run_id))
     except ValueError:

@@ -4,9 +4,9 @@
     T_arr = ( 1 / c_ref ) * ( ∫ n_eff d ell )        factored
     Phi   = ( 2π / λ_ref ) * ( ∫ n_eff d ell )
 
-One way, from the antenna to the path's end. Three alignments precede the integrals, in this order: time (the volume's
-start against its reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each step
-takes the result of the step before, so that another order is refused.
+All are one way, from the antenna to the path's end. Three alignments precede the integrals, in this order: time (the
+volume's start against its reference, and f_s), path (gamma(ell), d ell and n_eff), phase (the reference window). Each
+step takes the result of the step before, so that another order is refused.
 Belongs here: alignment, refusals, the integrals; plain numbers in SI units. Does not belong here: tracing a path
 (`beam.py`), units as values (`quantities.py`), the uncertainty of a result (`uncertainty.py`).
 """
@@ -173,8 +173,8 @@ def arrive(
     general = float(np.sum((path.n_eff / c_ref_m_s) * path.d_ell))
     first, last = phase.elements_before, phase.elements_before + phase.elements_within
     begin, end = phase.reference_window_m
-    # Share of each element's phase that remains without the mean: 0 before the window, 1 after it, within it the
-    # element's position (0 to 1).
+    # Share of each element's phase that remains after subtracting the mean: 0 before the window, the element's
+    # position (0 to 1) within it, 1 after it.
     share = (path.ell[first:last] - begin) / (end - begin)
     remaining = float(np.sum(share * optical[first:last]) + optical[last:].sum())
     return Arrival(
@@ -197,9 +197,9 @@ def arrive(
 def path_faults(path: BeamPath, *, min_points: int = MIN_POINTS, sample_m: float = math.inf) -> list[str]:
     """Return the faults of a path's arrays as texts; none when the arrays agree.
 
-    sample_m: c_ref / f_s, the way of light in a vacuum within a sample. No element is longer than light travels along
-    the path within a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card Template v1.0,
-    chapter 3, section III).
+    sample_m: c_ref / f_s, which light travels in a vacuum in a sample. No element is longer than the distance that
+    light travels along the path in a sample: max(d ell) <= ( c_ref / f_s ) / max(n_eff) (Experimental Protocol Card
+    Template v1.0, chapter 3, section III).
     """
     lengths = {
         "gamma_ell": {path.height_m.shape, path.distance_m.shape},
@@ -230,10 +230,10 @@ def _values_at_fault(path: BeamPath) -> list[str]:
 
 
 def _order_at_fault(path: BeamPath) -> list[str]:
-    """Check that every ell is in its own element: between the sums of d ell without and with it.
+    """Check that every ell is in its own element: between the sums of d ell before and after it.
 
-    True of rectangles and trapezoids, and of a Gauss rule by the separation theorem of Chebyshev, Markov and Stieltjes
-    (Szego, Orthogonal Polynomials, section 3.41).
+    This holds for rectangles and trapezoids, and for a Gauss rule by the separation theorem of Chebyshev, Markov and
+    Stieltjes (Szego, Orthogonal Polynomials, section 3.41).
     """
     faults = []
     ends = np.cumsum(path.d_ell)

@@ -26,13 +26,13 @@ MIN_ELEVATION_DEG, MAX_ELEVATION_DEG = -2.0, 90.0
 """Wider than the antenna's range (ICD 2620002, table XI: -1 to 45 degrees), up to the zenith."""
 NODES_PER_PANEL = 8
 PANEL_M = 30_000.0
-"""Longest panel of the rule. The error of eight nodes grows with the 16th power of its length over the scale height: at
-30 km it is below 1e-15 of the integral of n through the exponential atmosphere, in the zenith, too."""
+"""Longest panel of the rule. The error of eight nodes grows with the 16th power of the panel's length over the scale
+height. At 30 km it is below 1e-15 of the integral of n through the exponential atmosphere, even in the zenith."""
 
 _SETTLED_M = 1e-8
-"""Change of a height below which tracing ends: the rounding of a path of 500 km."""
+"""Change of a height below which tracing ends; it is the rounding error of a path of 500 km."""
 _MAX_ROUNDS = 60
-"""Each round shortens the error by more than the path over the earth's radius; 500 km take eight."""
+"""Each round multiplies the error by less than path over earth's radius; 500 km take eight rounds."""
 
 
 @unique
@@ -175,12 +175,12 @@ def _effective_earth(ell: Floats, angles: Floats, antenna_height_m: float) -> tu
 
 
 def _ray_traced(rule: Quadrature, angles: Floats, antenna_height_m: float, profile: Profile) -> tuple[Floats, Floats]:
-    """Solve the ray's equations at all nodes together, from the effective-earth ray on.
+    """Solve the ray's equations at all nodes together, starting from the effective-earth ray.
 
     dr/dl = sin(theta), dphi/dl = cos(theta) / r and, from Bouguer's law (n r cos(theta) is constant along the ray,
-    Born and Wolf, section 3.2), dtheta/dl = cos(theta) (1/r + n'/n). Unlike its quadrature over height, this has no
-    singularity at a horizontal beam. By Picard's iteration: over a path much shorter than the earth's radius each
-    round gains more than a digit.
+    Born and Wolf, section 3.2), dtheta/dl = cos(theta) (1/r + n'/n). Unlike a quadrature over height, these have no
+    singularity at a horizontal beam. Each round of Picard's iteration gains more than a digit over a path much shorter
+    than the earth's radius.
     """
     height, _ = _effective_earth(rule.ell, angles, antenna_height_m)
     angle = np.broadcast_to(angles, height.shape)

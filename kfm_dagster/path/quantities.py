@@ -76,7 +76,7 @@ def dimensional_report(quantities: Mapping[str, Any]) -> tuple[DimensionalEntry,
     """Compare every quantity with its dimension, and every equation's right side with its left.
 
     quantities: by the names of QUANTITIES, numbers or arrays; a missing quantity is observed as `missing`, an unknown
-    quantity is expected as `unknown`. Anything but a pint quantity has no dimension and fails.
+    quantity is expected as `unknown`. A value that is not a pint quantity has no dimension and fails.
     """
     import pint  # noqa: PLC0415 - as above
 
@@ -94,7 +94,7 @@ def _unit(name: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _report(units: tuple[tuple[str, Any], ...]) -> tuple[DimensionalEntry, ...]:
-    """Report on units, None without a unit; cached: dimensions ignore values, and pint is slow."""
+    """Report on units (None without a unit); cached, because pint is slow and values are ignored."""
     unit_of = dict(units)
     names = [*QUANTITIES, *(name for name in unit_of if name not in QUANTITIES)]
     entries = [

@@ -29,7 +29,7 @@ REFERENCE_SCALE_HEIGHT_M = 7350.0
 _N_UNIT = 1e-6
 """n = 1 + N * 1e-6 (P.453-14, Annex 1, section 1)."""
 _COMPLEX_STEP_M = 1e-20
-"""Step of a derivative by complex numbers: without cancellation, exact to rounding for any step so small."""
+"""Step of a complex-step derivative, which has no cancellation: with so small a step it is exact to rounding."""
 
 _GEOPOTENTIAL_KM = 6356.766
 _LAYERS: tuple[tuple[float, float, float, float], ...] = (
@@ -80,8 +80,8 @@ class Exponential:
 class MeanAnnualGlobal:
     """P.835's mean annual global reference atmosphere with its water vapour.
 
-    P.835-6, Annex 1, sections 1.1 and 1.2. Heights below the sea continue its lowest layer; above 100 km, where it ends
-    with 1e-4 N-units, n is 1. Its gradient has steps between layers: integrals of n in 5 km panels are exact to 1e-10.
+    P.835-6, Annex 1, sections 1.1 and 1.2. Below the sea, the lowest layer continues; above 100 km, where N is 1e-4,
+    n is 1. The gradient has steps between layers, so integrals of n in 5 km panels are exact to 1e-10.
     """
 
     def __call__(self, height_m: Floats) -> Floats:
@@ -121,7 +121,7 @@ def reference_state(height_m: Any) -> tuple[Any, Any, Any]:
     below = np.where(upper, 0.0, height_km)
     temperature, pressure = _lower(_GEOPOTENTIAL_KM * below / (_GEOPOTENTIAL_KM + below))
     if upper.any():
-        # Heights below the regime must not reach its square root.
+        # Lower heights are clipped, because the regime's square root is not defined for them.
         above = np.clip(height_km.real, _UPPER_KM, _TOP_KM) + 1j * np.imag(height_km)
         high_temperature, high_pressure = _upper(above if np.iscomplexobj(height_m) else above.real)
         temperature = np.where(upper, high_temperature, temperature)

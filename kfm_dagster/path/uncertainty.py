@@ -3,8 +3,8 @@
 Belongs here: propagation through the Jacobian, and the check that a matrix can be a covariance. Does not belong here:
 the consequence when it cannot (gate G7).
 
-Beams of a volume have the atmosphere and the clock in common; the place of a target within its gate is each beam's
-own. Time and phase of a beam differ by the clock and by the wavelength.
+Beams of a volume have the atmosphere and the clock in common; the position of a target within its range gate differs
+by beam. Only time has the clock's uncertainty, and only phase has the wavelength's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from kfm_dagster.path.refractivity import Exponential, Floats
 
 GATE_M = 250.0
-"""Length of a range gate (ICD 2620002, table XVII-B), where the volume does not state it."""
+"""Length of a range gate (ICD 2620002, table XVII-B), if the volume does not state it."""
 SYMMETRY = 1e-12
 """Difference of two mirrored correlations that counts as rounding."""
 LEAST_EIGENVALUE = 1e-12
 """Least eigenvalue of correlations; below it a covariance counts as singular: rounding of some dozen rows."""
 
 _STEP = 1e-3
-"""Relative step of the central differences: their error is its square, a millionth."""
+"""Relative step of the central differences; their error is the step's square, a millionth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Sigmas:
     """Standard uncertainties of the inputs.
 
     n0 (N-units) and scale_height_m are assumed: about the spread of the monthly means on P.453's charts over the
-    network. range_m is that of a place within a gate, uniform. clock_s is assumed: 0.1 us, uniform.
+    network. range_m: a uniform position within a range gate. clock_s is assumed: 0.1 us, uniform.
     """
 
     n0: float = 30.0
@@ -100,7 +100,7 @@ def phase_covariances(
 def covariance_faults(matrix: Floats) -> list[str]:
     """Return as texts why a matrix cannot be a covariance; none when it can.
 
-    A covariance is symmetric and positive definite. Checked as correlations, so that the rows' units do not matter.
+    A covariance is symmetric and positive definite. Correlations are checked, so that the rows' units do not matter.
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         return [f"the shape {matrix.shape} is not square"]

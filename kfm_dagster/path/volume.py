@@ -1,6 +1,6 @@
 """The beams of a NEXRAD volume: from its Item to arrival times, phases and their covariance.
 
-Belongs here: the relevant facts of a volume, and their sources when it does not state them. Does not belong here:
+Belongs here: the relevant facts of a volume, and the sources of facts that it does not state. Does not belong here:
 reading a volume (`readers/`), integrals (`arrival.py`), storing results.
 """
 
@@ -41,18 +41,19 @@ from kfm_dagster.path.uncertainty import (
 RANGE_M = 460_000.0
 """Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
 REFERENCE_RANGE_M = 2_000.0
-"""Begin of the first gate, the reference window: its middle is at 2,125 m (ICD 2620002, table XVII-B, in every volume
-seen)."""
+"""Begin of the first range gate, which is the reference window. The gate's middle is at 2,125 m (ICD 2620002, table
+XVII-B, in every volume seen)."""
 BAND_MHZ = (2700.0, 3000.0)
 """Transmitter band of a WSR-88D (Federal Meteorological Handbook 11, part B): wavelengths of 10.0 to 11.1 cm."""
 HELD_AGAINST = MeanAnnualGlobal()
-"""Atmosphere for comparison, with its own water vapour: the declared uncertainty has to cover its difference from the
-atmosphere of the tracing."""
+"""Atmosphere for comparison, with its own water vapour. The declared uncertainty has to cover the difference between
+this atmosphere and that of the tracing."""
 _STATED_MHZ = 1.0
 """A volume states its frequency in whole MHz (ICD 2620002, table XV)."""
 
 _PANEL_GATES = 10
-"""Gates per panel of a beam's rule: the longest element is 0.18 of a panel; light travels two gates within a sample."""
+"""Range gates per panel of a beam's rule. The longest element, 0.18 of a panel, must not exceed the two range gates
+that light travels in a sample."""
 _VCP_11 = (0.5, 1.45, 2.4, 3.35, 4.3, 5.25, 6.2, 7.5, 8.7, 10.0, 12.0, 14.0, 16.7, 19.5)
 _VCP_12 = (0.5, 0.9, 1.3, 1.8, 2.4, 3.1, 4.0, 5.1, 6.4, 8.0, 10.0, 12.5, 15.6, 19.5)
 _VCP_21 = (0.5, 1.45, 2.4, 3.35, 4.3, 6.0, 9.9, 14.6, 19.5)
@@ -137,7 +138,7 @@ class PathArrival:
 
     @property
     def sample_m(self) -> float:
-        """Metres that light goes in a vacuum within a sample: c_ref / f_s."""
+        """Metres that light travels in a vacuum in a sample: c_ref / f_s."""
         return self.arrivals[0].c_ref_m_s / self.arrivals[0].f_s_hz
 
 

@@ -1,1 +1,1 @@
-"""Recovery: ingest units again after a failure, by an attributed decision and by the ledger."""
+"""Recovery: units are ingested again after a failure, by a person's decision or by the ledger."""

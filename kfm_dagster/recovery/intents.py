@@ -29,7 +29,7 @@ from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference
 
 INTENTS_PER_TICK = 20
-"""Each intent reads at most a batch; the next tick takes the rest."""
+"""Intents per tick. Each intent may read a batch; the next tick handles the others."""
 
 
 @unique
@@ -41,7 +41,7 @@ class IntentAction(StrEnum):
     ENTER = "enter"
     """The intent's stored listing is recorded in the ledger; runs claim the units from there."""
     LET_IN = "let in"
-    """A replay, with every guard, requeues the failed units. A person starts it; failed units retry without it."""
+    """A replay, with every guard, requeues the failed units. Only a person starts it; the sensor relies on retries."""
     RUN = "run"
     """The node claims no units, so its stage is rerun in the original run, from the intent's input batches."""
     WAIT = "wait"
@@ -122,7 +122,7 @@ class IntentRecovery:
         return plan
 
     def advance(self, revisited: set[int], *, report: Callable[[str], None]) -> None:
-        """Revisit each failed intent once: enter the listings of failed runs, close done intents.
+        """Handle each failed intent once: record the listings of failed runs, close done intents.
 
         `kfm replay intents` lists the intents that need a person, with the reason.
         """
@@ -140,7 +140,7 @@ class IntentRecovery:
             return self._of_a_batch(intent)
         if "replay_of" in payload["params"]:
             return IntentAction.HOLD, "a replay of a run is started by a person"
-        # A backfill's input is what to list; no listing is stored.
+        # A backfill's input only describes the listing, which is not stored.
         is_listing = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
         return self._of_a_listing(intent) if is_listing else self._of_the_first_node(intent)
 
@@ -159,7 +159,7 @@ class IntentRecovery:
         return IntentAction.ENTER, f"{len(unknown)} objects that it listed are not in the ledger"
 
     def _listing_node(self, intent: Intent) -> MessageParse:
-        """Return a run's first node with the listing that the run kept. Raises ArtifactError."""
+        """Return a run's first node with the listing that the run stored. Raises ArtifactError."""
         payload = intent.payload
         context, params, [reference] = payload["context"], payload["params"], payload["inputs"]
         return MessageParse(

@@ -1,6 +1,6 @@
 """Reconciliation: compare bucket, ledger, catalog and lineage for a day of a dataset, and repair.
 
-A comparison only reads. Not differences are new objects, whose message may be on its way, and units not ended yet.
+A comparison only reads. It ignores new objects, whose message may be on its way, and units that have not ended yet.
 
 A repair creates units in the bulk lane, as a backfill does, for objects that the ledger does not know. A replay under a
 change reference repeats the units of lost Items, and must give the same result. Objects that are gone from the bucket,
@@ -40,7 +40,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject, ObjectStores
 
 ON_ITS_WAY = timedelta(minutes=15)
-"""Age below which an object may not be announced yet, or its message may wait on the queue."""
+"""A younger object may not be announced yet, or its message may wait on the queue."""
 ITEMS_AT_ONCE = 5_000
 _OPEN = frozenset({Status.PENDING.value, Status.IN_PROGRESS.value})
 _NO_ITEM = re.compile(r"catalog\.json|page-\d{4,}\.json")
@@ -56,11 +56,11 @@ class Difference(StrEnum):
     UNIT_WITHOUT_OBJECT = "unit_without_object"
     """The ledger has a unit whose object is gone from the bucket."""
     SUCCESS_WITHOUT_ITEM = "success_without_item"
-    """A unit has succeeded, and its Item is not in the catalog's index, or its file is missing or differs."""
+    """A unit has succeeded, but its Item is not in the catalog's index, or the Item's file is missing or differs."""
     ITEM_WITHOUT_SUCCESS = "item_without_success"
-    """The catalog has an Item or its file, and none of the units that wrote it succeeded or may still succeed."""
+    """The catalog has an Item or an Item's file, but no unit that wrote it has succeeded or may still succeed."""
     SUCCESS_WITHOUT_LINEAGE = "success_without_lineage"
-    """A unit has succeeded, and a path has not recorded its lineage, or the lineage file is missing."""
+    """A unit has succeeded, but a path has not recorded its lineage, or the lineage file is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,11 +152,11 @@ class _Listed:
 def _listed(
     objects: ObjectStores, contract: DatasetContract, day: date, units: Iterable[Any], *, newest: datetime
 ) -> _Listed:
-    """List the day. A rewritten object is known only by a unit of the same version."""
+    """List the day. The ledger knows a rewritten object only if a unit has the same version."""
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Other providers' ETags differ from their messages' ETags, and a chunk is written once.
+    # Else not compared: other providers' ETags differ from their messages' ETags, and a chunk is written once.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -173,7 +173,7 @@ def _listed(
 
 
 def _is_same(unit: Any, etag: str | None) -> bool:
-    """Return whether a unit's version is an object's ETag; a missing version or ETag matches."""
+    """Return whether a unit's version is an object's ETag; a missing version or ETag matches any."""
     version = (unit.object_version or "").partition(COMPLETED_BY)[0]
     return not version or etag is None or version == etag
 
@@ -223,7 +223,7 @@ def _without_item(
 ) -> dict[WalId, str]:
     """Return units, with Item ids, whose Item is not indexed or whose file is lost or differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
-    # Only a unit of the object's version that gave the current Item can create it again.
+    # Only the unit that wrote the current Item can create that Item again.
     makers = {
         row.stac_item_href: indexed[row.stac_item_id]
         for row in succeeded
@@ -255,7 +255,7 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: 
 def _stray(
     contract: DatasetContract, day: date, files: _Files, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Return the day's number of Items, and the Items that no present or coming unit wrote."""
+    """Return the day's number of Items, and the Items that no recorded or coming unit writes."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _answered_for(row)]
     # A collection that two datasets share has a single folder; its files are compared with the dataset that owns it.
@@ -284,7 +284,7 @@ def _parts(values: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 ITEMS_PER_REPLAY = 10_000
-"""Most units that a selection names (`Filters.wal_ids`)."""
+"""Units that a selection names at most (`Filters.wal_ids`)."""
 
 
 def repair_day(
@@ -295,7 +295,7 @@ def repair_day(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Record at most `limit` new objects of a day; with a change reference, replay as many lost Items.
+    """Record up to `limit` new objects; with a change reference, also replay up to `limit` lost Items.
 
     Return the numbers of recorded and repeated units and of remaining differences, and the id of the replay or
     proposal. Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.
@@ -323,7 +323,7 @@ def _enter(pipeline: Pipeline, compared: ComparedDay, decision: Decision, chunk:
     """Create the units of a chunk of objects in the transaction of its governance entry."""
     day = compared.day.isoformat()
     with pipeline.database.transaction() as tx:
-        # A run needs a partition, and a day before the window has none.
+        # A run needs a partition, and a day before the window has none, so the window is extended.
         pipeline.window.lower(compared.day, actor=decision.actor, reason=f"reconcile: {decision.reason}"[:1000], tx=tx)
         ensured, requeued = enter_listed(pipeline.ledger, chunk, tx)
         details = {"day": day, "objects": len(ensured.created), "requeued": len(requeued)}

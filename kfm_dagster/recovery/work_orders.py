@@ -80,7 +80,7 @@ def release(
 
 
 def approve(engine: ReplayEngine, proposal_id: int, decision: Decision) -> tuple[Proposal, str | None]:
-    """Approve a proposal and carry it out in one transaction; return it and its replay's id.
+    """Approve a proposal and carry it out in one transaction; return proposal and replay's id.
 
     Raises RefusedError, RecordMovedError for a unit changed since the proposal, GuardError if a guard refuses now.
     """
@@ -118,7 +118,7 @@ def _release(
 class DiscardPlan:
     """Units to discard: versions of the named units with open cases, and counts by kind.
 
-    `named` counts every named unit; the rest were discarded or released before.
+    `named` counts every named unit; units without a version were discarded or released before.
     """
 
     named: int

@@ -49,7 +49,7 @@ def looked_up_states(database: Database, settings: Settings) -> RunStateStore:
     """Open the environment's run-state store for reading. Raises KfmError."""
     table = RelationalRunState(database)
     if settings.run_state and table.get(CLAIM, CLAIM) is None:
-        # The configured store has no run-state yet, and opening it would claim it.
+        # The configured store has no run-state yet, and opening the store would claim it.
         return table
     return open_run_states(
         database, configured=settings.run_state, branch=settings.lakefs_branch, clock=lambda: datetime.now(UTC)

@@ -2,7 +2,7 @@
 
 Delta enforces no keys, so each write is a MERGE on the key. The table's log accepts only the first of two concurrent
 writers, and the second merges again. The table is opened for every call, because a revert of the branch may reset the
-log to a version before that of an open table. Belongs here: that table. Needs the extra `delta`.
+log to a version before that of an open table. Belongs here: that table, which needs the extra `delta`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "_run_state"
 MERGE_ATTEMPTS = 20
 """Each conflict means that another writer succeeded, so twenty workers may write concurrently."""
 COMPACT_EVERY = 100
-"""Commits between two compactions, as each record is a file, and a lookup opens all files that may have its key."""
+"""Commits between two compactions; until then each record is a file, and a lookup opens all that may have its key."""
 
 SCHEMA = pa.schema(
     [
@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
         pa.field("run_id", pa.string(), nullable=False),
         pa.field("lakefs_branch", pa.string(), nullable=False),
         pa.field("inputs_hash", pa.string(), nullable=False),
-        # JSON text: its members differ from node to node.
+        # JSON text, because the members differ from node to node.
         pa.field("validation_summary", pa.string(), nullable=False),
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("recorded_at", pa.timestamp("us", tz="UTC"), nullable=False),

@@ -71,7 +71,7 @@ class ObjectRunState:
         path = self._path(record.dataset_id, record.run_id)
         with _answering():
             try:
-                # Created only if missing, so that a racing skip and success both detect each other.
+                # Created only if missing, so that the second of two concurrent writers detects the first.
                 self._store.put(path, content, mode="create")
             except AlreadyExistsError:
                 if is_kept(self._read(path), record):

@@ -179,7 +179,7 @@ def count_write(outcome: Outcome) -> None:
 
 @cache
 def _counter() -> metrics.Counter:
-    # Created once: OpenTelemetry connects it to an SDK that is configured later.
+    # Created once, because OpenTelemetry connects it to an SDK that is configured later.
     return metrics.get_meter("kfm_dagster").create_counter(
         COUNTER, unit="{record}", description="Run-state records written, by outcome."
     )

@@ -28,7 +28,7 @@ class StageNode(ABC):
     Repeating the call gives the same effects, and `compensate` undoes them.
     """
     step: ClassVar[str] = "commit"
-    """The effect of a stage."""
+    """Name of the effect (`IdempotentNode.step`)."""
     received: Sequence[Envelope] = ()
     """The batch of the node before it; empty for a chain's first node. The stage sets it before any call."""
 
