@@ -1,7 +1,7 @@
--- How PostgreSQL itself keeps what is written elsewhere; SQLite keeps nothing.
+-- PostgreSQL's own backups: archives and standbys; SQLite has none.
 
 -- name: archiving
--- Whether its log of writes is archived, whether that fails now, and how many standbys follow.
+-- Whether the write-ahead log is archived, whether archiving fails at present, and the number of standbys.
 SELECT
     current_setting('archive_mode') AS mode,
     a.last_failed_wal AS failed,

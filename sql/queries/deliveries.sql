@@ -1,8 +1,8 @@
 -- Statements about messages.
 
 -- name: due_for_deletion
--- The open messages by their index, the units of each by theirs. An aggregate, because PostgreSQL answers NOT EXISTS
--- beside an OR by reading every unit that there is.
+-- Open messages and their units are read by index. An aggregate is used, because for NOT EXISTS beside an OR PostgreSQL
+-- would read every unit.
 SELECT delivery.message_id, delivery.queue, delivery.receipt_handle
 FROM nodd_wal_deliveries AS delivery
 WHERE
@@ -42,7 +42,7 @@ INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id
 GROUP BY record.dataset;
 
 -- name: rejected
--- A batch is of one moment: within it by id and record, and a page goes on behind the last row of the one before.
+-- Rejections of a batch have the same time and are ordered by message and entry; a page begins after the page before.
 SELECT received_at AS rejected_at, reason_code, records, message_id, record_index, detail
 FROM rejected_messages
 WHERE
@@ -82,8 +82,8 @@ GROUP BY dataset, reason
 ORDER BY coalesce(dataset, ''), reason;
 
 -- name: conservation
--- What came in is counted from first history rows and from units announced without a record, not from what became of
--- it. A message in flight must have a unit to wait for, a rejected one its reason; otherwise nothing will ever end it.
+-- Received units are counted by first history rows and announced units without a record, independently of their status.
+-- A message in flight needs a unit, and a rejected message its reason; otherwise it can never leave the queue.
 SELECT 'units_received' AS side, '' AS name, count(*) + (
     SELECT count(DISTINCT unit.wal_id)
     FROM nodd_wal_delivery_units AS unit
@@ -115,8 +115,8 @@ WHERE
 GROUP BY delivery.state;
 
 -- name: record
--- Of a message that comes again its first landing stays: SQS keeps a body as it was sent. Only a first receive finds it
--- verified; a message that came unchecked before is checked whenever it comes.
+-- A message that is received again keeps its first landed batch, because SQS never changes a body. Only a first receive
+-- makes a message verified; a message that is not verified is checked at every receive.
 INSERT INTO nodd_wal_deliveries (
     message_id, queue, receipt_handle, receive_count, first_received_at, received_at, landing_sha256,
     sns_message_id, topic_arn, state, signature
@@ -161,7 +161,7 @@ WHERE @unless_there(ignored_records, ignored, message_id, record_index)
 ON CONFLICT (message_id, record_index) DO NOTHING;
 
 -- name: reject
--- What was found first stays: a message that comes again is rejected for the same, or by a newer release.
+-- The first rejection of an entry is kept, even if a newer release would reject the entry for another reason.
 INSERT INTO rejected_messages (message_id, record_index, reason_code, detail, records, received_at)
 SELECT message_id, record_index, reason_code, detail, records, @as_time(:at)
 FROM @batch(:batch, rejected,
@@ -176,8 +176,8 @@ UPDATE nodd_wal_deliveries SET state = :state, settled_at = :at
 WHERE @locked(nodd_wal_deliveries, message_id, FOR NO KEY UPDATE, message_id IN (@each(:message_ids)));
 
 -- name: mark_acknowledged
--- Only under the receipt that was deleted: on PostgreSQL a receiver's transaction that was waited for may have brought
--- another one, and the condition is asked again. Its first part is what finds the rows on SQLite.
+-- Only with the receipt of the deletion. PostgreSQL evaluates the condition again after waiting for a receiver, who may
+-- have written a newer receipt. By the condition's first part, SQLite finds the rows by index.
 UPDATE nodd_wal_deliveries SET state = 'deleted', settled_at = :at
 WHERE @locked(
     nodd_wal_deliveries, message_id, FOR NO KEY UPDATE,
@@ -188,7 +188,7 @@ WHERE @locked(
 );
 
 -- name: newly_dead
--- Those that were received from another queue, and nobody has found on this one yet.
+-- Messages that were last received from another queue, and are not marked as dead-lettered yet.
 SELECT delivery.message_id, min(record.dataset) AS dataset
 FROM nodd_wal_deliveries AS delivery
 LEFT JOIN nodd_wal_delivery_units AS unit ON delivery.message_id = unit.message_id
@@ -198,7 +198,7 @@ WHERE
 GROUP BY delivery.message_id;
 
 -- name: dead_letter
--- One that waits on the dead-letter queue itself for its units, or has been deleted from it, is left as it is.
+-- A message that was received from the dead-letter queue, and waits for its units or is deleted, is not changed.
 UPDATE nodd_wal_deliveries SET state = 'dead_lettered', settled_at = :at
 WHERE @locked(
     nodd_wal_deliveries, message_id, FOR NO KEY UPDATE,

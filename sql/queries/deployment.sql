@@ -1,15 +1,15 @@
--- Statements about what holds of the deployment as a whole.
+-- Statements about facts of the deployment as a whole.
 
 -- name: values
 SELECT value FROM deployment WHERE fact = :fact ORDER BY value;
 
 -- name: add
--- Two that add one value at once: the first stays.
+-- If two processes add the same value at once, the first is kept.
 INSERT INTO deployment (fact, value, at, actor, reason) VALUES (:fact, :value, :at, :actor, :reason)
 ON CONFLICT (fact, value) DO NOTHING;
 
 -- name: earliest_known_day
--- Of what was taken in before there was a first day, or was asked for.
+-- Earliest day of the units and backfills from before a first day was stored.
 SELECT min(known.day)
 FROM (
     SELECT min(partition_key) AS day FROM nodd_wal_records

@@ -1,7 +1,7 @@
 -- Statements about quarantine cases.
 
 -- name: due
--- A walk of the partial index: nothing but what waits, in the order in which it came.
+-- Reads the partial index, which has only cases without evidence, oldest first.
 SELECT wal_id, quarantined_version AS version, opened_at, reason
 FROM quarantine_cases
 WHERE evidence_uri IS NULL
@@ -33,7 +33,7 @@ WHERE c.wal_id = :wal_id
 ORDER BY c.quarantined_version DESC;
 
 -- name: discardable
--- Of the units that are named, those that are quarantined with an open case of their version.
+-- The named units that are quarantined and have an open case of their version.
 SELECT record.wal_id, c.quarantined_version, record.dataset, record.last_error_code
 FROM nodd_wal_records AS record
 INNER JOIN quarantine_cases AS c ON record.wal_id = c.wal_id AND record.version = c.quarantined_version
@@ -46,7 +46,7 @@ FROM nodd_wal_deliveries
 WHERE message_id IN (@each(:message_ids));
 
 -- name: attach
--- sqlite: it has locked the database.
+-- sqlite: the transaction has locked the database.
 UPDATE quarantine_cases SET
     evidence_uri = bundle.value ->> '$.uri', evidence_sha256 = bundle.value ->> '$.sha256', collected_at = :at
 FROM json_each(:batch) AS bundle
@@ -55,13 +55,13 @@ WHERE
 RETURNING wal_id;
 
 -- name: attach
--- postgresql: the rows of two collectors that overlap are locked in order first.
+-- postgresql: rows are locked in order first.
 WITH bundle AS (
     SELECT wanted.wal_id, wanted.version, wanted.uri, wanted.sha256
     FROM jsonb_to_recordset(CAST(:batch AS jsonb)) AS wanted (wal_id text, version integer, uri text, sha256 text)
     INNER JOIN quarantine_cases AS c ON wanted.wal_id = c.wal_id AND wanted.version = c.quarantined_version
     WHERE c.evidence_uri IS NULL
-    -- Two collectors that overlap cannot deadlock.
+    -- In order, so that two collectors with common cases cannot deadlock.
     ORDER BY c.wal_id
     FOR UPDATE OF c
 )
@@ -78,11 +78,11 @@ INNER JOIN quarantine_cases AS c ON wanted.wal_id = c.wal_id AND wanted.version 
 INNER JOIN nodd_wal_records AS record ON c.wal_id = record.wal_id
 WHERE c.state = 'open'
 ORDER BY c.wal_id
--- The record, too: a release begins there, and two orders of locking would deadlock.
+-- The record is locked, too, because a release locks it first, and two orders of locking would deadlock.
 @lock(FOR UPDATE OF record, c);
 
 -- name: discard
--- The decision on record is the newest one on the unit, made in this transaction.
+-- The closing entry is the newest decision on the unit, made in this transaction.
 UPDATE quarantine_cases AS c SET
     state = 'discarded',
     closed_at = :at,

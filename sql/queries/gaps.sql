@@ -1,4 +1,4 @@
--- Gaps of feeds: which products are followed, what is missing of them, and how late their objects come (BEY-05).
+-- Gaps of feeds: the followed products, their missing objects, and their arrival times (BEY-05).
 
 -- name: follow
 INSERT INTO nodd_feeds (dataset, product, followed_since)
@@ -24,7 +24,7 @@ UPDATE nodd_feeds SET looked_until = :until
 WHERE dataset = :dataset AND (looked_until IS NULL OR looked_until < :until);
 
 -- name: record
--- What lacks something is a gap, new or as it was; nothing is written where nothing has changed.
+-- Opens a gap for each incomplete hour, or updates the existing gap; an unchanged gap is not written.
 INSERT INTO nodd_gaps (dataset, product, hour, kind, expected, seen, first_seen)
 SELECT :dataset, gap.product, gap.hour, 'hole', gap.expected, gap.seen, @as_time(:at)
 FROM @batch(:hours, gap, product text, hour time, expected integer, seen integer)
@@ -37,7 +37,7 @@ WHERE
 RETURNING product;
 
 -- name: close
--- Objects have come: the gap is one no more.
+-- Closes the gaps of hours that are complete now.
 UPDATE nodd_gaps SET seen = whole.seen, closed_at = @as_time(:at), repaired_by = :run_id
 FROM @batch(:hours, whole, product text, hour time, expected integer, seen integer)
 WHERE
@@ -46,7 +46,7 @@ WHERE
 RETURNING @returned(nodd_gaps.product);
 
 -- name: recent
--- How many objects of each product were announced within its windows; each is looked for by the index over event times.
+-- Number of each product's objects announced within its windows, read by the index over event times.
 SELECT
     feed.dataset, feed.product, count(record.wal_id) AS seen,
     coalesce(sum(CASE WHEN record.event_time > feed.silent_since THEN 1 ELSE 0 END), 0) AS newest
@@ -59,7 +59,7 @@ LEFT JOIN nodd_wal_records AS record
 GROUP BY feed.dataset, feed.product;
 
 -- name: open_now
--- A silence or a drop begins. One that flares up again within its hour is the same.
+-- Opens a silence or a drop. If it begins again within the same hour, the earlier gap is reopened.
 INSERT INTO nodd_gaps (dataset, product, hour, kind, expected, seen, first_seen)
 SELECT gap.dataset, gap.product, @as_time(:hour), gap.kind, gap.expected, gap.seen, @as_time(:at)
 FROM @batch(:gaps, gap, dataset text, product text, kind text, expected integer, seen integer)
@@ -81,7 +81,7 @@ WHERE
     AND nodd_gaps.kind = over.kind;
 
 -- name: open_days
--- Days that still lack something: objects may have come since.
+-- Days with open holes, whose objects may have arrived meanwhile.
 SELECT DISTINCT @utc_day(hour) AS day FROM nodd_gaps
 WHERE dataset = :dataset AND kind = 'hole' AND closed_at IS NULL AND hour >= :since
 ORDER BY day;
@@ -96,7 +96,7 @@ ORDER BY dataset, product, hour, kind
 LIMIT :limit;
 
 -- name: arrivals_of_day
--- How long after its start each announced object of a day was announced, in whole seconds.
+-- Seconds from the start of each announced object of a day to its announcement.
 SELECT
     @utc_hour(time_range_start) AS hour, extension, @seconds(event_time, time_range_start) AS seconds,
     count(*) AS objects
@@ -123,6 +123,6 @@ SELECT dataset, product, classes FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);
 
 -- name: arrivals_by_lead
--- What has no leads is shown as a whole.
+-- A product without leads is returned as a whole.
 SELECT dataset, product, CASE WHEN CAST(leads AS text) = '{}' THEN classes END AS classes, leads FROM nodd_arrivals
 WHERE day BETWEEN :first AND :last AND (:dataset IS NULL OR dataset = :dataset);

@@ -1,8 +1,8 @@
--- Facts that gates are evaluated with, of the ledger.
+-- Facts of the ledger for evaluating gates.
 
 -- name: partition_products
--- Objects that a partition has, in work or done, by UTC hour and by the groups of their keys; one that was rewritten
--- counts once.
+-- A partition's objects that are pending, in progress or succeeded, by UTC hour and by the groups of their keys; a
+-- rewritten object counts once.
 SELECT
     @utc_hour(time_range_start) AS hour, extension,
     count(DISTINCT object_uri) AS objects

@@ -25,7 +25,7 @@ ORDER BY wal_id
 LIMIT :limit;
 
 -- name: pending_runs
--- Both conditions, because the index is of both states.
+-- With both conditions, because the index covers both states.
 SELECT DISTINCT run_id FROM etl_wal @indexed_by(etl_wal_unresolved)
 WHERE status IN ('PENDING', 'FAILED') AND status = 'PENDING' ORDER BY run_id;
 
@@ -56,7 +56,7 @@ VALUES (:content_hash, :record, :lineage, :at)
 RETURNING *;
 
 -- name: end_output
--- At a time, or not yet (null). A worker whose clock is behind ends the window at its beginning, not before it.
+-- Ends an output's validity at a time, or reopens it (null). If a worker's clock is behind, it ends at its beginning.
 UPDATE node_output
 SET valid_to = CASE WHEN valid_from > @as_time(:at) THEN valid_from ELSE @as_time(:at) END
 WHERE content_hash = :content_hash AND (valid_to IS NULL) = (@as_time(:at) IS NOT NULL);
@@ -78,7 +78,7 @@ JOIN etl_wal AS a ON a.content_hash = c.last_applied_hash AND a.status = 'APPLIE
 WHERE w.wal_id = :wal_id AND a.wal_id > w.wal_id AND a.content_hash <> w.content_hash;
 
 -- name: skip_overtaken
--- Both conditions, because the index is of both states.
+-- With both conditions, because the index covers both states.
 UPDATE etl_wal
 SET status = 'SKIPPED'
 WHERE status IN ('PENDING', 'FAILED') AND status = 'FAILED' AND EXISTS (
@@ -99,7 +99,7 @@ VALUES (
 );
 
 -- name: newest_outputs_of_stage
--- What a stage applied last in each partition, the newest first.
+-- A stage's last applied output in each partition, newest first.
 SELECT o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
 FROM etl_checkpoint AS c
 JOIN node_output AS o ON o.content_hash = c.last_applied_hash
@@ -107,7 +107,7 @@ WHERE substr(c.node, 1, length(:prefix)) = :prefix AND c.updated_at >= :since
 ORDER BY c.updated_at DESC;
 
 -- name: outputs_ahead
--- What a stage has applied since then, by partition, where the stage after it has applied nothing later, nor of late.
+-- A stage's recent last output by partition, if the later stage has applied nothing after that output, or recently.
 SELECT
     substr(c.node, length(:prefix) + 1) AS partition_key, o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
 FROM etl_checkpoint AS c
@@ -119,7 +119,7 @@ WHERE
 ORDER BY c.node;
 
 -- name: outputs_of
--- Everything that a node has applied, in the order in which it intended it: a partition's batches among it.
+-- Every output that a node has applied, in the order of its intents.
 SELECT o.content_hash, o.record, o.lineage, o.valid_from, o.valid_to
 FROM etl_wal AS w
 JOIN node_output AS o ON o.content_hash = w.content_hash

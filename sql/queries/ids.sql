@@ -1,4 +1,4 @@
--- Ids that begin with what a person has typed.
+-- Ids that begin with a person's input.
 
 -- name: wal_ids
 -- A range of the key: `~` sorts after every character of an id.

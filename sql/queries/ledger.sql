@@ -42,7 +42,7 @@ WHERE
 GROUP BY status;
 
 -- name: day_failing
--- Why units of a day need care. Nobody has to care for one of which a newer version is known, or whose case is closed.
+-- Codes of a day's units that need attention, i.e. units without a newer version and without a discarded case.
 SELECT record.last_error_code AS code, count(*) AS units
 FROM nodd_wal_records AS record
 WHERE
@@ -55,7 +55,7 @@ GROUP BY record.last_error_code
 ORDER BY record.last_error_code;
 
 -- name: day_failing_units
--- The units that day_failing counts, what is quarantined first.
+-- The units that day_failing counts, quarantined units first.
 SELECT
     record.wal_id, record.object_uri, record.status, record.attempts, record.last_error_code AS code,
     coalesce(record.last_error_message, '') AS message
@@ -80,7 +80,7 @@ GROUP BY dataset
 ORDER BY dataset;
 
 -- name: failing
--- What day_failing counts, of every day; `retried` are those that get another attempt by themselves.
+-- The counts of day_failing over all days; `retried` units get another attempt automatically.
 SELECT
     record.dataset, record.status, record.last_error_code AS code, count(*) AS units,
     count(record.next_attempt_at) AS retried, min(record.updated_at) AS first_at
@@ -97,7 +97,7 @@ ORDER BY record.dataset, record.status, record.last_error_code;
 SELECT DISTINCT ingest_run_id FROM nodd_wal_records WHERE status = 'in_progress' ORDER BY ingest_run_id;
 
 -- name: in_flight
--- Units of later days wait for their day: they are not on their way, and would hold up the others.
+-- Units of later days wait for their day, so they are not in flight; counted, they would delay the others.
 SELECT count(*) FROM nodd_wal_records
 WHERE status IN ('pending', 'in_progress') AND partition_key <= :today AND (:lane IS NULL OR lane = :lane);
 
@@ -122,7 +122,7 @@ ON CONFLICT (ingest_run_id, dataset) DO UPDATE SET
     worker_id = excluded.worker_id, renewed_at = excluded.renewed_at, expires_at = excluded.expires_at;
 
 -- name: drop_leases
--- A holder without claims holds nothing.
+-- Expired leases of runs without a claim.
 DELETE FROM nodd_wal_leases
 WHERE expires_at < :at AND NOT EXISTS (
     SELECT 1 FROM nodd_wal_records AS record
@@ -136,7 +136,7 @@ SELECT ingest_run_id AS run_id, dataset, worker_id, acquired_at, renewed_at, exp
 ORDER BY expires_at, ingest_run_id, dataset;
 
 -- name: versions_of
--- Every version of the objects of a unit, with what made each obsolete.
+-- Every version of a unit's object, with the version that made it obsolete.
 SELECT sibling.wal_id, sibling.object_version, sibling.sequencer, sibling.event_time, sibling.status,
     link.newer_wal_id AS superseded_by
 FROM nodd_wal_records AS record
@@ -168,8 +168,8 @@ GROUP BY record.dataset
 ORDER BY record.dataset;
 
 -- name: waiting
--- When the object of the live units that wait or are in work was written: such that half, nine tenths and 99 in 100 of
--- them have waited no longer, and of the oldest. So many are read as may be in flight.
+-- Event times of the live units that are pending or in progress: half, nine tenths and 99 % of the units have waited no
+-- longer than since these times, and all since oldest_at. The limit of units in flight bounds the rows read.
 WITH waiting AS (
     SELECT
         queue, event_time,
@@ -217,9 +217,9 @@ SELECT wal_id, status, version, ingest_run_id FROM nodd_wal_records
 WHERE wal_id IN (@each(:wal_ids));
 
 -- name: supersede
--- Newer is a greater sequencer (padded with zeros on the right; S3 event message structure) or, where one of the two has
--- none, a later event time. Of several newer ones it is the one with the greatest sequencer, then the latest.
--- Ranked and not compared pair by pair: one message can announce 5,000 versions of an object.
+-- A version is newer if its sequencer is greater (padded with zeros on the right; S3 event message structure), or, if
+-- one of the two has none, if its event is later. Of several newer versions, the greatest sequencer, then the latest
+-- event counts. Versions are ranked, not compared by pairs, because a message can announce 5,000 versions of an object.
 WITH touched AS (
     SELECT DISTINCT fresh.object_uri, fresh.dataset, fresh.time_range_start
     FROM nodd_wal_records AS fresh
@@ -257,7 +257,7 @@ ranked AS (
             PARTITION BY object_uri, dataset, time_range_start
             ORDER BY (place IS NOT NULL), event_time DESC, wal_id
         ) AS last_in_time,
-        -- The greatest sequencer of those with a later event time, for one that has none itself.
+        -- For a version without a sequencer: the greatest sequencer of the versions with a later event.
         max(place || @utc_text(event_time) || wal_id) OVER (
             PARTITION BY object_uri, dataset, time_range_start ORDER BY event_time DESC
             GROUPS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
@@ -285,8 +285,8 @@ ON CONFLICT (older_wal_id) DO NOTHING
 RETURNING older_wal_id;
 
 -- name: lacking_sidecars
--- Units of these objects that were read, or are being read, without a sidecar, but for those that wait to be completed
--- or are. A completion's version has a blank behind the object's own.
+-- Units of these objects that were read, or are being read, without a sidecar, except for units with a pending or a
+-- successful completion. A completion's version is the object's version followed by a blank.
 SELECT
     wal_id, dataset, object_uri, provider, queue, event_time, time_range_start, time_range_end, priority,
     schema_version, object_version, object_size, sequencer, sqs_message_id, sns_message_id, topic_arn, subject,
@@ -312,8 +312,8 @@ WHERE
 ORDER BY wal_id;
 
 -- name: endless_volumes
--- The newest chunk of each volume that these new chunks are of, where a later volume of the radar is known, and of each
--- that they follow: unless it ends its volume (E), or has closed it. A chunk in quarantine is as one that never came.
+-- The newest chunk of each volume of the new chunks, if a later volume of the radar is known, and of each volume before
+-- them; omitted if the chunk ends its volume (E), or the volume is closed. Chunks in quarantine are ignored.
 WITH touched AS (
     SELECT
         fresh.dataset, fresh.extension ->> 'site' AS site, fresh.time_range_start AS began,
@@ -379,7 +379,7 @@ SELECT older_wal_id FROM nodd_wal_supersessions
 WHERE older_wal_id IN (@each(:wal_ids));
 
 -- name: hold
--- Nobody takes or settles these claims until the transaction ends.
+-- Locks these claims, so that no other transaction revokes or settles them until this transaction ends.
 SELECT record.wal_id, record.dataset
 FROM nodd_wal_records AS record
 INNER JOIN @batch(:batch, unit, wal_id text, attempt integer)
@@ -389,7 +389,7 @@ WHERE record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
 @lock(FOR SHARE OF record);
 
 -- name: renew_leases
--- Only while a claim of the holder stands: of its worker, in the attempt that it was given.
+-- Only if the run still has a claim of this worker, with the attempt of the claim.
 UPDATE nodd_wal_leases AS lease SET renewed_at = :at, expires_at = :expires_at
 WHERE
     lease.ingest_run_id = :run_id AND lease.worker_id = :worker_id
@@ -408,8 +408,8 @@ WHERE wal_id IN (@each(:wal_ids))
 @lock(FOR UPDATE);
 
 -- name: batch_bounds
--- How many units the run may claim together of those whose runs died (NULL where there are none), and the same bound of
--- what it has claimed of any dataset.
+-- The limit for claiming units of dead runs together (NULL without such units), and the least limit of the units, of
+-- any dataset, that the run has claimed.
 SELECT
     (
         SELECT min(batch_limit) FROM nodd_wal_records @indexed_by(nodd_wal_records_bisected)
@@ -422,7 +422,7 @@ FROM nodd_wal_records AS claimed @indexed_by(nodd_wal_records_in_progress)
 WHERE claimed.status = 'in_progress' AND claimed.ingest_run_id = :run_id;
 
 -- name: claim
--- sqlite: by rowid, so that the row that was picked is not looked for again.
+-- sqlite: by rowid, so that a selected row is not searched again.
 UPDATE nodd_wal_records SET
     status = 'in_progress',
     attempts = nodd_wal_records.attempts + 1,
@@ -450,7 +450,7 @@ RETURNING
     attempts, version, lane, replay_reason, replay_run_id, extension;
 
 -- name: claim
--- postgresql: another run's claims are passed over, not waited for, and so is what a newer version is about to supersede.
+-- postgresql: rows that another run is claiming, or a newer version is superseding, are skipped without waiting.
 WITH picked AS (
     SELECT wal_id, version FROM nodd_wal_records
     WHERE
@@ -484,7 +484,7 @@ RETURNING
     attempts, record.version, lane, replay_reason, replay_run_id, extension;
 
 -- name: attempts
--- What the trace of an attempt says of it besides what it is about to become.
+-- Attributes of an attempt's trace, except for its outcome.
 SELECT
     record.wal_id, record.dataset, record.object_uri, record.provider, record.lane, record.attempts,
     record.last_attempt_at, record.ingest_run_id, record.replay_reason, record.replay_run_id, record.stac_item_id,
@@ -497,7 +497,7 @@ FROM nodd_wal_records AS record
 WHERE record.wal_id IN (@each(:wal_ids));
 
 -- name: lasting_items
--- Units that have succeeded, and those in quarantine whose Item stands with its lineage: nobody takes these Items back.
+-- Units whose Item is never withdrawn: succeeded units, and quarantined units whose current Item has valid lineage.
 SELECT record.wal_id FROM nodd_wal_records AS record
 WHERE
     record.wal_id IN (@each(:wal_ids))
@@ -515,7 +515,7 @@ WHERE
     );
 
 -- name: settle
--- How attempts ended, as succeeded or failed; a failure without an Item leaves the place of an earlier one.
+-- Ends attempts as succeeded or failed; a failure without an Item keeps the location of an earlier Item.
 UPDATE nodd_wal_records AS record SET
     status = :status,
     last_error_code = unit.error_code,
@@ -547,8 +547,8 @@ RETURNING @returned(
 );
 
 -- name: fail_claims
--- Of the named runs, or those whose lease is over. Due at once: where it cannot be let in now (its dataset is switched
--- off), a later tick does it. A row that another transaction holds is being written or settled: it is not lost.
+-- Claims of the named runs, or with an expired lease. The units are due at once; if one cannot be requeued yet, as its
+-- dataset is switched off, a later tick does it. A row locked by another transaction is in use, so it is not lost.
 UPDATE nodd_wal_records @indexed_by(nodd_wal_records_in_progress) SET
     status = 'failed',
     last_error_code = :error_code,
@@ -575,7 +575,7 @@ RETURNING wal_id, dataset, attempts, last_error_code, ingest_run_id, batch_limit
 UPDATE nodd_wal_records SET
     status = 'pending',
     replay_reason = :reason,
-    -- A retry goes on with what let the unit in.
+    -- A retry keeps the replay that requeued the unit.
     replay_run_id = CASE WHEN :reason = 'retry' THEN replay_run_id ELSE :replay_run_id END,
     lane = coalesce(:lane, lane),
     ingest_run_id = coalesce(:run_id, ingest_run_id),
@@ -615,8 +615,8 @@ LIMIT :limit
 @lock(FOR UPDATE SKIP LOCKED);
 
 -- name: decide
--- The decision of a person on records as they stand at a version, and who approved that; those that have moved since, or
--- that somebody discarded, are left out.
+-- Logs a person's decision on records at a version, with the approver, if any; omits records that have another version
+-- now, and discarded units.
 WITH unit AS (
     SELECT record.wal_id, record.version, record.dataset, record.status
     FROM nodd_wal_records AS record
@@ -666,7 +666,7 @@ WHERE
 RETURNING @returned(record.wal_id, record.dataset, record.attempts, record.last_error_code, record.ingest_run_id);
 
 -- name: record_outcomes
--- What a repeated success differs from is the success before it.
+-- Compares each success with the previous success of its unit.
 INSERT INTO nodd_wal_outcomes (
     wal_id, attempt, at, run_id, replay_run_id, item_sha256, provenance_sha256, code_version, superseded, differs_from,
     permitted

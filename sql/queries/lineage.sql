@@ -4,7 +4,7 @@ INSERT INTO lineage_batches
 VALUES (:batch_id, :path, :dataset, :run_id, :href, :sha256, :unit_count, 'staged', :delivery, :created_at, NULL);
 
 -- name: unpublished_steps
--- In the order of the index of untold steps: ordered by run it reads every intent, or sorts every step that waits.
+-- In the order of the index of unpublished steps; by run, every intent would be read, or every such step sorted.
 SELECT
     step.wal_id, step.status, step.ended_at, step.seconds, step.cpu_seconds, step.rows_in, step.rows_out,
     step.bytes_in, step.bytes_out, step.energy_kwh, step.carbon_gco2e, step.measured_by, step.cost_usd, step.error,
@@ -59,7 +59,7 @@ WHERE waiting.topic = 'lineage' AND waiting.failures > 0
 ORDER BY waiting.failures DESC, batch.created_at, batch.batch_id, waiting.consumer LIMIT :most;
 
 -- name: links
--- The lineage view: what stands of a unit, which is what was not withdrawn; or the publication of a lineage id.
+-- The lineage view: a unit's lineage that was not withdrawn, or the publication of a lineage id, even if withdrawn.
 SELECT emission.wal_id, emission.path, emission.revision, emission.lineage_id, batch.href, batch.state, batch.run_id,
     record.object_uri, record.status AS record_status, batch.invalidated_at
 FROM lineage_emissions AS emission
@@ -70,7 +70,7 @@ WHERE (emission.wal_id = :wal_id OR emission.lineage_id = :lineage_id)
 ORDER BY batch.created_at, emission.revision, emission.path;
 
 -- name: standing_batches
--- What a run told of a dataset and nobody has withdrawn; batches of invalidations hold no unit.
+-- A run's batches for a dataset that are not withdrawn. Batches of invalidations have no units, so they are omitted.
 SELECT batch.batch_id, batch.path, batch.href
 FROM lineage_batches AS batch
 WHERE batch.run_id = :run_id AND batch.dataset = :dataset
@@ -97,7 +97,7 @@ WHERE emission.wal_id IN (@each(:wal_ids))
 ORDER BY batch.created_at, emission.revision;
 
 -- name: insert_emissions
--- Returns the units whose rows are new: another worker may have told the others.
+-- Returns the units whose rows are new; another worker may have recorded the other units.
 INSERT INTO lineage_emissions (wal_id, path, revision, lineage_id, content_sha256, batch_id)
 SELECT unit.value ->> 0, :path, unit.value ->> 1, unit.value ->> 2, unit.value ->> 3, :batch_id
 FROM @rows(:units, unit)

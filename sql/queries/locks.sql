@@ -1,4 +1,4 @@
--- Advisory locks: transactions that take one name go on one after the other, until each ends.
+-- Advisory locks: transactions with the same lock's name run one after another.
 
 -- name: take
 @lock_all(:lock);

@@ -25,7 +25,7 @@ WHERE topic = :topic AND subject = :subject AND consumer = :consumer AND next_at
 RETURNING consumer, subject, position, payload, content, created_at, turn, failures, last_error;
 
 -- name: write
--- Nothing happens for a claim that another one has taken over; the time tells an entry from an earlier one.
+-- Writes nothing if there is a newer claim; created_at distinguishes an entry from an earlier entry of the subject.
 UPDATE outbox SET
     position = :position, payload = :payload, failures = :failures, last_error = :last_error,
     next_attempt_at = @as_time(:next_attempt_at)

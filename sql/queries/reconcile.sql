@@ -1,4 +1,4 @@
--- Bucket, ledger, catalog and lineage held against each other, a day of one dataset at a time.
+-- Statements that compare bucket, ledger, catalog and lineage for a day of a dataset.
 
 -- name: units
 SELECT wal_id, object_uri, object_version, status, stac_item_id, stac_item_href
@@ -8,14 +8,14 @@ WHERE
     AND dataset = :dataset AND partition_key = :day;
 
 -- name: items_of_day
--- Items of a day with what became of the unit that made each.
+-- Items of a day, with the status of the unit that wrote each.
 SELECT item.item_id, item.wal_id, record.dataset, record.status, record.next_attempt_at
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
 WHERE item.collection_id = :collection_id AND item.partition_key = :day;
 
 -- name: lineage
--- The files that hold what stands of the lineage of a day's successes.
+-- The files with the valid lineage of a day's successes.
 SELECT emission.wal_id, emission.path, batch.href, batch.state
 FROM nodd_wal_records AS record
 INNER JOIN lineage_emissions AS emission ON record.wal_id = emission.wal_id

@@ -1,8 +1,8 @@
--- Rights of the roles that a deployment and its retention run with; SQLite has no roles. The owner migrates, and grants these.
+-- Rights of the roles of a deployment and its retention, which the owner grants; SQLite has no roles.
 
 -- name: may_migrate
--- Whether the tables are this role's, or may be made by it where there are none.
--- And whether it only reads, as retention does (below).
+-- Whether this role owns the tables or, without tables, may create them.
+-- And whether it may only read, like the role of retention (below).
 SELECT current_user AS role, coalesce(
     (
         SELECT pg_has_role(current_user, c.relowner, 'USAGE') FROM pg_class AS c
@@ -18,7 +18,7 @@ coalesce(
 ) AS only_reads;
 
 -- name: lacking
--- A table of ours that this role cannot even read: it was made after the role got its rights.
+-- A table that this role cannot read, because the table was created after the grants.
 SELECT c.relname AS relation FROM pg_class AS c
 INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner
 WHERE
@@ -27,16 +27,16 @@ ORDER BY c.relname
 LIMIT 1;
 
 -- name: create
--- No row where the role is there. It logs in; how it is known to be itself (password, certificate) is the server's business.
+-- No row if the role exists. The role may log in; the server determines how it authenticates (password, certificate).
 SELECT format('CREATE ROLE %I LOGIN', CAST(:role AS text)) AS statement
 WHERE NOT EXISTS (SELECT 1 FROM pg_roles AS r WHERE r.rolname = :role);
 
 -- name: decisions
--- Every table and view of the schema, and what a deployment may do with it. UPDATE names its columns: what a row is, a
--- deployment cannot change. DELETE stands where the product deletes; triggers say which rows of these tables may go.
+-- Every table and view of the schema with a deployment's rights. UPDATE names its columns, because a deployment may not
+-- change a row's identity. DELETE is granted if the product deletes rows; triggers decide which rows may be deleted.
 WITH decision (relation, rights) AS (
     VALUES
-    -- What was received, and what became of it.
+    -- Received messages and units, and their status.
     ('nodd_wal_records', 'SELECT, INSERT, UPDATE (status, attempts, last_attempt_at, last_error_code, '
      || 'last_error_message, integrity_status, metadata_status, stac_status, provenance_status, stac_item_id, '
      || 'stac_collection_id, stac_item_href, ingest_run_id, worker_id, replay_reason, updated_at, version, '
@@ -58,7 +58,7 @@ WITH decision (relation, rights) AS (
     ('kfm_gaps', 'SELECT'),
     ('nodd_arrivals', 'SELECT, INSERT, UPDATE (objects, classes, leads)'),
     ('nodd_wal_leases', 'SELECT, INSERT, UPDATE (worker_id, renewed_at, expires_at), DELETE'),
-    -- What was decided.
+    -- Decisions.
     ('governance_log', 'SELECT, INSERT'),
     ('deployment', 'SELECT, INSERT'),
     ('override_units', 'SELECT, INSERT'),
@@ -71,7 +71,7 @@ WITH decision (relation, rights) AS (
     ('replay_outcomes', 'SELECT'),
     ('backfill_days', 'SELECT, INSERT, UPDATE (state, requests, requested_at, listed_at, listed, created, '
      || 'requeued, left_out)'),
-    -- What the stages did.
+    -- Stages and nodes.
     ('run_state', 'SELECT, INSERT, UPDATE (lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at, '
      || 'artifact_uri, artifact_sha256)'),
     ('stage_audit', 'SELECT, INSERT'),
@@ -82,7 +82,7 @@ WITH decision (relation, rights) AS (
     ('etl_steps', 'SELECT, INSERT, UPDATE (batch_id)'),
     ('etl_checkpoint', 'SELECT, INSERT, UPDATE (last_applied_hash, updated_at)'),
     ('node_output', 'SELECT, INSERT, UPDATE (valid_to)'),
-    -- What was published, and how to take it back.
+    -- Publications, and how to withdraw them.
     ('catalog_collections', 'SELECT, INSERT, UPDATE (dataset, title), DELETE'),
     ('catalog_pages', 'SELECT, INSERT, UPDATE (items, west, south, east, north, west_360, east_360, '
      || 'over_antimeridian, over_greenwich, start_at, end_at, newest_promotion), DELETE'),
@@ -99,7 +99,7 @@ WITH decision (relation, rights) AS (
      || 'invalidation_reason, invalidated_at)'),
     ('lineage_emissions', 'SELECT, INSERT'),
     ('lineage_failures', 'SELECT, INSERT, UPDATE (batch_id)'),
-    -- What was measured, and who was notified.
+    -- Measurements and notifications.
     ('clock_readings', 'SELECT, INSERT'),
     ('alerts', 'SELECT, INSERT, UPDATE (state, level, level_since, last_seen_at, observed, last_event_at, run_id, '
      || 'place, last_notified_at, notifications, acknowledged_at, acknowledged_by, acknowledged_why, resolved_at)'),
@@ -108,7 +108,7 @@ WITH decision (relation, rights) AS (
     ('schema_version', 'SELECT')
 )
 
--- What a role had before is taken from it first, so that a right that a release no longer needs goes.
+-- Earlier rights are revoked first, so that a role keeps no right that a release no longer needs.
 SELECT
     decision.relation,
     format(
@@ -118,7 +118,7 @@ SELECT
 FROM decision;
 
 -- name: retention
--- It looks at everything, and logs what it does. What it removes, files and the runs of Dagster, is in none of these tables.
+-- Retention reads every table and logs its deletions; it deletes files and Dagster's runs, which no table here contains.
 SELECT
     c.relname AS relation,
     format(
@@ -131,7 +131,7 @@ INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner
 WHERE ours.oid = to_regclass('schema_version') AND c.relkind IN ('r', 'p', 'v');
 
 -- name: frame
--- The schema, and the numbers of its tables: to take the next one, not to set it back.
+-- Rights to the schema and its sequences: to take a sequence's next number, but not to reset the sequence.
 SELECT format(
     'REVOKE ALL ON SCHEMA %1$I FROM %2$I; GRANT USAGE ON SCHEMA %1$I TO %2$I', current_schema(), CAST(:role AS text)
 ) AS statement
@@ -145,7 +145,7 @@ INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner
 WHERE ours.oid = to_regclass('schema_version') AND c.relkind = 'S';
 
 -- name: excess
--- A right over a table that the role has from elsewhere: as superuser or owner, by a membership, or because all have it.
+-- A right to a table that the role has without our grant: as superuser or owner, by a membership, or as PUBLIC.
 SELECT c.relname AS relation, right_to.name AS right_to FROM pg_class AS c
 INNER JOIN pg_class AS ours ON c.relnamespace = ours.relnamespace AND c.relowner = ours.relowner
 CROSS JOIN (VALUES ('UPDATE'), ('DELETE'), ('TRUNCATE'), ('TRIGGER')) AS right_to (name)

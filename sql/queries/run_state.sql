@@ -23,8 +23,8 @@ VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary,
 ON CONFLICT (dataset_id, run_id) DO NOTHING;
 
 -- name: put
--- sqlite: its triggers see a row that is inserted before its conflict is found.
--- What is kept, a success or the record of a rollback, stays as it stands: no row is written.
+-- sqlite: its triggers see an inserted row before the conflict is detected.
+-- If the existing record is to be kept (a success, a rollback's record), no row is written.
 INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
                        artifact_uri, artifact_sha256)
 SELECT :dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,
@@ -54,8 +54,8 @@ ON CONFLICT (dataset_id, run_id) DO UPDATE SET
     artifact_sha256 = excluded.artifact_sha256;
 
 -- name: put
--- postgresql: the condition is asked of the row that stands once it is locked.
--- What is kept, a success or the record of a rollback, stays as it stands: no row is written.
+-- postgresql: the condition is evaluated on the existing row after it is locked.
+-- If the existing record is to be kept (a success, a rollback's record), no row is written.
 INSERT INTO run_state (dataset_id, run_id, lakefs_branch, inputs_hash, validation_summary, outcome, recorded_at,
                        artifact_uri, artifact_sha256)
 VALUES (:dataset_id, :run_id, :lakefs_branch, :inputs_hash, :validation_summary, :outcome, :recorded_at,

@@ -9,12 +9,12 @@ WHERE run_id = :run_id AND (CAST(:stage AS text) IS NULL OR stage = :stage)
 ORDER BY opened_at, stage, attempt;
 
 -- name: unfinished_runs
--- Both conditions, because the index is of both states.
+-- With both conditions, because the index covers both states.
 SELECT DISTINCT run_id FROM stage_state @indexed_by(stage_state_unfinished)
 WHERE state IN ('pending', 'running') AND state = 'running' ORDER BY run_id;
 
 -- name: begun_runs
--- Runs that have claimed their units: the stage that claims them is the first of a chain to succeed.
+-- Runs that have claimed their units, because the stage that claims units is the first to succeed in a chain.
 SELECT DISTINCT run_id FROM stage_state WHERE run_id IN (@each(:runs)) AND state = 'succeeded';
 
 -- name: audit_head
@@ -48,7 +48,7 @@ WHERE at >= :since
 ORDER BY at, seq;
 
 -- name: newest_outputs
--- What a stage made, the newest first.
+-- Outputs of a stage, newest first.
 SELECT run_id, checkpoint_uri, output_sha256, ended_at
 FROM stage_state
 WHERE stage = :stage AND state = 'succeeded' AND checkpoint_uri IS NOT NULL AND opened_at >= :since

@@ -1,7 +1,7 @@
--- What the metrics add up (kfm_dagster/telemetry/totals.py).
+-- Totals for metrics (kfm_dagster/telemetry/totals.py).
 
 -- name: add
--- sqlite: it has one writer, so what is counted is added to one row.
+-- sqlite: it has one writer, so counts are added to a single row.
 INSERT INTO metric_totals (metric, subject, label, amount)
 SELECT metric, subject, label, amount
 FROM @batch(:batch, part, metric text, subject text, label text, amount real)
@@ -9,7 +9,7 @@ WHERE TRUE
 ON CONFLICT (metric, subject, label) DO UPDATE SET amount = metric_totals.amount + excluded.amount;
 
 -- name: add
--- postgresql: writers that add to one row would wait for each other; a trigger adds the rows up.
+-- postgresql: writers to the same row would wait for each other; a trigger adds the rows up.
 INSERT INTO metric_totals (metric, subject, label, amount)
 SELECT metric, subject, label, amount
 FROM @batch(:batch, part, metric text, subject text, label text, amount real);

@@ -1,8 +1,8 @@
--- Statements that search units and add failures up; they only read, and none reads more rows than its limit.
+-- Statements that search units and count failures; they only read, and each reads at most as many rows as its limit.
 
 -- name: page
--- Of the newest units of an index range (of a status, of a status on a day, or of a code of failures), the matches and
--- the last one that was examined.
+-- Examines the newest units of an index range (a status, a status on a day, or an error code); returns the matches and
+-- the last examined unit.
 WITH examined AS (
     SELECT * FROM kfm_units
     WHERE
@@ -40,7 +40,7 @@ WHERE
 ORDER BY compared.event_time DESC, compared.wal_id DESC;
 
 -- name: count
--- How many of so many units of an index range match.
+-- Number of matches among the first units of an index range.
 SELECT
     count(*) AS examined,
     count(CASE
@@ -69,14 +69,14 @@ FROM (
 ) AS unit;
 
 -- name: next_failure
--- The reason and dataset that come after these, of units that failed.
+-- The next pair of error code and dataset of failed units.
 SELECT last_error_code, dataset FROM nodd_wal_records @indexed_by(nodd_wal_records_failing)
 WHERE status IN ('failed', 'quarantined') AND (last_error_code, dataset) > (:code, :dataset)
 ORDER BY last_error_code, dataset
 LIMIT 1;
 
 -- name: failure_groups
--- The newest units of one dataset that failed for one reason, added up by the operator that they left the chain at.
+-- Counts a dataset's newest units that failed with a code, by the operator at which they left the chain.
 SELECT
     unit.operator, count(*) AS units, min(unit.updated_at) AS first_at, max(unit.updated_at) AS last_at
 FROM (

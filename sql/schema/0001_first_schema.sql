@@ -1,8 +1,8 @@
--- The schema of 0.1.0, in one text for both databases; kfm_dagster/storage/macros.py says what each @macro stands for.
--- What is recorded stays, no matter who types SQL: triggers keep the owner from changing it, and grants keep a
--- deployment's role from most of it (sql/queries/roles.sql).
+-- The schema of 0.1.0, in one text for both databases; kfm_dagster/storage/macros.py defines each @macro.
+-- Recorded evidence cannot be altered, whoever executes SQL: triggers prevent it for the owner, and grants prevent most
+-- of it for a deployment's role (sql/queries/roles.sql).
 
--- postgresql: its triggers call a function; this one says the rule, and of which row and change when it is told by what.
+-- postgresql: its triggers call a function; this one raises the rule, with row and change if it gets their columns.
 CREATE FUNCTION kfm_refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '%', CASE
@@ -16,10 +16,10 @@ BEGIN
 END
 $$;
 
--- What holds of the deployment as a whole. `id` marks every root of files that is written under this database
--- (kfm_dagster/storage/roots.py). `environment` has worked over it: once prod is one, an override waits for a second
--- person, no matter what a client calls its own environment (WSM-21). `first_day` is the first day that it has partitions
--- of (DAG-12); the earliest counts, because units of days that are no partition any more would never get a run.
+-- Facts about the deployment as a whole. `id` marks every root that belongs to this database
+-- (kfm_dagster/storage/roots.py). `environment` has used the database; once prod has, an override needs a second
+-- person, whatever environment a client states (WSM-21). `first_day` is the first day with a partition; the earliest
+-- value counts, because units of days without a partition would never get a run (DAG-12).
 CREATE TABLE deployment (
     fact @id NOT NULL,
     value @id NOT NULL,
@@ -39,14 +39,14 @@ CREATE TABLE deployment (
     CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000)
 ) @strict;
 
--- Of two ids a root would be foreign to one half of the processes.
+-- With two ids, a root would be foreign to some of the processes.
 CREATE UNIQUE INDEX deployment_has_one_id ON deployment (fact) WHERE fact = 'id';
 
--- postgresql: its function of random bytes, as a UUID of version 4.
+-- postgresql: its random function returns a UUID of version 4.
 INSERT INTO deployment (fact, value, at, actor, reason)
 VALUES ('id', replace(gen_random_uuid()::text, '-', ''), now(), 'kfm_dagster', 'a new database');
 
--- sqlite: its function of random bytes, which has no UUID.
+-- sqlite: its random function returns bytes, not a UUID.
 INSERT INTO deployment (fact, value, at, actor, reason)
 VALUES ('id', lower(hex(randomblob(16))), @now, 'kfm_dagster', 'a new database');
 
@@ -58,7 +58,7 @@ VALUES ('id', lower(hex(randomblob(16))), @now, 'kfm_dagster', 'a new database')
     NEW.fact = 'id' AND EXISTS (SELECT 1 FROM deployment AS r WHERE r.fact = 'id')
 );
 
--- Run-state: did this node already do this in this run (run-state pattern, section 1).
+-- Run-state: the outcome of a node in a run, by which a repeated call is skipped (run-state pattern, section 1).
 CREATE TABLE run_state (
     dataset_id text NOT NULL,
     run_id text NOT NULL,
@@ -67,21 +67,21 @@ CREATE TABLE run_state (
     validation_summary @json NOT NULL,
     outcome text NOT NULL,
     recorded_at @time NOT NULL,
-    -- Where the node's output stands, so that a skip can hand it on.
+    -- Location of the node's output, so that a skip can reuse it.
     artifact_uri text,
     artifact_sha256 text,
     CONSTRAINT run_state_one_record_per_node_and_run PRIMARY KEY (dataset_id, run_id),
     CONSTRAINT run_state_outcome_is_known CHECK (outcome IN ('success', 'failed', 'partial', 'skipped')),
     CONSTRAINT run_state_inputs_hash_is_sha256 CHECK (substr(inputs_hash, 1, 7) = 'sha256:' AND @sha256(substr(inputs_hash, 8))),
     CONSTRAINT run_state_validation_summary_is_object CHECK (@json_type(validation_summary) = 'object'),
-    -- A success without its output could not be skipped, only lost.
+    -- A success without an output could not be reused.
     CONSTRAINT run_state_success_has_artifact CHECK (outcome <> 'success' OR artifact_sha256 IS NOT NULL)
 ) @strict;
 
 CREATE INDEX run_state_by_run ON run_state (run_id);
 
--- A success is not overwritten by other work on the same inputs, and a run that was taken back is over: what may follow
--- is only a rollback's record, or other inputs (RSP-05, PCS-03).
+-- A success is replaced only by work on other inputs or by a rollback, and the record of a rollback only by a rollback
+-- (RSP-05, PCS-03).
 @refuse(
     run_state_success_is_kept, UPDATE ON run_state, run_state_success_is_kept,
     (NEW.dataset_id, NEW.run_id) IS DISTINCT FROM (OLD.dataset_id, OLD.run_id)
@@ -124,13 +124,10 @@ END;
 
 @kept(run_state, run_state_is_kept);
 
--- The ledger (NODD WAL): what became of every object. States and their meaning: kfm_dagster/ledger/state_machine.py.
+-- The ledger (NODD WAL): status and history of every object. kfm_dagster/ledger/state_machine.py defines the states.
+-- A refusing trigger raises the text "rule: wal_id: from > to".
 
--- The ledger (NODD WAL): what became of every object. States and their meaning: kfm_dagster/ledger/state_machine.py.
---
--- A trigger refuses with the text "rule: wal_id: from > to".
-
--- Why a failed record may be tried again; governed codes are added as rows.
+-- Reasons for retrying a failed record; governed codes are added as rows.
 CREATE TABLE replay_reasons (
     code @id NOT NULL,
     meaning text NOT NULL,
@@ -174,7 +171,7 @@ CREATE TABLE nodd_wal_records (
     created_at @time NOT NULL,
     updated_at @time NOT NULL,
     version integer NOT NULL,
-    -- The extension columns; kfm_dagster/ledger/record.py gives the reason of each.
+    -- The extension columns; kfm_dagster/ledger/record.py describes each.
     object_version text,
     object_size @bigint,
     sequencer text,
@@ -191,7 +188,7 @@ CREATE TABLE nodd_wal_records (
     extension @json NOT NULL,
     lane text NOT NULL DEFAULT 'live',
     replay_run_id text,
-    -- The most units of the next run that claims this one, after a run died that held it with others; NULL: any number.
+    -- Limit of units of the next run that claims this unit, set after a run with several units died; NULL: no limit.
     batch_limit integer,
     -- Two records of one unit would be ingested twice.
     CONSTRAINT nodd_wal_records_one_record_per_unit PRIMARY KEY (wal_id),
@@ -200,7 +197,7 @@ CREATE TABLE nodd_wal_records (
     -- Another spelling of the same id would be another unit.
     CONSTRAINT nodd_wal_records_wal_id_is_uuid
     CHECK (wal_id LIKE '________-____-____-____-____________' AND @hexadecimal(replace(wal_id, '-', ''))),
-    -- A status that nobody knows would never be worked on.
+    -- A unit with an unknown status would never be claimed.
     CONSTRAINT nodd_wal_records_status_is_known
     CHECK (status IN ('pending', 'in_progress', 'succeeded', 'failed', 'quarantined')),
     CONSTRAINT nodd_wal_records_integrity_status_is_known
@@ -216,48 +213,48 @@ CREATE TABLE nodd_wal_records (
     CONSTRAINT nodd_wal_records_attempts_are_counted CHECK (attempts >= 0),
     -- The version orders the history; it begins at 1.
     CONSTRAINT nodd_wal_records_version_is_positive CHECK (version >= 1),
-    -- A success whose Item or provenance is missing would be deleted from the queue and lost.
+    -- The message of a success without Item or provenance would be deleted, and the object lost.
     CONSTRAINT nodd_wal_records_success_is_complete CHECK (
         status <> 'succeeded' OR (
             integrity_status IN ('ok', 'suspect') AND metadata_status IN ('ok', 'suspect')
             AND stac_status IN ('created', 'updated', 'no-op') AND provenance_status IN ('ok', 'partial')
         )
     ),
-    -- Said once more by itself, because reports read stac_status alone.
+    -- Repeats a part of the rule above, because reports read only stac_status.
     CONSTRAINT nodd_wal_records_failed_item_is_no_success CHECK (stac_status <> 'failed' OR status <> 'succeeded'),
-    -- A range that ends before it starts finds no partition and breaks every search by time.
+    -- A range that ends before it starts has no partition and breaks every search by time.
     CONSTRAINT nodd_wal_records_time_range_is_ordered CHECK (time_range_start <= time_range_end),
-    -- Text in one form only sorts as time; PostgreSQL's type has no form.
+    -- Text sorts as time only if it has a single form; PostgreSQL has a type for times.
     @sqlite(CONSTRAINT nodd_wal_records_times_are_rfc3339 CHECK (
         @rfc3339(event_time) AND @rfc3339(time_range_start) AND @rfc3339(time_range_end) AND @rfc3339(created_at)
         AND @rfc3339(updated_at) AND @rfc3339(last_attempt_at) AND @rfc3339(next_attempt_at)
     ),)
-    -- A unit filed under another day would never be claimed by the run of its partition.
+    -- A unit with another day would never be claimed by the run of its partition.
     CONSTRAINT nodd_wal_records_partition_is_day_of_start CHECK (partition_key = @utc_day(time_range_start)),
-    -- Trouble without a code could be neither selected for replay nor explained.
+    -- A failure without a code could be neither selected for replay nor explained.
     CONSTRAINT nodd_wal_records_trouble_has_code
     CHECK (status NOT IN ('failed', 'quarantined') OR last_error_code IS NOT NULL),
     CONSTRAINT nodd_wal_records_error_code_is_bounded CHECK (length(last_error_code) BETWEEN 1 AND 100),
     -- An unbounded text would let one bad object fill the ledger.
     CONSTRAINT nodd_wal_records_error_message_is_bounded CHECK (length(last_error_message) <= 500),
-    -- A claim that names no run could not be fenced or recovered.
+    -- A claim without a run could not be fenced or recovered.
     CONSTRAINT nodd_wal_records_claim_is_attributed CHECK (
         status <> 'in_progress'
         OR (ingest_run_id IS NOT NULL AND worker_id IS NOT NULL AND last_attempt_at IS NOT NULL)
     ),
-    -- A due time means "try again", so only a failed record has one.
+    -- A due time means "try again", so only a failed record has a due time.
     CONSTRAINT nodd_wal_records_due_time_is_of_failed CHECK (next_attempt_at IS NULL OR status = 'failed'),
-    -- A change by nobody or for nothing is no audit.
+    -- A change without actor or reason could not be audited.
     CONSTRAINT nodd_wal_records_change_is_attributed CHECK (length(changed_by) > 0 AND length(change_reason) > 0),
     CONSTRAINT nodd_wal_records_extension_is_object CHECK (@json_type(extension) = 'object'),
-    -- A lane that nobody claims from would never be worked on.
+    -- Units in an unknown lane would never be claimed.
     CONSTRAINT nodd_wal_records_lane_is_known CHECK (lane IN ('live', 'bulk')),
-    -- A run of no units would never take it.
+    -- With a limit below 1, no run could claim the unit.
     CONSTRAINT nodd_wal_records_batch_limit_is_positive CHECK (batch_limit >= 1)
 ) @strict;
 
--- The identity holds for hand-typed records, too, whose wal_id may be any UUID. It also finds records by object.
--- No version and an empty one are two identities, as in wal_id.
+-- Units are unique even if a person inserts a record, with any UUID as wal_id. The index also serves finding records by
+-- object. A missing version and an empty version are different identities, as in wal_id.
 CREATE UNIQUE INDEX nodd_wal_records_identity_is_unique
 ON nodd_wal_records (object_uri, dataset, time_range_start, coalesce('=' || object_version, ''));
 
@@ -273,28 +270,28 @@ CREATE INDEX nodd_wal_records_to_claim ON nodd_wal_records (
 CREATE INDEX nodd_wal_records_bisected ON nodd_wal_records (dataset, partition_key, batch_limit)
 WHERE status = 'pending' AND batch_limit IS NOT NULL;
 
--- What is due for another attempt.
+-- Failed units by the time of their next attempt.
 CREATE INDEX nodd_wal_records_by_due_time ON nodd_wal_records (next_attempt_at) WHERE status = 'failed';
 
--- Recovery.
+-- Units in progress by run, for recovery.
 CREATE INDEX nodd_wal_records_in_progress ON nodd_wal_records (ingest_run_id, dataset) WHERE status = 'in_progress';
 
--- Lists and selections.
+-- Units in the order of lists and selections.
 CREATE INDEX nodd_wal_records_by_selection ON nodd_wal_records (status, dataset, event_time, wal_id);
 
--- The chunks of each radar in the order of its volumes: which volume one follows, and its newest chunk.
+-- Chunks by radar and volume, to find the volume before, and a volume's newest chunk.
 CREATE INDEX nodd_wal_records_by_volume ON nodd_wal_records (
     dataset, (extension ->> 'site'), time_range_start, (extension ->> 'chunk')
 ) WHERE extension ->> 'chunk' IS NOT NULL;
 
--- An evaluation looks every half minute: at what was quarantined of late, not at all that ever was.
+-- Alerts are evaluated every half minute, and read only recently quarantined units.
 CREATE INDEX nodd_wal_records_quarantined ON nodd_wal_records (updated_at) WHERE status = 'quarantined';
 
--- What failed for which reason, the newest first, however much succeeded.
+-- Failed units by code and dataset, newest first, without reading successes.
 CREATE INDEX nodd_wal_records_failing ON nodd_wal_records (last_error_code, dataset, event_time, wal_id)
 WHERE status IN ('failed', 'quarantined');
 
--- A name that others rely on (docs/sql-views.md): columns are added, none is renamed or taken away.
+-- A public view (docs/sql-views.md): columns may be added, but not renamed or removed.
 CREATE VIEW kfm_units AS
 SELECT
     wal_id,
@@ -312,7 +309,7 @@ SELECT
     next_attempt_at,
     last_error_code,
     last_error_message,
-    -- The operator that the unit left the chain at, as in its evidence; governance refuses what metadata_extract has read.
+    -- The operator at which the unit left the chain, as in its evidence; governance refuses after metadata_extract.
     CASE
         WHEN status NOT IN ('failed', 'quarantined') THEN NULL
         WHEN last_error_code = 'governance_hard_fail' THEN 'metadata_extract'
@@ -335,7 +332,7 @@ SELECT
     updated_at
 FROM nodd_wal_records;
 
--- Every change of a record, written by the triggers below and by nobody else. No foreign key: records cannot go.
+-- Every change of a record, written only by the triggers below. No foreign key, because records are never deleted.
 CREATE TABLE nodd_wal_transitions (
     wal_id @id NOT NULL,
     version integer NOT NULL,
@@ -351,7 +348,7 @@ CREATE TABLE nodd_wal_transitions (
     CONSTRAINT nodd_wal_transitions_one_row_per_version PRIMARY KEY (wal_id, version)
 ) @strict;
 
--- A record begins at the beginning: anything else would be a status without a history (WSM-03).
+-- A record begins as pending, because any other status would lack its history (WSM-03).
 @refuse(
     nodd_wal_records_begin_pending, INSERT ON nodd_wal_records, record_begins_pending: wal_id: status,
     NOT coalesce(
@@ -382,43 +379,43 @@ CREATE TABLE nodd_wal_transitions (
     NEW.version IS DISTINCT FROM OLD.version + 1
 );
 
--- A history that goes back in time explains nothing. A writer whose clock is behind keeps the time that stands.
+-- The history never goes back in time; a writer whose clock is behind keeps the stored time.
 @refuse(
     nodd_wal_records_time_goes_on, UPDATE ON nodd_wal_records, time_goes_on: wal_id: status,
     NEW.updated_at < OLD.updated_at
 );
 
--- attempts counts claims and nothing else (WAL-09).
+-- `attempts` counts only claims (WAL-09).
 @refuse(
     nodd_wal_records_attempts_count_claims, UPDATE ON nodd_wal_records, attempts_count_claims: wal_id: status,
     NEW.attempts IS DISTINCT FROM OLD.attempts + CASE WHEN NEW.status = 'in_progress' THEN 1 ELSE 0 END
 );
 
--- A claim, and nothing else, stamps the attempt (WSM-04).
+-- Only a claim sets the time of the last attempt (WSM-04).
 @refuse(
     nodd_wal_records_claim_is_stamped, UPDATE ON nodd_wal_records, claim_is_stamped: wal_id: status,
     NEW.last_attempt_at
     IS DISTINCT FROM CASE WHEN NEW.status = 'in_progress' THEN NEW.updated_at ELSE OLD.last_attempt_at END
 );
 
--- A failed record is tried again for a reason (WSM-07).
+-- A retry of a failed record needs a reason (WSM-07).
 @refuse(
     nodd_wal_records_replay_has_reason, UPDATE ON nodd_wal_records, replay_has_reason: wal_id: status,
     NEW.status = 'pending' AND NEW.replay_reason IS NULL
 );
 
--- sqlite: each connection switches its foreign keys on by itself; without them any word would do for a reason.
+-- sqlite: foreign keys are switched on per connection; without them any text would be accepted as a reason.
 @refuse(
     nodd_wal_records_reasons_are_looked_up, UPDATE ON nodd_wal_records, foreign_keys_are_on,
     @changed(replay_reason) AND NOT (SELECT p.foreign_keys FROM pragma_foreign_keys AS p)
 );
 
--- A record that is gone has no status and no history to explain it.
+-- A deleted record would have no status, and nothing would explain its history.
 @refuse(nodd_wal_records_are_kept, DELETE ON nodd_wal_records, records_are_kept: wal_id: status);
 @not_truncated(nodd_wal_records, records_are_kept);
 
--- Every update is a transition, and every other ordered pair of states is illegal (WSM-02). quarantined > pending and
--- succeeded > pending exist only with a decision on record for exactly this version (WSM-16).
+-- Every update is one of these transitions; any other ordered pair of states is illegal (WSM-02). quarantined > pending
+-- and succeeded > pending need a decision in the governance log for exactly this version (WSM-16).
 @refuse(
     nodd_wal_records_transition_is_legal, UPDATE ON nodd_wal_records, illegal_transition: wal_id: status,
     NOT coalesce(
@@ -459,12 +456,12 @@ BEGIN
 END
 $$;
 
--- postgresql: a trigger calls a function, the one above.
+-- postgresql: its triggers call a function, the function above.
 CREATE TRIGGER nodd_wal_records_write_first_history AFTER INSERT ON nodd_wal_records
 REFERENCING NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_write_first_history();
 
--- postgresql: set-based, too. A nested loop over both tables of a large statement takes its square.
+-- postgresql: set-based, too. A nested loop over both transition tables would take quadratic time.
 CREATE FUNCTION nodd_wal_write_history() RETURNS trigger LANGUAGE plpgsql
 SET enable_nestloop = off SET search_path FROM CURRENT AS $$
 BEGIN
@@ -484,12 +481,12 @@ BEGIN
 END
 $$;
 
--- postgresql: a trigger calls a function, the one above.
+-- postgresql: its triggers call a function, the function above.
 CREATE TRIGGER nodd_wal_records_write_history AFTER UPDATE ON nodd_wal_records
 REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_write_history();
 
--- sqlite: it knows triggers of rows only.
+-- sqlite: it has only row triggers.
 CREATE TRIGGER nodd_wal_records_write_first_history AFTER INSERT ON nodd_wal_records
 BEGIN
     INSERT INTO nodd_wal_transitions (
@@ -509,7 +506,7 @@ BEGIN
     );
 END;
 
--- sqlite: it knows triggers of rows only.
+-- sqlite: it has only row triggers.
 CREATE TRIGGER nodd_wal_records_write_history AFTER UPDATE ON nodd_wal_records
 BEGIN
     INSERT INTO nodd_wal_transitions (
@@ -526,25 +523,25 @@ BEGIN
     );
 END;
 
--- What the metrics add up: how often records moved, and where to (WAL-12); how attempts ended, what messages gave, energy
--- (kfm_dagster/telemetry/totals.py). Written in the transaction of what is counted, so that no process loses a count, and read without what was counted.
+-- Totals for metrics: transitions by status (WAL-12), outcomes of attempts and messages, energy (telemetry/totals.py).
+-- Written in the transaction of the counted change, so that no count is lost, and read without reading counted rows.
 CREATE TABLE metric_totals (
     metric @id NOT NULL,
-    -- What it is about: a dataset, a node; '' of the deployment.
+    -- The dataset or node that the total is about; '' for the deployment.
     subject @id NOT NULL,
-    -- What kind of it: a status, an error code, a class of seconds; '' where there is one kind. Of nodd_wal_moves the new
-    -- status, behind it the reason of a return to pending, or the attempt that a claim began.
+    -- A status, an error code, a class of seconds; '' if the metric has no label. For nodd_wal_moves the new status,
+    -- followed by the reason of a return to pending, or by the attempt of a claim.
     label @id NOT NULL,
     amount @real NOT NULL,
     CONSTRAINT metric_totals_something_happened CHECK (amount > 0),
-    -- A label that anything may stand in would make a time series for each.
+    -- Unbounded labels would create a time series for every text.
     CONSTRAINT metric_totals_names_are_bounded
     CHECK (length(metric) BETWEEN 1 AND 60 AND length(subject) <= 320 AND length(label) <= 100)
-    -- It has one writer, so everything is added to one row; PostgreSQL has several rows, see below.
+    -- SQLite has one writer, so counts are added to a single row; PostgreSQL has several rows, see below.
     @sqlite(, CONSTRAINT metric_totals_one_row UNIQUE (metric, subject, label))
 ) @strict;
 
--- postgresql: only the trigger below, at depth 1, takes rows away; what was added stays.
+-- postgresql: only the trigger below, at depth 1, deletes rows, and keeps their sum.
 CREATE TRIGGER metric_totals_only_rise BEFORE UPDATE OR DELETE ON metric_totals
 FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0)
 EXECUTE FUNCTION kfm_refuse('totals_only_rise');
@@ -556,18 +553,18 @@ EXECUTE FUNCTION kfm_refuse('totals_only_rise');
     OR (OLD.metric = 'nodd_wal_moves' AND NEW.amount <> OLD.amount + 1)
 );
 
--- sqlite: PostgreSQL's trigger adds rows up, which takes those away that it added.
+-- sqlite: on PostgreSQL, the trigger that adds rows up deletes the added rows.
 @refuse(metric_totals_are_kept, DELETE ON metric_totals, totals_only_rise);
 @not_truncated(metric_totals, totals_only_rise);
 
--- postgresql: as with the history, what a person types is at depth 0.
+-- postgresql: as for the history, a person's statement is at depth 0.
 CREATE TRIGGER metric_totals_moves_are_the_ledgers BEFORE INSERT ON metric_totals
 FOR EACH ROW WHEN (pg_trigger_depth() = 0 AND NEW.metric = 'nodd_wal_moves')
 EXECUTE FUNCTION kfm_refuse('moves_are_counted_by_the_ledger');
 
--- postgresql: each statement adds rows of its own, because writers that add to one row would wait for each other. Some
--- of the statements, drawn by lot so that no rhythm of the writers keeps them all out, add up what is there, and leave out
--- what another one is adding up.
+-- postgresql: each statement adds rows of its own, because writers to the same row would wait for each other. A random
+-- sixteenth of the statements adds the rows up, except for rows that another statement is adding up. The choice is
+-- random, so that no rhythm of the writers prevents it.
 CREATE FUNCTION metric_totals_add_up() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     WITH part AS (
@@ -581,12 +578,12 @@ BEGIN
 END
 $$;
 
--- postgresql: a trigger calls a function, the one above.
+-- postgresql: its triggers call a function, the function above.
 CREATE TRIGGER metric_totals_are_added_up AFTER INSERT ON metric_totals
 FOR EACH STATEMENT WHEN (random() < 1.0 / 16)
 EXECUTE FUNCTION metric_totals_add_up();
 
--- postgresql: set-based, as the history.
+-- postgresql: set-based, like the history.
 CREATE FUNCTION nodd_wal_count_moves() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
     INSERT INTO metric_totals (metric, subject, label, amount)
@@ -600,17 +597,17 @@ BEGIN
 END
 $$;
 
--- postgresql: a trigger calls a function, the one above.
+-- postgresql: its triggers call a function, the function above.
 CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
 REFERENCING NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
 
--- postgresql: a trigger calls a function, the one above.
+-- postgresql: its triggers call a function, the function above.
 CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
 REFERENCING NEW TABLE AS new_rows
 FOR EACH STATEMENT EXECUTE FUNCTION nodd_wal_count_moves();
 
--- sqlite: it knows triggers of rows only.
+-- sqlite: it has only row triggers.
 CREATE TRIGGER nodd_wal_records_count_new AFTER INSERT ON nodd_wal_records
 BEGIN
     INSERT INTO metric_totals (metric, subject, label, amount)
@@ -618,7 +615,7 @@ BEGIN
     ON CONFLICT DO UPDATE SET amount = amount + 1;
 END;
 
--- sqlite: it knows triggers of rows only.
+-- sqlite: it has only row triggers.
 CREATE TRIGGER nodd_wal_records_count_moves AFTER UPDATE ON nodd_wal_records
 BEGIN
     INSERT INTO metric_totals (metric, subject, label, amount)
@@ -630,10 +627,10 @@ BEGIN
     ON CONFLICT DO UPDATE SET amount = amount + 1;
 END;
 
--- What a claim costs: the next two guards over many columns are entered only by an update that names one of them. No
--- trigger of the table changes NEW, so a column that is not named keeps its value.
+-- To keep claims cheap, the next two guards, over many columns, run only for an update that names one of these columns.
+-- No trigger of the table changes NEW, so a column that is not named keeps its value.
 
--- Sub-statuses are the operators' findings; they arrive with the end of an attempt (WAL-07).
+-- Sub-statuses are the operators' results; they change only with the end of an attempt (WAL-07).
 @refuse(
     nodd_wal_records_findings_end_an_attempt,
     UPDATE OF (
@@ -647,7 +644,7 @@ END;
     )
 );
 
--- What a unit is never changes; a rewritten object is another unit (WAL-04).
+-- A unit's identity never changes; a rewritten object is another unit (WAL-04).
 @refuse(
     nodd_wal_records_identity_is_immutable,
     UPDATE OF (
@@ -672,13 +669,13 @@ END;
     OR length(NEW.subject) > 320 OR length(NEW.object_uri) > 1400
 );
 
--- postgresql: a statement that a person types is at depth 0, the triggers above write at depth 1; rows cost nothing.
+-- postgresql: a person's statement is at depth 0, the triggers above write at depth 1; the check costs nothing per row.
 CREATE TRIGGER nodd_wal_transitions_are_written_by_the_ledger BEFORE INSERT ON nodd_wal_transitions
 FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0)
 EXECUTE FUNCTION kfm_refuse('history_is_written_by_the_ledger');
 
--- sqlite: it knows no depth, so a row is accepted only where the record stands at that version without one; this also
--- stops INSERT OR REPLACE, which deletes rows without a DELETE trigger.
+-- sqlite: it has no trigger depth, so a row is accepted only if the record has that version and no row of it. This also
+-- prevents INSERT OR REPLACE, which deletes rows without a DELETE trigger.
 @refuse(
     nodd_wal_transitions_are_written_by_the_ledger, INSERT ON nodd_wal_transitions, history_is_written_by_the_ledger,
     EXISTS (SELECT 1 FROM nodd_wal_transitions AS t WHERE t.wal_id = NEW.wal_id AND t.version = NEW.version)
@@ -687,11 +684,11 @@ EXECUTE FUNCTION kfm_refuse('history_is_written_by_the_ledger');
 
 @append_only(nodd_wal_transitions, history_is_append_only);
 
--- Messages received, and what became of each.
+-- Received messages and their states.
 CREATE TABLE nodd_wal_deliveries (
     message_id @id NOT NULL,
     queue text NOT NULL,
-    -- The newest one: SQS accepts a deletion only with the handle of the last receive.
+    -- The newest handle, because SQS accepts a deletion only with the handle of the last receive.
     receipt_handle text NOT NULL,
     receive_count integer NOT NULL,
     first_received_at @time NOT NULL,
@@ -701,20 +698,20 @@ CREATE TABLE nodd_wal_deliveries (
     topic_arn text,
     state text NOT NULL,
     settled_at @time,
-    -- What is known of the sender, decided when the message is received: a replay from the landing zone asks no more.
+    -- Result of the signature check at the receive; a replay from the landing zone does not check again.
     signature text,
     CONSTRAINT nodd_wal_deliveries_one_row_per_message PRIMARY KEY (message_id),
-    -- A message in no known state would be counted nowhere (BEY-03).
+    -- A message in an unknown state would not be counted (BEY-03).
     CONSTRAINT nodd_wal_deliveries_state_is_known
     CHECK (state IN ('in_flight', 'rejected', 'ignored', 'deleted', 'dead_lettered')),
     CONSTRAINT nodd_wal_deliveries_receives_are_counted CHECK (receive_count >= 1),
-    -- Whether a message has left the queue must be told in one way only.
+    -- State and time must agree on whether a message has left the queue.
     CONSTRAINT nodd_wal_deliveries_settled_has_time
     CHECK ((state IN ('deleted', 'dead_lettered')) = (settled_at IS NOT NULL)),
     CONSTRAINT nodd_wal_deliveries_signature_is_known CHECK (signature IN ('verified', 'invalid', 'unchecked'))
 ) @strict;
 
--- What is still on the queue is little; what has left it grows for ever.
+-- Few messages are on the queue; the number of messages that have left the queue grows forever.
 CREATE INDEX nodd_wal_deliveries_by_open_state ON nodd_wal_deliveries (state) WHERE state IN ('in_flight', 'ignored');
 
 @refuse(
@@ -723,11 +720,11 @@ CREATE INDEX nodd_wal_deliveries_by_open_state ON nodd_wal_deliveries (state) WH
     OR length(NEW.sns_message_id) > 320 OR length(NEW.topic_arn) > 320 OR length(NEW.receipt_handle) > 4096
 );
 
--- A message that is forgotten is missing in every balance (BEY-03).
+-- A deleted message would be missing in every balance (BEY-03).
 @kept(nodd_wal_deliveries, deliveries_are_kept);
 
--- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. After, because an upsert is an INSERT, too: what
--- replaced a message stands without the rows that it had.
+-- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. The trigger is AFTER, because an upsert fires INSERT
+-- triggers only for a new message; a new message with units or rejections has replaced an old message.
 CREATE TRIGGER nodd_wal_deliveries_are_not_replaced AFTER INSERT ON nodd_wal_deliveries
 WHEN
     EXISTS (SELECT 1 FROM nodd_wal_delivery_units AS u WHERE u.message_id = NEW.message_id)
@@ -736,9 +733,9 @@ BEGIN
     SELECT RAISE(ABORT, 'deliveries_are_kept');
 END;
 
--- When a message came first, from where, where its bytes were landed then, and how often it came at least, never
--- changes: evidence and retention look for the bytes there. Only its first receive finds a message verified, because no
--- later one of a verified message is checked.
+-- A message's first receive, its topic and its landed batch never change, because evidence and retention look for its
+-- bytes there; its number of receives never falls. No update changes whether a message is verified: the first receive
+-- decides that, and later receives of a verified message are not checked.
 @refuse(
     nodd_wal_deliveries_identity_is_immutable, UPDATE ON nodd_wal_deliveries, deliveries_identity_is_immutable,
     NEW.receive_count < OLD.receive_count
@@ -746,7 +743,7 @@ END;
     OR (@changed(signature) AND 'verified' IN (OLD.signature, NEW.signature))
 );
 
--- Which units a message announced. No foreign key to the records: a unit without one is what conservation has to find.
+-- The units of each message. No foreign key to the records, because conservation must find units without a record.
 CREATE TABLE nodd_wal_delivery_units (
     message_id @id NOT NULL,
     wal_id @id NOT NULL,
@@ -757,17 +754,17 @@ CREATE TABLE nodd_wal_delivery_units (
 
 CREATE INDEX nodd_wal_delivery_units_by_unit ON nodd_wal_delivery_units (wal_id);
 
--- A message whose unit were taken from it would be deleted from the queue before that unit has ended.
+-- If a unit were removed from its message, the message could be deleted from the queue before that unit has ended.
 @append_only(nodd_wal_delivery_units, delivery_units_are_append_only);
 
--- Records of a message that gave no unit, with the reason, kept for a person. What gives no unit costs little, whatever a
--- sender puts into it: its body is in the landed batch alone, its rows are few, and every text has a bound (SEC-08).
+-- Rejected entries of messages, with the reason, for a person. They cost little, whatever a sender writes, because the
+-- body is only in the landed batch, the rows of a message are few, and every text has a bound (SEC-08).
 CREATE TABLE rejected_messages (
     message_id @id NOT NULL,
     record_index integer NOT NULL,
     reason_code text NOT NULL,
     detail text NOT NULL,
-    -- How many records of the message were rejected for the same reason; record_index is the first of them.
+    -- Number of entries of the message rejected for the same reason; record_index is the first of them.
     records integer NOT NULL,
     received_at @time NOT NULL,
     CONSTRAINT rejected_messages_one_row_per_record PRIMARY KEY (message_id, record_index),
@@ -778,22 +775,22 @@ CREATE TABLE rejected_messages (
     CONSTRAINT rejected_messages_records_are_counted CHECK (records >= 1)
 ) @strict;
 
--- What a sender may dispute is kept as it came.
+-- Rejections are kept unchanged, because a sender may dispute them.
 @append_only(rejected_messages, rejections_are_append_only, (message_id, record_index));
 
--- Records of a message that were understood and give no unit, each with its reason (OPR-19).
+-- Ignored entries of messages: readable, but without a unit, each with its reason (OPR-19).
 CREATE TABLE ignored_records (
     message_id @id NOT NULL,
     record_index integer NOT NULL,
     reason text NOT NULL,
-    -- NULL where it is of no one dataset: a test event, a bucket that several datasets share.
+    -- NULL if no single dataset applies, as for a test event, or an object of a bucket that several datasets share.
     dataset text,
     bucket text,
-    -- NULL for what names no object, and for the row that counts what is beyond a message's bound.
+    -- NULL for an entry without an object, and for a row that counts the entries beyond a message's bound.
     object_key text,
     records integer NOT NULL,
     received_at @time NOT NULL,
-    -- A message that comes again says the same.
+    -- A message that is received again has the same entries.
     CONSTRAINT ignored_records_one_row_per_record PRIMARY KEY (message_id, record_index),
     CONSTRAINT ignored_records_message_is_known
     FOREIGN KEY (message_id) REFERENCES nodd_wal_deliveries (message_id),
@@ -801,7 +798,7 @@ CREATE TABLE ignored_records (
     CONSTRAINT ignored_records_reason_is_short CHECK (length(reason) BETWEEN 1 AND 60),
     -- S3's bounds of both names, in characters.
     CONSTRAINT ignored_records_names_are_bounded CHECK (length(bucket) <= 255 AND length(object_key) <= 1024),
-    -- A count over several records is of no one object.
+    -- A row that counts several entries names no object.
     CONSTRAINT ignored_records_are_counted CHECK (records >= 1 AND (records = 1 OR object_key IS NULL))
 ) @strict;
 
@@ -811,9 +808,7 @@ CREATE INDEX ignored_records_by_time ON ignored_records (received_at);
 
 -- Recovery and governance: the governance log, kill switches, leases, the order of a key's versions, outcomes.
 
--- Recovery and governance: leases, the order of a key's versions, lanes, outcomes, the governance log, kill switches.
-
--- Who decided what, when and why; what a person or a replay did to records is told from here (SEC-02).
+-- Who decided what, when and why: the account of all that persons and replays did to records (SEC-02).
 CREATE TABLE governance_log (
     entry_id @serial(governance_log_one_row_per_entry),
     at @time NOT NULL,
@@ -828,34 +823,34 @@ CREATE TABLE governance_log (
     reason text NOT NULL,
     change_ref text,
     details @json NOT NULL,
-    -- Of a second person's decision: the proposal that it is on. Of an override that was reviewed: also who approved it.
+    -- The proposal that a second person decided on; for a reviewed override, also who approved it.
     proposal_id @bigint,
     approved_by text,
-    -- A decision without its change would allow that change at any later time, unseen: both commit together or neither.
+    -- A decision without its change would allow that change unseen at any later time, so both commit together.
     CONSTRAINT governance_log_decision_was_carried_out
     FOREIGN KEY (wal_id, record_version) REFERENCES nodd_wal_transitions (wal_id, version)
     DEFERRABLE INITIALLY DEFERRED,
-    -- A decision by nobody or for nothing is no audit.
+    -- A decision without actor or reason could not be audited.
     CONSTRAINT governance_log_entry_is_attributed
     CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000),
     CONSTRAINT governance_log_action_is_a_word CHECK (
         length(action) BETWEEN 1 AND 40 AND @word(action)
     ),
-    -- A reference that nobody can look up is none.
+    -- An empty or unbounded reference could not be looked up.
     CONSTRAINT governance_log_change_ref_is_bounded CHECK (length(change_ref) BETWEEN 1 AND 200),
     -- Half a change of status would match no transition.
     CONSTRAINT governance_log_change_is_whole CHECK (
         (record_version IS NULL) = (from_status IS NULL) AND (record_version IS NULL) = (to_status IS NULL)
         AND (record_version IS NULL OR wal_id IS NOT NULL)
     ),
-    -- Leaving a terminal state is for a person to answer for, with a change that can be looked up (WSM-16).
+    -- A unit leaves a terminal state only by a change that can be looked up (WSM-16).
     CONSTRAINT governance_log_override_has_change_ref
     CHECK (coalesce(from_status NOT IN ('succeeded', 'quarantined'), TRUE) OR change_ref IS NOT NULL),
     CONSTRAINT governance_log_details_are_object CHECK (@json_type(details) = 'object'),
-    -- Who approved what, or nobody anything.
+    -- An approver without a proposal or a record's version would have approved nothing.
     CONSTRAINT governance_log_approval_is_whole
     CHECK (approved_by IS NULL OR (proposal_id IS NOT NULL AND record_version IS NOT NULL)),
-    -- A decision on nothing.
+    -- A decision on a proposal that does not exist would decide nothing.
     CONSTRAINT governance_log_proposal_is_known FOREIGN KEY (proposal_id) REFERENCES governance_log (entry_id)
 ) @strict;
 
@@ -864,7 +859,7 @@ WHERE record_version IS NOT NULL;
 
 CREATE INDEX governance_log_by_action ON governance_log (action, entry_id);
 
--- The governance of one unit.
+-- The decisions on a unit.
 CREATE INDEX governance_log_by_unit ON governance_log (wal_id, entry_id) WHERE wal_id IS NOT NULL;
 
 -- A proposal is approved or withdrawn once.
@@ -873,13 +868,13 @@ WHERE proposal_id IS NOT NULL AND record_version IS NULL;
 
 @append_only(governance_log, governance_log_is_append_only, (entry_id), (wal_id, record_version));
 
--- sqlite: each connection switches its foreign keys on by itself; without them a decision could stay without its change.
+-- sqlite: foreign keys are switched on per connection; without them a decision could be stored without its change.
 @refuse(
     governance_log_decisions_are_looked_up, INSERT ON governance_log, foreign_keys_are_on,
     NOT (SELECT p.foreign_keys FROM pragma_foreign_keys AS p)
 );
 
--- What an entry `override_proposed` of the governance log is about: units at the version that the proposer saw.
+-- Units of an entry `override_proposed` of the governance log, at the versions that the proposer saw.
 CREATE TABLE override_units (
     proposal_id @bigint NOT NULL,
     wal_id @id NOT NULL,
@@ -895,7 +890,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
 
 @append_only(override_units, override_units_are_kept, (proposal_id, wal_id));
 
--- What was approved is what was proposed: no unit comes to it later.
+-- No unit is added to a proposal later, so that exactly the proposed units are approved.
 @refuse(
     override_units_are_of_an_open_proposal, INSERT ON override_units, override_units_are_of_an_open_proposal,
     NOT EXISTS (
@@ -906,7 +901,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
     )
 );
 
--- A decision is on a proposal; an approval is another person's, within a week: later, nobody remembers what was meant.
+-- A decision is on a proposal; an approval is by another person, and within a week, while its purpose is remembered.
 @refuse(
     governance_log_decides_on_a_proposal, INSERT ON governance_log, decision_is_on_a_proposal,
     NEW.action IN ('override_approved', 'override_withdrawn'),
@@ -920,7 +915,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
     )
 );
 
--- An override that names who approved it was approved by them: this unit, at this version, for this action.
+-- If an override names an approver, this person has approved this unit, at this version, for this action.
 @refuse(
     governance_log_approval_was_given, INSERT ON governance_log, approval_was_given,
     NEW.approved_by IS NOT NULL,
@@ -935,8 +930,8 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
     )
 );
 
--- In prod nobody alone takes a unit out of a terminal state (WSM-21). What is started in the Dagster UI, which asks no
--- visitor for a name, does so nowhere (SEC-10).
+-- In prod, only two persons together take a unit out of a terminal state (WSM-21). A run that is started in the Dagster
+-- UI, which asks for no name, does so in no environment (SEC-10).
 @refuse(
     nodd_wal_records_override_is_reviewed, UPDATE ON nodd_wal_records, override_is_reviewed: wal_id: status,
     OLD.status IN ('quarantined', 'succeeded') AND NEW.status = 'pending',
@@ -953,7 +948,7 @@ CREATE INDEX override_units_by_unit ON override_units (wal_id, version);
     )
 );
 
--- Datasets that are switched off: nothing of them is claimed, replayed or written (WAL-10).
+-- Datasets that are switched off: their units are not claimed, replayed or written (WAL-10).
 CREATE TABLE kill_switches (
     switch_id @serial(kill_switches_one_row_per_switch),
     -- A dataset id, or * for every dataset.
@@ -970,7 +965,7 @@ CREATE TABLE kill_switches (
     CHECK (length(engaged_by) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000),
     -- A switch that was never on would look like a release.
     CONSTRAINT kill_switches_expires_later CHECK (expires_at > engaged_at),
-    -- Who switched a dataset on again must be known as well as who switched it off.
+    -- A release without its time, person or reason could not be audited.
     CONSTRAINT kill_switches_release_is_attributed CHECK (
         (released_at IS NULL) = (released_by IS NULL) AND (released_at IS NULL) = (release_reason IS NULL)
     )
@@ -995,7 +990,7 @@ CREATE UNIQUE INDEX kill_switches_one_open_per_dataset ON kill_switches (dataset
     )
 );
 
--- Who holds claims, and until when: one row per run and dataset, so that a heartbeat is one update whatever it holds.
+-- Runs that hold claims, and until when: one row per run and dataset, so that a heartbeat is a single update.
 CREATE TABLE nodd_wal_leases (
     ingest_run_id text NOT NULL,
     dataset text NOT NULL,
@@ -1004,13 +999,13 @@ CREATE TABLE nodd_wal_leases (
     renewed_at @time NOT NULL,
     expires_at @time NOT NULL,
     CONSTRAINT nodd_wal_leases_one_row_per_holder PRIMARY KEY (ingest_run_id, dataset),
-    -- A lease that is over when it begins would be taken from a living worker.
+    -- A lease that expires before it begins would be revoked from a living worker.
     CONSTRAINT nodd_wal_leases_lasts CHECK (expires_at > renewed_at)
 ) @strict;
 
 CREATE INDEX nodd_wal_leases_by_expiry ON nodd_wal_leases (expires_at);
 
--- A lease is of claims: it begins and goes on while its worker holds one of them, and goes when nobody does.
+-- A lease begins, and is renewed, only while its worker holds a claim. It is deleted only when no claim is left.
 @refuse(
     nodd_wal_leases_begin_with_a_claim, INSERT ON nodd_wal_leases, leases_are_of_claims,
     NOT EXISTS (
@@ -1039,37 +1034,37 @@ CREATE INDEX nodd_wal_leases_by_expiry ON nodd_wal_leases (expires_at);
 );
 @not_truncated(nodd_wal_leases, leases_are_of_claims);
 
--- What sizes the newest objects of a product had that were announced, by the month that they are of: what the next one is
--- held against (ADR 030). A row stays small, and is written again for as long as its month lasts.
+-- Sizes of a product's newest announced objects, by the objects' month; the next object's size is compared with them
+-- (ADR 030). A row is small, and is rewritten until its month ends.
 CREATE TABLE size_peers (
     dataset @id NOT NULL,
-    -- The groups of the key that tell it from others, `name=value`.
+    -- The groups of the key that identify the product, `name=value`.
     product @id NOT NULL,
     month text NOT NULL,
     -- In bytes, in the order of their admission.
     sizes @json NOT NULL,
     CONSTRAINT size_peers_one_row_per_product_and_month PRIMARY KEY (dataset, product, month),
-    -- A row that grows with its product would be written again and again in full.
+    -- A row without a bound would be rewritten in full, ever longer, for each object.
     CONSTRAINT size_peers_are_recent
     CHECK (CASE WHEN @json_type(sizes) = 'array' THEN @json_size(sizes) BETWEEN 1 AND 24 ELSE FALSE END)
 ) @without_rowid;
 
--- postgresql: room for the next text of a row on its page, so that its key is not written again.
+-- postgresql: leaves room for a row's next version on its page, so that the index is not written again.
 ALTER TABLE size_peers SET (fillfactor = 70);
 
--- Which products of a feed are followed here: since an object of theirs was announced, and up to which hour somebody has
--- looked. What nobody follows is missed by nobody (BEY-05).
+-- Followed products of a feed: since when (an announced object), and until which hour they were checked. Gaps of other
+-- products are not detected (BEY-05).
 CREATE TABLE nodd_feeds (
     dataset @id NOT NULL,
-    -- By the name that the contract's coverage gives it.
+    -- The product's name in the contract's coverage.
     product @id NOT NULL,
-    -- When the first announced object began, but no earlier than what was due when it was taken in.
+    -- Start of the first announced object, but not before the start of the objects that were due when it was received.
     followed_since @time NOT NULL,
     looked_until @time,
     CONSTRAINT nodd_feeds_one_row_per_product PRIMARY KEY (dataset, product)
 ) @without_rowid;
 
--- Days whose bucket was listed to its end: all of them should be here then, whether the feed was followed or not.
+-- Days whose bucket was listed to its end. Every object of such a day is expected, even if the feed was not followed.
 CREATE TABLE nodd_listed_days (
     dataset @id NOT NULL,
     day text NOT NULL,
@@ -1078,23 +1073,23 @@ CREATE TABLE nodd_listed_days (
     CONSTRAINT nodd_listed_days_day_is_a_day CHECK (@is_day(day))
 ) @without_rowid;
 
--- What is missing of a feed, and what was: it is derived from the ledger, which nothing here changes.
+-- Open and closed gaps of feeds, derived from the ledger.
 CREATE TABLE nodd_gaps (
     dataset @id NOT NULL,
     product @id NOT NULL,
-    -- The hour that lacks something; of a silence or a drop, the one in which it was noticed.
+    -- The incomplete hour; for a silence or a drop, the hour of its detection.
     hour @time NOT NULL,
     kind text NOT NULL,
     expected integer NOT NULL,
     seen integer NOT NULL,
     first_seen @time NOT NULL,
     closed_at @time,
-    -- The run that brought what was missing, where one did.
+    -- The run that ingested the missing objects, if any.
     repaired_by text,
     CONSTRAINT nodd_gaps_one_row_per_hour PRIMARY KEY (dataset, product, hour, kind),
     CONSTRAINT nodd_gaps_kind_is_known CHECK (kind IN ('silence', 'drop', 'hole')),
     CONSTRAINT nodd_gaps_are_counted CHECK (expected >= 1 AND seen >= 0),
-    -- A gap that lacks nothing is none.
+    -- An hour without a missing object is not a gap.
     CONSTRAINT nodd_gaps_open_lacks_something CHECK (closed_at IS NOT NULL OR seen < expected),
     CONSTRAINT nodd_gaps_close_after_they_open CHECK (closed_at >= first_seen),
     CONSTRAINT nodd_gaps_repaired_are_closed CHECK (repaired_by IS NULL OR closed_at IS NOT NULL)
@@ -1102,16 +1097,16 @@ CREATE TABLE nodd_gaps (
 
 CREATE INDEX nodd_gaps_open ON nodd_gaps (dataset, kind, hour) WHERE closed_at IS NULL;
 
--- A product is silent once at a time, and its rate has dropped once.
+-- A product has at most one open silence and one open drop.
 CREATE UNIQUE INDEX nodd_gaps_one_at_a_time ON nodd_gaps (dataset, product, kind)
 WHERE closed_at IS NULL AND kind <> 'hole';
 
--- A name that others rely on (docs/sql-views.md).
+-- A public view (docs/sql-views.md).
 CREATE VIEW kfm_gaps AS
 SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by FROM nodd_gaps;
 
--- How long after its scan or run each object of a day was announced, counted in classes of time: what percentiles over
--- months are shown from without reading the ledger.
+-- Arrival times of a day's objects (from the start of scan or run to the announcement), counted in classes, so that
+-- percentiles over months need not read the ledger.
 CREATE TABLE nodd_arrivals (
     dataset @id NOT NULL,
     product @id NOT NULL,
@@ -1119,7 +1114,7 @@ CREATE TABLE nodd_arrivals (
     objects integer NOT NULL,
     -- Class > objects.
     classes @json NOT NULL,
-    -- The same by lead, of a forecast; apart, for it is fifty times as long.
+    -- The same by lead of a forecast; a separate column, because it is fifty times as long.
     leads @json NOT NULL,
     CONSTRAINT nodd_arrivals_one_row_per_day PRIMARY KEY (dataset, product, day),
     CONSTRAINT nodd_arrivals_day_is_a_day CHECK (@is_day(day)),
@@ -1128,7 +1123,7 @@ CREATE TABLE nodd_arrivals (
     CONSTRAINT nodd_arrivals_leads_is_object CHECK (@json_type(leads) = 'object')
 ) @without_rowid;
 
--- Which version of an object made which other one obsolete (BEY-01); an older version has one row at most.
+-- Versions that a newer version of their object made obsolete (BEY-01); at most one row for each older version.
 CREATE TABLE nodd_wal_supersessions (
     older_wal_id @id NOT NULL,
     newer_wal_id @id NOT NULL,
@@ -1145,7 +1140,7 @@ CREATE INDEX nodd_wal_supersessions_by_newer ON nodd_wal_supersessions (newer_wa
 
 @append_only(nodd_wal_supersessions, supersessions_are_append_only, (older_wal_id));
 
--- What each success made, so that a later success of the same unit can be compared with it (WAL-11).
+-- The result of each success, with which a later success of the same unit is compared (WAL-11).
 CREATE TABLE nodd_wal_outcomes (
     wal_id @id NOT NULL,
     attempt integer NOT NULL,
@@ -1155,17 +1150,16 @@ CREATE TABLE nodd_wal_outcomes (
     item_sha256 text,
     provenance_sha256 text,
     code_version text NOT NULL,
-    -- The Item that stands is a newer unit's, so its hash says nothing about this one.
+    -- The current Item is a newer unit's, so its hash does not describe this unit.
     superseded @bool NOT NULL,
-    -- The success before it, where that one made something else; an approved repair is meant to differ, anything else is
-    -- a defect.
+    -- The previous success, if its result differs. An approved repair may differ; any other difference is a defect.
     differs_from integer,
     permitted @bool,
     CONSTRAINT nodd_wal_outcomes_one_row_per_attempt PRIMARY KEY (wal_id, attempt),
     CONSTRAINT nodd_wal_outcomes_record_is_known FOREIGN KEY (wal_id) REFERENCES nodd_wal_records (wal_id),
     CONSTRAINT nodd_wal_outcomes_earlier_outcome_is_known
     FOREIGN KEY (wal_id, differs_from) REFERENCES nodd_wal_outcomes (wal_id, attempt),
-    -- A difference that is neither permitted nor a defect would be on no list.
+    -- A difference that is neither permitted nor a defect would not be listed.
     CONSTRAINT nodd_wal_outcomes_difference_is_judged CHECK ((differs_from IS NULL) = (permitted IS NULL))
 ) @strict;
 
@@ -1174,9 +1168,7 @@ CREATE INDEX nodd_wal_outcomes_differing ON nodd_wal_outcomes (at) WHERE permitt
 
 @append_only(nodd_wal_outcomes, outcomes_are_append_only, (wal_id, attempt));
 
--- Replays: what a person had done again, on which units, and what came of each (RPL-05).
-
--- Replays: what a person had done again, on which units, and what came of each (RPL-05).
+-- Replays: repeated ingests that a person started, with their units and outcomes (RPL-05).
 CREATE TABLE replay_runs (
     replay_run_id @id NOT NULL,
     name text NOT NULL,
@@ -1191,7 +1183,7 @@ CREATE TABLE replay_runs (
     actor text NOT NULL,
     reason text NOT NULL,
     change_ref text,
-    -- Differing results that a person had seen when the replay last began to run; one more stops it.
+    -- Number of differing results when a person last started or resumed the replay; one more stops it.
     mismatches_seen integer NOT NULL,
     created_at @time NOT NULL,
     updated_at @time NOT NULL,
@@ -1199,40 +1191,40 @@ CREATE TABLE replay_runs (
     CONSTRAINT replay_runs_one_row_per_replay PRIMARY KEY (replay_run_id),
     CONSTRAINT replay_runs_id_is_short CHECK (length(replay_run_id) BETWEEN 1 AND 60),
     CONSTRAINT replay_runs_name_is_short CHECK (length(name) BETWEEN 1 AND 100),
-    -- A mode that nobody carries out would run for ever.
+    -- A replay of an unknown mode would never end.
     CONSTRAINT replay_runs_mode_is_known CHECK (mode IN ('failed-only', 'repair-and-replace', 'backfill')),
     CONSTRAINT replay_runs_env_is_known CHECK (env IN ('dev', 'stage', 'prod')),
-    -- A state that nobody knows would never be worked on.
+    -- A replay in an unknown state would never continue.
     CONSTRAINT replay_runs_state_is_known CHECK (state IN ('planned', 'running', 'paused', 'stopped', 'finished')),
-    -- A halt for no reason could not be judged by the one who resumes it.
+    -- Without the reason of a halt, a person could not decide whether to resume.
     CONSTRAINT replay_runs_halt_has_reason CHECK (
         (state IN ('paused', 'stopped')) = (state_reason IS NOT NULL) AND coalesce(length(state_reason), 1) BETWEEN 1 AND 1000
     ),
     CONSTRAINT replay_runs_finish_is_stamped CHECK ((state = 'finished') = (finished_at IS NOT NULL)),
-    -- The hash says which selection was approved.
+    -- The hash identifies the approved selection.
     CONSTRAINT replay_runs_spec_hash_is_sha256 CHECK (@sha256(spec_sha256)),
     CONSTRAINT replay_runs_spec_is_object CHECK (@json_type(spec) = 'object'),
     CONSTRAINT replay_runs_counts_are_counted CHECK (batches >= 0 AND mismatches_seen >= 0),
-    -- A replay by nobody or for nothing is no audit.
+    -- A replay without actor or reason could not be audited.
     CONSTRAINT replay_runs_is_attributed
     CHECK (length(actor) BETWEEN 1 AND 200 AND length(reason) BETWEEN 1 AND 1000),
     CONSTRAINT replay_runs_change_ref_is_bounded CHECK (length(change_ref) BETWEEN 1 AND 200),
-    -- A result that is replaced is for a person to answer for, with a change that can be looked up (RPL-07).
+    -- A result is replaced only by a change that can be looked up (RPL-07).
     CONSTRAINT replay_runs_replacing_has_change_ref CHECK (mode <> 'repair-and-replace' OR change_ref IS NOT NULL)
-    -- Text in one form only sorts as time; PostgreSQL's type has no form.
+    -- Text sorts as time only if it has a single form; PostgreSQL has a type for times.
     @sqlite(, CONSTRAINT replay_runs_times_are_rfc3339
     CHECK (@rfc3339(created_at) AND @rfc3339(updated_at) AND @rfc3339(finished_at)))
 ) @strict;
 
 CREATE INDEX replay_runs_by_state ON replay_runs (state, created_at);
 
--- A replay begins with a selection that nothing has come of yet.
+-- A replay begins as planned, before any batch.
 @refuse(
     replay_runs_begin_planned, INSERT ON replay_runs, replay_begins_planned: replay_run_id: state,
     NOT coalesce(NEW.state = 'planned' AND NEW.created_at = NEW.updated_at AND NEW.mismatches_seen = 0, FALSE)
 );
 
--- Every update is a transition, and every other ordered pair of states is illegal.
+-- Every update is one of these transitions; any other ordered pair of states is illegal.
 @refuse(
     replay_runs_transition_is_legal, UPDATE ON replay_runs, illegal_transition: replay_run_id: state,
     NOT coalesce(
@@ -1243,14 +1235,14 @@ CREATE INDEX replay_runs_by_state ON replay_runs (state, created_at);
     )
 );
 
--- What was approved never changes.
+-- The approved selection never changes.
 @refuse(
     replay_runs_identity_is_immutable, UPDATE ON replay_runs, replay_runs_identity_is_immutable,
     @changed(replay_run_id, name, mode, env, spec, spec_sha256, batches, actor, reason, change_ref, created_at)
 );
 @kept(replay_runs, replay_runs_are_kept, (replay_run_id));
 
--- The frozen selection of a replay, and what was decided about each unit when its batch came.
+-- The frozen selection of a replay, and the decision on each unit, made when its batch was due.
 CREATE TABLE replay_units (
     replay_run_id @id NOT NULL,
     -- The order of the selection: event time, then wal_id.
@@ -1258,24 +1250,24 @@ CREATE TABLE replay_units (
     batch integer NOT NULL,
     wal_id @id NOT NULL,
     dataset text NOT NULL,
-    -- How the record stood when it was selected.
+    -- Status and version of the record when it was selected.
     selected_status text NOT NULL,
     selected_version integer NOT NULL,
     state text NOT NULL,
     skip_reason text,
-    -- The version that the admission gave the record; its history after that tells what came of it.
+    -- The record's version after the admission; the record's later history has the outcome.
     admitted_version integer,
     decided_at @time,
     CONSTRAINT replay_units_one_row_per_position PRIMARY KEY (replay_run_id, position),
     CONSTRAINT replay_units_replay_is_known FOREIGN KEY (replay_run_id) REFERENCES replay_runs (replay_run_id),
     CONSTRAINT replay_units_record_is_known FOREIGN KEY (wal_id) REFERENCES nodd_wal_records (wal_id),
-    -- An admission that the record's history does not know has not happened.
+    -- An admission without its version in the record's history has not happened.
     CONSTRAINT replay_units_admission_is_in_history
     FOREIGN KEY (wal_id, admitted_version) REFERENCES nodd_wal_transitions (wal_id, version)
     DEFERRABLE INITIALLY DEFERRED,
     CONSTRAINT replay_units_are_counted_from_one CHECK (position >= 1 AND batch >= 1),
     CONSTRAINT replay_units_state_is_known CHECK (state IN ('selected', 'admitted', 'skipped')),
-    -- Doing nothing is an outcome with a reason.
+    -- A skip without a reason could not be explained.
     CONSTRAINT replay_units_skip_has_reason CHECK (
         (state = 'skipped') = (skip_reason IS NOT NULL) AND coalesce(length(skip_reason), 1) BETWEEN 1 AND 60
     ),
@@ -1285,13 +1277,13 @@ CREATE TABLE replay_units (
     )
 ) @strict;
 
--- A unit that is in a replay twice would be done twice.
+-- A unit that is twice in a replay would be ingested twice.
 CREATE UNIQUE INDEX replay_units_one_row_per_unit ON replay_units (wal_id, replay_run_id);
 
--- The next batch, and the units that are let in.
+-- The next batch, and the admitted units.
 CREATE INDEX replay_units_by_state ON replay_units (replay_run_id, state, batch);
 
--- The rate.
+-- Recently decided units, for the replay's rate.
 CREATE INDEX replay_units_by_decision ON replay_units (decided_at) WHERE decided_at IS NOT NULL;
 
 -- The selection is frozen once the replay runs; until then its rows are undecided.
@@ -1306,7 +1298,7 @@ CREATE INDEX replay_units_by_decision ON replay_units (decided_at) WHERE decided
 );
 @not_replaced(replay_units, replay_units_are_frozen, (replay_run_id, position), (replay_run_id, wal_id));
 
--- Each unit is decided about once, while its replay runs.
+-- Each unit is decided once, while its replay runs.
 @refuse(
     replay_units_are_decided_once, UPDATE ON replay_units, replay_units_are_decided_once,
     OLD.state <> 'selected' OR NEW.state NOT IN ('admitted', 'skipped')
@@ -1320,7 +1312,7 @@ CREATE INDEX replay_units_by_decision ON replay_units (decided_at) WHERE decided
 );
 @kept(replay_units, replay_units_are_kept);
 
--- What came of each unit: skipped or waiting, else the first end after its admission, else where it stands now.
+-- Outcome of each unit: skipped or waiting, else the first end after its admission, else its present status.
 CREATE VIEW replay_outcomes AS
 SELECT
     unit.replay_run_id,
@@ -1346,11 +1338,9 @@ SELECT
 FROM replay_units AS unit
 INNER JOIN nodd_wal_records AS record ON unit.wal_id = record.wal_id;
 
--- Quarantine cases: what a person needs to judge a quarantined unit, and how the case ended (BEY-06).
+-- Quarantine cases: what a person needs to decide on a quarantined unit, and how the case ended (BEY-06).
 
--- Quarantine cases: what a person needs to judge a quarantined unit, and how the case ended (BEY-06).
-
--- One case per quarantine: a unit that is released and comes back has another one.
+-- One case per quarantine; a unit that is quarantined again after its release has another case.
 CREATE TABLE quarantine_cases (
     wal_id @id NOT NULL,
     -- The version that the quarantine gave the record.
@@ -1366,40 +1356,40 @@ CREATE TABLE quarantine_cases (
     -- Who closed it, why and under which change.
     closing_entry @bigint,
     CONSTRAINT quarantine_cases_one_row_per_quarantine PRIMARY KEY (wal_id, quarantined_version),
-    -- A case of nothing could be closed for something. Deferred: the history is written after the case.
+    -- A case needs a quarantine in the history. Deferred, because the history is written after the case.
     CONSTRAINT quarantine_cases_quarantine_happened
     FOREIGN KEY (wal_id, quarantined_version) REFERENCES nodd_wal_transitions (wal_id, version)
     DEFERRABLE INITIALLY DEFERRED,
-    -- A case that nobody answers for would be closed by nobody.
+    -- A case that no entry closed could not be explained.
     CONSTRAINT quarantine_cases_closing_entry_is_known FOREIGN KEY (closing_entry) REFERENCES governance_log (entry_id),
-    -- A state that nobody knows would be on no list.
+    -- A case in an unknown state would not be listed.
     CONSTRAINT quarantine_cases_state_is_known CHECK (state IN ('open', 'released', 'discarded')),
-    -- A bundle under another name than its hash could be exchanged.
+    -- A bundle whose name is not its hash could be exchanged.
     CONSTRAINT quarantine_cases_evidence_is_content_addressed CHECK (
         (evidence_uri IS NULL) = (evidence_sha256 IS NULL) AND (evidence_uri IS NULL) = (collected_at IS NULL)
         AND coalesce(
             evidence_uri = 'evidence/' || substr(evidence_sha256, 1, 2) || '/' || evidence_sha256 || '.json', TRUE
         )
     ),
-    -- Half a closing would be neither on the list of open cases nor explained.
+    -- A case closed without its time or entry would be neither listed as open nor explained.
     CONSTRAINT quarantine_cases_closing_is_whole
     CHECK ((state = 'open') = (closed_at IS NULL) AND (state = 'open') = (closing_entry IS NULL))
 ) @strict;
 
--- What waits for its evidence is little, whatever was ever quarantined.
+-- Few cases wait for evidence, however many units were ever quarantined.
 CREATE INDEX quarantine_cases_without_evidence ON quarantine_cases (opened_at, wal_id) WHERE evidence_uri IS NULL;
 
 CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wal_id);
 
--- A case begins and is released with its unit, no matter who moves it or how: no quarantine is without a case.
+-- Opens and releases a case in the statement that moves its unit, whoever executes it, so every quarantine has a case.
 @after(
     nodd_wal_records_open_their_case, UPDATE ON nodd_wal_records, NEW.status = 'quarantined',
     INSERT INTO quarantine_cases (wal_id, quarantined_version, opened_at, reason, state)
     VALUES (NEW.wal_id, NEW.version, NEW.updated_at, NEW.change_reason, 'open')
 );
--- Every quarantine is in the governance log, no matter who moves the unit or how (WSM-20): a person's decision stands there
--- before, any other gets its entry here, with the error's own words where the error is why. A worker's name that is
--- longer than an entry takes must not keep a unit out of quarantine.
+-- Every quarantine is in the governance log, whoever executes it (WSM-20). A person's decision is there already; any
+-- other quarantine gets its entry here, with the error's text if the error is the reason. A worker's name is cut to the
+-- entry's limit, because a longer name must not prevent a quarantine.
 @after(
     nodd_wal_records_log_their_quarantine, UPDATE ON nodd_wal_records, NEW.status = 'quarantined',
     INSERT INTO governance_log (
@@ -1432,7 +1422,7 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
     WHERE wal_id = OLD.wal_id AND quarantined_version = OLD.version
 );
 
--- What a person discarded is not let in again by a later list of units.
+-- A unit that a person discarded is not requeued by a later list of units.
 @refuse(
     nodd_wal_records_discarded_stay_out, UPDATE ON nodd_wal_records, discarded_stays_out: wal_id: status,
     OLD.status = 'quarantined',
@@ -1442,7 +1432,7 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
     )
 );
 
--- A case is of a quarantine that stands without one, so it comes from the trigger above.
+-- A case is opened only for a unit in quarantine without a case, that is, by the trigger above.
 @refuse(
     quarantine_cases_are_opened_by_the_ledger, INSERT ON quarantine_cases, cases_are_opened_by_the_ledger,
     EXISTS (
@@ -1455,7 +1445,7 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
     )
 );
 
--- Evidence comes once, a case is closed once, and only by the decision that the governance log has on it.
+-- Evidence is attached once. A case is closed once, and only by its decision in the governance log.
 @refuse(
     quarantine_cases_are_filled_and_closed_once, UPDATE ON quarantine_cases, cases_are_filled_and_closed_once,
     @changed(wal_id, quarantined_version, opened_at, reason)
@@ -1476,7 +1466,7 @@ CREATE INDEX quarantine_cases_by_state ON quarantine_cases (state, opened_at, wa
 );
 @kept(quarantine_cases, cases_are_kept);
 
--- Backfills (DAG-05) are replays by listing: how far each day of each of their datasets is.
+-- Backfills (DAG-05) are replays by listing; this is the progress of each day of each of their datasets.
 
 -- One day of one dataset. Objects that were known before are `listed - created - requeued`.
 CREATE TABLE backfill_days (
@@ -1484,24 +1474,24 @@ CREATE TABLE backfill_days (
     dataset text NOT NULL,
     day text NOT NULL,
     state text NOT NULL,
-    -- Runs that were asked for; the next one needs another name.
+    -- Number of requested runs, because the next request needs another name.
     requests integer NOT NULL,
     requested_at @time,
     listed_at @time,
-    -- Objects of the listing that is going on or has ended.
+    -- Objects of the present listing, or of the listing that has ended.
     listed @bigint NOT NULL,
-    -- Records that this backfill made and let in again, over all its listings of the day.
+    -- Records that this backfill created and requeued, over all its listings of the day.
     created @bigint NOT NULL,
     requeued @bigint NOT NULL,
-    -- What the listing saw and gave no unit, once it has ended: by reason how many keys, and the first of them.
+    -- Listed keys that give no unit, written when the listing has ended: by reason their number and the first keys.
     left_out @json,
     CONSTRAINT backfill_days_left_out_is_object CHECK (@json_type(left_out) = 'object'),
     CONSTRAINT backfill_days_one_row_per_day PRIMARY KEY (backfill_id, dataset, day),
     CONSTRAINT backfill_days_backfill_is_known FOREIGN KEY (backfill_id) REFERENCES replay_runs (replay_run_id),
     CONSTRAINT backfill_days_day_is_a_day CHECK (@is_day(day)),
-    -- A day in a state that nobody asks for would hold its backfill open for ever.
+    -- A day in an unknown state would keep its backfill open forever.
     CONSTRAINT backfill_days_state_is_known CHECK (state IN ('waiting', 'requested', 'listed')),
-    -- A day that counts as listed without ever having been asked for would hide what is missing.
+    -- A day that counts as listed without a request would hide missing objects.
     CONSTRAINT backfill_days_states_have_their_times CHECK (
         (state = 'waiting') = (requested_at IS NULL) AND (state = 'waiting') = (requests = 0)
         AND (state = 'listed') = (listed_at IS NOT NULL)
@@ -1522,14 +1512,12 @@ CREATE INDEX backfill_days_open ON backfill_days (backfill_id, day, dataset) WHE
 );
 @kept(backfill_days, backfill_days_are_kept, (backfill_id, dataset, day));
 
--- The undo log: what a run put into the catalog and what stood there before; and which lineage is withdrawn (PCS-03).
+-- The undo log: what a run wrote to the catalog, and what was there before (PCS-03).
 
--- The undo log: what a run put into the catalog and what stood there before; and which lineage is withdrawn (PCS-03).
-
--- What stood in Item files before they were overwritten, by the hash of the bytes.
+-- Contents of Item files before they were overwritten, by the hash of the bytes.
 CREATE TABLE catalog_kept_files (
     sha256 text NOT NULL,
-    -- Zstandard, and the length in bytes of what it holds.
+    -- Compressed by Zstandard; content_bytes is the length before compression.
     content @bytes NOT NULL,
     content_bytes integer NOT NULL,
     CONSTRAINT catalog_kept_files_one_row_per_content PRIMARY KEY (sha256),
@@ -1537,36 +1525,36 @@ CREATE TABLE catalog_kept_files (
     CONSTRAINT catalog_kept_files_length_is_counted CHECK (content_bytes >= 0)
 ) @strict;
 
--- postgresql: it would compress what is compressed already, which only costs time.
+-- postgresql: the content is compressed already; compressing it again would only cost time.
 ALTER TABLE catalog_kept_files ALTER COLUMN content SET STORAGE EXTERNAL;
 
 @append_only(catalog_kept_files, undo_log_is_append_only);
 @not_repeated(catalog_kept_files, (sha256));
 
--- A row per Item and attempt to write it, committed before a file takes its place: a crash leaves a file with its row, or
--- a row without its file. Whether the attempt came through is told by catalog_items.promotion_id.
+-- A row per attempt to write an Item, committed before the file is written, so that a crash may leave a row without its
+-- file, but never a file without its row. catalog_items.promotion_id shows whether the attempt succeeded.
 CREATE TABLE catalog_promotions (
-    -- Never given again: an Item that stands by it stands by this write and no other.
+    -- Never reused, so that an Item with this id is from this write and no other.
     promotion_id @serial(catalog_promotions_one_row_per_promotion),
-    -- Null for a write outside of any run, which nothing takes back.
+    -- Null for a write outside of any run, which no rollback undoes.
     run_id text,
     dataset text NOT NULL,
     collection_id text NOT NULL,
     item_id text NOT NULL,
     partition_key text NOT NULL,
-    -- Whose Item it is: also of one that was withdrawn it can be said which object it came from.
+    -- The Item's unit, so that the object of a withdrawn Item is known, too.
     wal_id @id NOT NULL,
-    -- Bytes of the file that was to be put there.
+    -- Hash of the file to write.
     after_sha256 text NOT NULL,
-    -- What the index said before: null for nothing.
+    -- The previous row of the index; null if there was none.
     before_promotion_id @bigint,
     before_revision integer,
-    -- Bytes of the file that stood there; null where none did.
+    -- Hash of the previous file; null if there was none.
     before_sha256 text,
     logged_at @time NOT NULL,
-    -- When it was undone: then it is nothing to go back to.
+    -- When the write was undone; after that, nothing is restored to it.
     withdrawn_at @time,
-    -- What else of the index row was replaced, as catalog_items has it; null where none was, or another than its writer saw.
+    -- The other columns of the replaced row of catalog_items; null if there was none, or if the writer saw another row.
     old_partition_key text,
     old_page integer,
     old_content_sha256 text,
@@ -1584,7 +1572,7 @@ CREATE TABLE catalog_promotions (
     old_updated_at @time,
     old_replaces_wal_id text,
     CONSTRAINT catalog_promotions_after_is_sha256 CHECK (@sha256(after_sha256)),
-    -- Bytes that nobody has kept cannot be put back.
+    -- A file whose bytes are not kept could not be restored.
     CONSTRAINT catalog_promotions_before_is_kept FOREIGN KEY (before_sha256) REFERENCES catalog_kept_files (sha256),
     CONSTRAINT catalog_promotions_before_is_a_row CHECK (
         before_revision IS NOT NULL OR (before_promotion_id IS NULL AND before_sha256 IS NULL)
@@ -1606,7 +1594,7 @@ CREATE INDEX catalog_promotions_by_item ON catalog_promotions (collection_id, it
     )
 );
 
--- The catalog's index: what stands in the published STAC catalog. Files are written from it, never the other way round.
+-- The catalog's index: the Items of the published STAC catalog. Files are written from the index, never the reverse.
 CREATE TABLE catalog_collections (
     collection_id text NOT NULL,
     dataset text NOT NULL,
@@ -1617,13 +1605,13 @@ CREATE TABLE catalog_collections (
 CREATE TABLE catalog_items (
     collection_id text NOT NULL,
     item_id text NOT NULL,
-    -- Home of the Item's file: UTC day, and the page of the day that links it.
+    -- Location of the Item's file: UTC day, and the page of the day that links it.
     partition_key text NOT NULL,
     page integer NOT NULL,
     content_sha256 text NOT NULL,
     object_uri text NOT NULL,
     wal_id text NOT NULL,
-    -- What orders re-issues of one Item: the contract's group, then S3's sequencer of one key.
+    -- Order of an Item's re-issues: by the contract's group, then by S3's sequencer of the key.
     precedence text NOT NULL,
     sequencer text NOT NULL,
     revision integer NOT NULL,
@@ -1637,14 +1625,14 @@ CREATE TABLE catalog_items (
     -- Values that the Collection summarises, by property.
     summaries @json NOT NULL,
     updated_at @time NOT NULL,
-    -- Which unit's Item stood before: what makes an Item a revision of an earlier one in the lineage.
+    -- The unit of the previous Item, of which this Item is a revision in the lineage.
     replaces_wal_id text,
-    -- The promotion that an Item stands by. No Item stands without its undo record.
+    -- The promotion that wrote the current Item, so that every Item has its undo record.
     promotion_id @bigint,
-    -- In the order of pages: a batch fills a page or two, so its rows lie together, as do those that a page's links and
-    -- extent are made from. In the order of Items each row of a batch would be a page of the database for itself.
+    -- In the order of pages, so that the rows of a batch, which fills a page or two, are adjacent, and so are the rows
+    -- for a page's links and extent. In the order of Items, each row of a batch would be in another database page.
     CONSTRAINT catalog_items_in_order_of_pages PRIMARY KEY (collection_id, partition_key, page, item_id),
-    -- An Item stands once, whatever wrote it.
+    -- An Item has one row, whatever wrote it.
     CONSTRAINT catalog_items_one_row_per_item UNIQUE (collection_id, item_id),
     CONSTRAINT catalog_items_collection_exists FOREIGN KEY (collection_id) REFERENCES catalog_collections (collection_id),
     CONSTRAINT catalog_items_page_counts_from_one CHECK (page >= 1),
@@ -1674,7 +1662,7 @@ CREATE INDEX catalog_items_by_unit ON catalog_items (wal_id);
     NEW.partition_key <> OLD.partition_key OR NEW.page <> OLD.page
 );
 
--- An Item leaves the index when the promotion that it stands by is undone, which the log says first (ADR 012).
+-- An Item is removed from the index only after the undo log has its promotion as withdrawn (ADR 012).
 @refuse(
     catalog_items_leave_by_an_undo, DELETE ON catalog_items, items_leave_by_an_undo,
     NOT EXISTS (
@@ -1694,7 +1682,7 @@ CREATE INDEX catalog_items_by_unit ON catalog_items (wal_id);
     )
 );
 
--- One row per page, recounted from its Items: extents of days and collections without a look at every Item.
+-- One row per page, recounted from its Items, so that extents of days and collections need not read every Item.
 CREATE TABLE catalog_pages (
     collection_id text NOT NULL,
     partition_key text NOT NULL,
@@ -1711,13 +1699,13 @@ CREATE TABLE catalog_pages (
     over_greenwich integer NOT NULL,
     start_at @time NOT NULL,
     end_at @time NOT NULL,
-    -- Of its Items' promotions: which run wrote the collection last.
+    -- Newest promotion of the page's Items, to find the run that wrote the collection last.
     newest_promotion @bigint,
     CONSTRAINT catalog_pages_one_row_each PRIMARY KEY (collection_id, partition_key, page),
     CONSTRAINT catalog_pages_are_not_empty CHECK (items >= 1)
 ) @without_rowid;
 
--- How many Items of a collection have a value: exact summaries without a look at every Item.
+-- Number of a collection's Items with a value, so that exact summaries need not read every Item.
 CREATE TABLE catalog_summaries (
     collection_id text NOT NULL,
     property text NOT NULL,
@@ -1729,19 +1717,19 @@ CREATE TABLE catalog_summaries (
     CONSTRAINT catalog_summaries_items_are_not_negative CHECK (items >= 0)
 ) @without_rowid;
 
--- What changed in the catalog, in the order in which it was committed: a collection has one writer at a time.
+-- Changes of the catalog, in the order of their commits, because a collection has one writer at a time.
 CREATE TABLE catalog_changes (
     change_id @serial(catalog_changes_one_row_per_change),
     collection_id text NOT NULL,
     item_id text NOT NULL,
     partition_key text NOT NULL,
     kind text NOT NULL,
-    -- Of the Item as it has stood since.
+    -- Hash of the Item after the change.
     content_sha256 text,
     changed_at @time NOT NULL,
     CONSTRAINT catalog_changes_kind_is_known CHECK (kind IN ('created', 'updated', 'withdrawn')),
     CONSTRAINT catalog_changes_content_is_sha256 CHECK (@sha256(content_sha256)),
-    -- What was withdrawn stands no more.
+    -- A withdrawn Item has no content, and any other change has one.
     CONSTRAINT catalog_changes_content_is_of_what_stands CHECK ((content_sha256 IS NULL) = (kind = 'withdrawn'))
 ) @strict;
 
@@ -1749,7 +1737,7 @@ CREATE INDEX catalog_changes_by_collection ON catalog_changes (collection_id, ch
 
 @append_only(catalog_changes, catalog_changes_are_append_only, (change_id));
 
--- What each subscription of announcements.yaml was sent of an Item: its newest event there, and what became of it.
+-- The newest event of each Item for each subscription of announcements.yaml, and the event's delivery.
 CREATE TABLE announcements (
     subscription text NOT NULL,
     collection_id text NOT NULL,
@@ -1758,17 +1746,17 @@ CREATE TABLE announcements (
     change_id @bigint NOT NULL,
     kind text NOT NULL,
     event_id text NOT NULL,
-    -- open: to be sent, or sent and not known to be taken; silent: of a kind that the subscription does not want.
+    -- open: to be sent, or sent and not known to be accepted; silent: of a kind that the subscription does not want.
     state text NOT NULL,
-    -- Whether the receiver knows the Item, or was not to be notified that it is there.
+    -- Whether the receiver knows the Item, or does not want events about new Items.
     known @bool NOT NULL,
-    -- How often the receiver said no to this event while it took others.
+    -- How often the receiver refused this event while it accepted others.
     attempts integer NOT NULL DEFAULT 0,
     failing_since @time,
     last_error text,
-    -- The event as it was refused, to be sent again when somebody says so.
+    -- The refused event, which a person may have sent again.
     body text,
-    -- Events of the Item that were taken, and when the last one was.
+    -- Accepted events of the Item, and when the last was accepted.
     taken integer NOT NULL DEFAULT 0,
     taken_at @time,
     CONSTRAINT announcements_one_row_per_item PRIMARY KEY (subscription, collection_id, item_id),
@@ -1778,7 +1766,7 @@ CREATE TABLE announcements (
     CONSTRAINT announcements_taken_have_a_time CHECK ((taken = 0) = (taken_at IS NULL)),
     CONSTRAINT announcements_sent_were_taken CHECK (state <> 'sent' OR taken >= 1),
     CONSTRAINT announcements_error_is_bounded CHECK (length(last_error) <= 500),
-    -- Nothing is given up without a reason, and all that is can be sent again.
+    -- A refused event without its error could not be explained, and without its body not sent again.
     CONSTRAINT announcements_refused_are_kept CHECK (
         (state = 'refused') = (body IS NOT NULL) AND (state <> 'refused' OR last_error IS NOT NULL)
     )
@@ -1786,29 +1774,29 @@ CREATE TABLE announcements (
 
 CREATE INDEX announcements_by_state ON announcements (subscription, state, taken_at);
 
--- What was sent stays sent: a row goes on to a later change, and to no other Item.
+-- A row advances only to a later change of the same Item, so that sent events are not forgotten.
 @refuse(
     announcements_go_on, UPDATE ON announcements, announcements_go_on,
     @changed(subscription, collection_id, item_id) OR NEW.change_id < OLD.change_id OR NEW.taken < OLD.taken
 );
 @kept(announcements, announcements_are_kept, (subscription, collection_id, item_id));
 
--- Lineage: which unit's OpenLineage run and PROV activity stand in which file (transactional outbox of both paths).
+-- Lineage: the files that contain the OpenLineage runs and PROV activities of units.
 CREATE TABLE lineage_batches (
     batch_id text NOT NULL,
     path text NOT NULL,
     dataset text NOT NULL,
     run_id text NOT NULL,
-    -- Where readers find the file, relative to the lineage root.
+    -- Path of the file, relative to the lineage root.
     href text NOT NULL,
     sha256 text NOT NULL,
     unit_count integer NOT NULL,
     state text NOT NULL,
-    -- What an OpenLineage backend got of it.
+    -- State of the delivery to the OpenLineage backend.
     delivery text NOT NULL,
     created_at @time NOT NULL,
     published_at @time,
-    -- The batch that withdrew this one, why, and when. What it told stays in its file.
+    -- The batch that withdrew this batch, why, and when. The withdrawn batch's file remains.
     invalidated_by text,
     invalidation_reason text,
     invalidated_at @time,
@@ -1819,15 +1807,15 @@ CREATE TABLE lineage_batches (
     CONSTRAINT lineage_batches_state_is_known CHECK (state IN ('staged', 'published')),
     CONSTRAINT lineage_batches_published_has_time CHECK ((state = 'published') = (published_at IS NOT NULL)),
     CONSTRAINT lineage_batches_delivery_is_known CHECK (delivery IN ('none', 'pending', 'delivered')),
-    -- Only OpenLineage has a backend, and it gets what readers see.
+    -- Only OpenLineage has a backend, which gets only published batches.
     CONSTRAINT lineage_batches_delivers_openlineage CHECK (delivery = 'none' OR path = 'openlineage'),
     CONSTRAINT lineage_batches_delivers_published CHECK (delivery <> 'delivered' OR state = 'published'),
     CONSTRAINT lineage_batches_sha256_is_hex CHECK (@sha256(sha256)),
     CONSTRAINT lineage_batches_is_not_empty CHECK (unit_count > 0),
-    -- Deferred, because which batches a transaction withdraws is known once their rows are in.
+    -- Deferred, because a batch is marked as withdrawn before the withdrawing batch is written.
     CONSTRAINT lineage_batches_invalidation_is_published
     FOREIGN KEY (invalidated_by) REFERENCES lineage_batches (batch_id) DEFERRABLE INITIALLY DEFERRED,
-    -- Nothing can be withdrawn by its own publication.
+    -- A batch cannot withdraw itself.
     CONSTRAINT lineage_batches_invalidation_is_of_another_batch CHECK (invalidated_by <> batch_id),
     CONSTRAINT lineage_batches_invalidation_is_whole CHECK (
         (invalidated_by IS NULL) = (invalidated_at IS NULL) AND (invalidated_by IS NULL) = (invalidation_reason IS NULL)
@@ -1839,7 +1827,7 @@ CREATE INDEX lineage_batches_by_run ON lineage_batches (run_id, dataset);
 
 @kept(lineage_batches, lineage_is_append_only, (batch_id), (href));
 
--- What a batch told stays; its way to readers and to the backend goes on, never back, and it is withdrawn once.
+-- A batch's content never changes, its publication and its delivery only advance, and it is withdrawn at most once.
 @refuse(
     lineage_batches_only_go_on, UPDATE ON lineage_batches, lineage_batches_only_go_on,
     @changed(batch_id, path, dataset, run_id, href, sha256, unit_count, created_at)
@@ -1851,22 +1839,22 @@ CREATE INDEX lineage_batches_by_run ON lineage_batches (run_id, dataset);
 CREATE TABLE lineage_emissions (
     wal_id text NOT NULL,
     path text NOT NULL,
-    -- Empty for the first publication of a unit; a repair that changed the Item adds one under its replay's id.
+    -- Empty for a unit's first publication; a repair that changed the Item adds a revision with the replay's id.
     revision text NOT NULL,
-    -- OpenLineage run id or PROV activity id, as the path says.
+    -- OpenLineage run id or PROV activity id, by path.
     lineage_id text NOT NULL,
     batch_id text NOT NULL,
-    -- What the Item said; null where the unit registered none.
+    -- Hash of the Item; null if the unit registered none.
     content_sha256 text,
-    -- A unit whose lineage is told twice would have duplicate edges.
+    -- A unit whose lineage is recorded twice would have duplicate edges.
     CONSTRAINT lineage_emissions_once_per_unit_path_and_revision PRIMARY KEY (wal_id, path, revision),
-    -- A run or an activity leads back to one record.
+    -- An OpenLineage run or a PROV activity belongs to a single unit.
     CONSTRAINT lineage_emissions_id_names_one_unit UNIQUE (lineage_id),
     CONSTRAINT lineage_emissions_path_is_known CHECK (path IN ('openlineage', 'prov')),
     CONSTRAINT lineage_emissions_revision_is_bounded CHECK (length(revision) <= 200),
     CONSTRAINT lineage_emissions_content_is_sha256 CHECK (@sha256(content_sha256)),
-    -- A unit counts as told only while the batch that holds it is on record. Deferred, because which units a batch holds
-    -- is known once their rows are in.
+    -- A recorded unit needs the batch that contains it. Deferred, because the units of a batch are known only after
+    -- their rows are inserted.
     CONSTRAINT lineage_emissions_have_a_batch FOREIGN KEY (batch_id) REFERENCES lineage_batches (batch_id)
     DEFERRABLE INITIALLY DEFERRED
 ) @without_rowid;
@@ -1876,7 +1864,7 @@ CREATE INDEX lineage_emissions_by_batch ON lineage_emissions (batch_id);
 @append_only(lineage_emissions, lineage_is_append_only);
 @not_repeated(lineage_emissions, (wal_id, path, revision));
 
--- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. A repetition is for the trigger above.
+-- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. The trigger above handles a repeated row.
 @refuse(
     lineage_emissions_ids_are_not_replaced, INSERT ON lineage_emissions, lineage_emissions_id_names_one_unit,
     EXISTS (
@@ -1887,10 +1875,10 @@ CREATE INDEX lineage_emissions_by_batch ON lineage_emissions (batch_id);
     )
 );
 
--- Attempts that failed, no matter who says so: lineage has each once, with the batch that holds it.
+-- Failed attempts, whoever recorded them, with the batch that publishes each once.
 CREATE TABLE lineage_failures (
     wal_id @id NOT NULL,
-    -- Of the record's move to failed.
+    -- The record's version after its transition to failed.
     version integer NOT NULL,
     batch_id text,
     CONSTRAINT lineage_failures_one_row_per_move PRIMARY KEY (wal_id, version),
@@ -1911,7 +1899,7 @@ CREATE INDEX lineage_failures_unpublished ON lineage_failures (wal_id, version) 
     INSERT INTO lineage_failures (wal_id, version) VALUES (NEW.wal_id, NEW.version)
 );
 
--- The idempotent-node pattern: what a node intended, what it last applied, and what it made (IEN-03).
+-- The idempotent-node pattern: the intents of nodes, their last applied content, their outputs (IEN-03).
 CREATE TABLE etl_wal (
     wal_id @bigserial(etl_wal_one_row_per_intent),
     run_id @uuid NOT NULL,
@@ -1923,28 +1911,28 @@ CREATE TABLE etl_wal (
     status text NOT NULL,
     started_at @time NOT NULL DEFAULT @now,
     applied_at @time,
-    -- What its node claimed in the ledger with the effect, as an entry of the manifest: URI, and SHA-256 of the units.
+    -- The units that the node's effect claimed in the ledger, as a manifest entry: URI, and SHA-256 of the units.
     claimed @json,
     CONSTRAINT etl_wal_status_is_known CHECK (status IN ('PENDING', 'APPLIED', 'SKIPPED', 'FAILED')),
     CONSTRAINT etl_wal_content_hash_is_sha256 CHECK (@sha256(content_hash)),
-    -- PostgreSQL has types of both.
+    -- PostgreSQL has types for both.
     @sqlite(CONSTRAINT etl_wal_run_id_is_uuid CHECK (
         run_id LIKE '________-____-____-____-____________' AND @hexadecimal(replace(run_id, '-', ''))
     ),)
     CONSTRAINT etl_wal_payload_is_object CHECK (@json_type(payload) = 'object'),
-    -- An effect without its time, or a time without an effect, would be told wrongly for ever.
+    -- An effect without its time, or a time without an effect, would be wrong forever in lineage.
     CONSTRAINT etl_wal_applied_has_a_time CHECK ((status = 'APPLIED') = (applied_at IS NOT NULL)),
-    -- Claimed without an effect, units would be told as taken up by a run that gave them back.
+    -- Without an effect, lineage would have units as claimed by a run that released them.
     CONSTRAINT etl_wal_claimed_is_applied
     CHECK (claimed IS NULL OR (status = 'APPLIED' AND @json_type(claimed) = 'object'))
 ) @strict;
 
--- Whatever the workers believe, one content takes effect once.
+-- A content takes effect once, even if two workers apply it.
 CREATE UNIQUE INDEX etl_wal_content_is_applied_once ON etl_wal (content_hash) WHERE status = 'APPLIED';
 
 CREATE INDEX etl_wal_unresolved ON etl_wal (node, wal_id) WHERE status IN ('PENDING', 'FAILED');
 
--- Serves what a node has applied: a day's batches, without the payloads of all others.
+-- Applied intents of a node, such as a day's batches, without the payloads of other nodes.
 CREATE INDEX etl_wal_applied ON etl_wal (node, wal_id) WHERE status = 'APPLIED';
 
 CREATE INDEX etl_wal_by_run ON etl_wal (run_id, wal_id);
@@ -1965,25 +1953,25 @@ CREATE TABLE node_output (
     record @json NOT NULL,
     lineage @json,
     valid_from @time,
-    -- Null while it is what its node last made.
+    -- Null while it is the newest output of its node.
     valid_to @time,
     CONSTRAINT node_output_one_row_per_content PRIMARY KEY (content_hash),
     CONSTRAINT node_output_content_hash_is_sha256 CHECK (@sha256(content_hash)),
-    -- PostgreSQL has a type of it.
+    -- PostgreSQL has a type for it.
     @sqlite(CONSTRAINT node_output_record_is_json CHECK (json_valid(record)),
     CONSTRAINT node_output_lineage_is_json CHECK (lineage IS NULL OR json_valid(lineage)),)
-    -- A window that ends before it begins holds no moment.
+    -- A validity that ends before it begins would be empty.
     CONSTRAINT node_output_window_is_one CHECK (valid_to IS NULL OR valid_to >= valid_from)
 ) @strict;
 
--- Outputs are immutable; only the end of their validity moves, when a newer one takes over or their content comes back.
+-- Outputs are immutable, except for the end of their validity, which a newer output sets and a repeated content clears.
 @refuse(
     node_output_is_immutable, UPDATE ON node_output, node_output_is_immutable,
     @changed(content_hash, record, lineage, valid_from) OR (OLD.valid_to IS NOT NULL AND NEW.valid_to IS NOT NULL)
 );
 @kept(node_output, node_output_is_kept, (content_hash));
 
--- What counts as applied can be handed on.
+-- Applied content has an output that later runs can reuse.
 @refuse(
     etl_wal_applied_has_an_output, UPDATE ON etl_wal, etl_wal_applied_has_an_output,
     NEW.status = 'APPLIED',
@@ -1995,14 +1983,14 @@ CREATE TABLE etl_checkpoint (
     last_applied_hash text NOT NULL,
     updated_at @time NOT NULL DEFAULT @now,
     CONSTRAINT etl_checkpoint_one_row_per_node PRIMARY KEY (node),
-    -- A checkpoint that names nothing would skip work that was never done.
+    -- A checkpoint without an output would skip work that was never done.
     CONSTRAINT etl_checkpoint_names_an_output
     FOREIGN KEY (last_applied_hash) REFERENCES node_output (content_hash)
 ) @strict;
 
 @kept(etl_checkpoint, checkpoints_are_kept);
 
--- A checkpoint on what was never applied would skip work that was never done.
+-- A checkpoint of content that was never applied would skip work that was never done.
 @refuse(
     etl_checkpoint_begins_with_what_was_applied, INSERT ON etl_checkpoint, checkpoints_name_what_was_applied,
     NOT EXISTS (SELECT 1 FROM etl_wal AS w WHERE w.content_hash = NEW.last_applied_hash AND w.status = 'APPLIED')
@@ -2013,12 +2001,12 @@ CREATE TABLE etl_checkpoint (
     OR NOT EXISTS (SELECT 1 FROM etl_wal AS w WHERE w.content_hash = NEW.last_applied_hash AND w.status = 'APPLIED')
 );
 
--- Steps: how each intent ended, what went through it and what that took; and which lineage batch tells it (IEN-11).
+-- Steps: the end, the volume and the resources of each intent, and the lineage batch that publishes it (IEN-11).
 CREATE TABLE etl_steps (
     wal_id @bigint NOT NULL,
     status text NOT NULL,
     ended_at @time NOT NULL,
-    -- What was measured; null where nobody could.
+    -- Figures; null if not measured.
     seconds @real,
     cpu_seconds @real,
     rows_in @bigint,
@@ -2027,12 +2015,12 @@ CREATE TABLE etl_steps (
     bytes_out @bigint,
     energy_kwh @real,
     carbon_gco2e @real,
-    -- What measured the energy.
+    -- Method of the energy figure.
     measured_by text,
     cost_usd @real,
-    -- Kind of the error; its text may name what is not for everybody.
+    -- Type of the error, without its text, which may be confidential.
     error text,
-    -- OpenLineage batch that tells it; null until it is told.
+    -- OpenLineage batch that publishes the step; null until then.
     batch_id text,
     -- A failed intent may end once more, when a replay carries it out.
     CONSTRAINT etl_steps_one_row_per_end PRIMARY KEY (wal_id, status),
@@ -2042,7 +2030,7 @@ CREATE TABLE etl_steps (
         seconds >= 0 AND cpu_seconds >= 0 AND rows_in >= 0 AND rows_out >= 0 AND bytes_in >= 0 AND bytes_out >= 0
         AND energy_kwh >= 0 AND carbon_gco2e >= 0 AND cost_usd >= 0
     ),
-    -- A figure of energy without its method can be compared with nothing.
+    -- An energy figure without its method could not be compared.
     CONSTRAINT etl_steps_energy_has_a_method CHECK (
         (energy_kwh IS NULL) = (measured_by IS NULL) AND (carbon_gco2e IS NULL) = (measured_by IS NULL)
     ),
@@ -2053,7 +2041,7 @@ CREATE TABLE etl_steps (
 
 CREATE INDEX etl_steps_unpublished ON etl_steps (wal_id) WHERE batch_id IS NULL;
 
--- A step is measured once and told once.
+-- A step is measured once and published once.
 @refuse(
     etl_steps_are_only_published, UPDATE ON etl_steps, etl_steps_are_only_published,
     OLD.batch_id IS NOT NULL
@@ -2064,7 +2052,7 @@ CREATE INDEX etl_steps_unpublished ON etl_steps (wal_id) WHERE batch_id IS NULL;
 );
 @kept(etl_steps, etl_steps_are_kept, (wal_id, status));
 
--- Stages: how each operator of a run went, attempt by attempt, and the chained record of everything that moved it.
+-- The stage audit: a hash chain of the events of stages (operators of runs), attempt by attempt.
 CREATE TABLE stage_audit (
     -- Number of the last line of the row.
     seq @bigint NOT NULL,
@@ -2073,15 +2061,15 @@ CREATE TABLE stage_audit (
     stage text NOT NULL,
     attempt integer NOT NULL,
     kind text NOT NULL,
-    -- What happened: a move, a gate, a stop.
+    -- Name of the event: a move, a gate, a stop.
     event text NOT NULL,
     -- Text, because the hash is of this text.
     details text NOT NULL,
-    -- The lines before it that say what went well, as an array of their kind, event and details.
+    -- The row's earlier lines (passed gates, checkpoints), as an array of their kind, event and details.
     earlier text NOT NULL DEFAULT '[]',
-    -- Of the line before all of these.
+    -- Hash of the line before the row's first line.
     previous_hash text NOT NULL,
-    -- SHA-256 of the last line and the hash before it: a line that is changed, taken out or put in shows.
+    -- SHA-256 of the last line and the hash before it, which detects a changed, removed or inserted line.
     hash text NOT NULL,
     CONSTRAINT stage_audit_one_line_per_number PRIMARY KEY (seq),
     CONSTRAINT stage_audit_kind_is_known CHECK (
@@ -2091,7 +2079,7 @@ CREATE TABLE stage_audit (
     CONSTRAINT stage_audit_details_are_object CHECK (@json_type(@as_json(details)) = 'object'),
     CONSTRAINT stage_audit_earlier_is_array CHECK (@json_type(@as_json(earlier)) = 'array'),
     CONSTRAINT stage_audit_hash_is_sha256 CHECK (@sha256(hash)),
-    -- Two lines after one would be two histories.
+    -- Two lines after the same line would be two histories.
     CONSTRAINT stage_audit_does_not_fork UNIQUE (previous_hash)
 ) @strict;
 
@@ -2101,7 +2089,7 @@ CREATE INDEX stage_audit_by_time ON stage_audit (at, seq);
 
 CREATE INDEX stage_audit_by_kind ON stage_audit (kind, at);
 
--- An evaluation looks every half minute, and must find what is wrong without reading all that is right.
+-- Alerts are evaluated every half minute, and read failed gates without reading passed gates.
 CREATE INDEX stage_audit_failed_gates ON stage_audit (at)
 WHERE kind = 'gate' AND (@as_json(details) ->> 'outcome') <> 'passed';
 
@@ -2121,18 +2109,18 @@ CREATE TABLE stage_state (
     attempt integer NOT NULL,
     state text NOT NULL,
     idempotency_key text NOT NULL,
-    -- What the stage was given, as hashes; a retry is given the same.
+    -- Hashes of the stage's inputs, which a retry keeps.
     input_hashes @json NOT NULL,
     opened_at @time NOT NULL,
     started_at @time,
     ended_at @time,
     error_class text,
-    -- Gates whose degraded path was taken, and E_SYNC; an output with any is [Restricted].
+    -- Failed gates that the card lets pass, and E_SYNC; an output with any of these is [Restricted].
     restricted @json NOT NULL DEFAULT '[]',
-    -- What was saved before the stage was left.
+    -- Location of the saved output, if the stage is a checkpoint.
     checkpoint_uri text,
     output_sha256 text,
-    -- What was undone outside the database.
+    -- Summary of the effects undone outside the database.
     compensation @json,
     CONSTRAINT stage_state_one_row_per_attempt PRIMARY KEY (run_id, stage, attempt),
     CONSTRAINT stage_state_is_known CHECK (state IN ('pending', 'running', 'succeeded', 'failed', 'rolled_back')),
@@ -2148,7 +2136,7 @@ CREATE TABLE stage_state (
     CONSTRAINT stage_state_times_fit CHECK (
         (state = 'pending') = (started_at IS NULL) AND (state IN ('pending', 'running')) = (ended_at IS NULL)
     ),
-    -- A checkpoint without its digest could not be compared with anything.
+    -- A checkpoint without its digest could not be verified.
     CONSTRAINT stage_state_checkpoint_has_a_digest CHECK (checkpoint_uri IS NULL OR output_sha256 IS NOT NULL),
     CONSTRAINT stage_state_compensation_is_object
     CHECK (compensation IS NULL OR @json_type(compensation) = 'object'),
@@ -2160,7 +2148,7 @@ CREATE INDEX stage_state_by_time ON stage_state (opened_at);
 
 CREATE INDEX stage_state_unfinished ON stage_state (state, run_id) WHERE state IN ('pending', 'running');
 
--- One attempt after the other.
+-- A new attempt begins as pending, with the next number, after the previous attempt has ended.
 @refuse(
     stage_state_begins_pending, INSERT ON stage_state, stage_state_begins_pending,
     NEW.state <> 'pending'
@@ -2173,7 +2161,7 @@ CREATE INDEX stage_state_unfinished ON stage_state (state, run_id) WHERE state I
     )
 );
 
--- Another key would be another trigger; after a failure other inputs would be another question (PCS-05).
+-- A retry keeps the idempotency key and, after a failure, the inputs (PCS-05).
 @refuse(
     stage_state_retry_keeps_key_and_inputs, INSERT ON stage_state, stage_state_retry_keeps_key_and_inputs,
     EXISTS (
@@ -2194,7 +2182,7 @@ CREATE INDEX stage_state_unfinished ON stage_state (state, run_id) WHERE state I
     OR @changed(run_id, stage, attempt, idempotency_key, input_hashes, opened_at)
 );
 
--- A move that nobody can read of did not happen as it should (PCS-15).
+-- Every move of a stage has its line in the audit (PCS-15).
 @refuse(
     stage_state_move_is_audited, UPDATE ON stage_state, stage_state_move_is_audited,
     OLD.state <> NEW.state,
@@ -2207,7 +2195,7 @@ CREATE INDEX stage_state_unfinished ON stage_state (state, run_id) WHERE state I
 );
 @kept(stage_state, stage_state_is_kept, (run_id, stage, attempt));
 
--- A name that others rely on (docs/sql-views.md): what a run did for a dataset, by the last attempt of each of its stages.
+-- A public view (docs/sql-views.md): a run's result for a dataset, by the last attempt of each of its stages.
 CREATE VIEW kfm_runs AS
 SELECT
     run.run_id,
@@ -2250,11 +2238,11 @@ FROM (
 LEFT JOIN run_state AS parsed ON run.dataset || '.message_parse' = parsed.dataset_id AND run.run_id = parsed.run_id
 LEFT JOIN run_state AS settled ON run.dataset || '.settle' = settled.dataset_id AND run.run_id = settled.run_id;
 
--- What the kernel and servers said of a machine's clock: what the clock is judged by, and its stability (PCS-10, PCS-17).
+-- Readings of a machine's clock by its kernel and by servers, for the clock's state and stability (PCS-10, PCS-17).
 CREATE TABLE clock_readings (
-    -- The order of taking: times cannot give it, because they are the clock's that is in question.
+    -- Order of the readings, because their times come from the clock in question.
     reading_id @serial(clock_readings_one_row_per_reading),
-    -- Which clock: the boot id of its kernel.
+    -- The clock, by the boot id of its kernel.
     clock_id text NOT NULL,
     at @time NOT NULL,
     -- `kernel`, or `date:` and a server's host.
@@ -2262,17 +2250,17 @@ CREATE TABLE clock_readings (
     -- True time minus the clock's, which lies within offset +- uncertainty.
     offset_seconds @real,
     uncertainty_seconds @real,
-    -- The source's own word, before any rule.
+    -- State as reported by the source, before any rule.
     state text NOT NULL,
     CONSTRAINT clock_readings_clock_is_named CHECK (length(clock_id) BETWEEN 1 AND 100),
     CONSTRAINT clock_readings_source_is_named CHECK (length(source) BETWEEN 1 AND 300),
     CONSTRAINT clock_readings_state_is_known CHECK (state IN ('locked', 'unlocked', 'unknown')),
     -- An offset without its uncertainty proves nothing.
     CONSTRAINT clock_readings_offset_has_bounds CHECK ((offset_seconds IS NULL) = (uncertainty_seconds IS NULL)),
-    -- No clock is three centuries off; what is beyond is no number (infinity, NaN).
+    -- No clock is off by three centuries; a larger value is infinity or NaN.
     CONSTRAINT clock_readings_offset_is_finite
     CHECK (offset_seconds BETWEEN -1e10 AND 1e10 AND uncertainty_seconds BETWEEN 0 AND 1e10),
-    -- Who keeps a clock knows by how much it is wrong.
+    -- A source that reports a locked clock knows the clock's offset.
     CONSTRAINT clock_readings_locked_has_offset CHECK (state <> 'locked' OR offset_seconds IS NOT NULL)
 ) @strict;
 
@@ -2284,40 +2272,40 @@ CREATE INDEX clock_readings_by_time ON clock_readings (at);
 @not_truncated(clock_readings, clock_readings_are_append_only);
 @not_replaced(clock_readings, clock_readings_are_append_only, (reading_id));
 
--- Retention may take old readings; the last 30 days are what the clock is judged by and what its stability is told from.
+-- Retention may delete old readings; the clock's state and stability are computed from the last 30 days.
 @refuse(
     clock_readings_are_kept_for_a_month, DELETE ON clock_readings, clock_readings_are_kept_for_a_month,
     OLD.at > (SELECT @days_before(max(r.at), 30) FROM clock_readings AS r)
 );
 
--- Alerts over the stages: what fires since when, who was told of it and where, who took it on (PCS-18).
+-- Alerts: what fires since when, how often it was notified, and who acknowledged it (PCS-18).
 CREATE TABLE alerts (
-    -- Never given again: who acknowledges a number acknowledges what was told under it.
+    -- Never reused, so that an acknowledgement by number is of the alert that was notified.
     alert_id @serial(alerts_one_row_per_alert),
     rule text NOT NULL,
-    -- What it is about; with the rule it is the key under which no second alert is open.
+    -- What the alert is about; a rule and a subject have at most one open alert.
     subject text NOT NULL,
     state text NOT NULL DEFAULT 'firing',
     level text NOT NULL,
     opened_at @time NOT NULL,
-    -- Since when it has this level: escalation counts from here.
+    -- Since when the alert has this level; escalation counts from this time.
     level_since @time NOT NULL,
-    -- The last evaluation that found it, and the events within the rule's window that this one counted.
+    -- The last evaluation that found events, and the number of events that it found within the rule's window.
     last_seen_at @time NOT NULL,
     observed integer NOT NULL,
     -- The newest of these events: when, in which run, by which stage or source.
     last_event_at @time NOT NULL,
     run_id text,
     place text NOT NULL,
-    -- When it was last told, and how often.
+    -- Time of the last notification, and number of notifications.
     last_notified_at @time,
     notifications integer NOT NULL DEFAULT 0,
-    -- The last acknowledgement; escalation makes it fire again all the same.
+    -- The last acknowledgement; escalation makes an acknowledged alert fire again.
     acknowledged_at @time,
     acknowledged_by text,
     acknowledged_why text,
     resolved_at @time,
-    -- Which rules there are, the evaluator's query and alerts.yaml say; a list here would be one more to keep.
+    -- The evaluator's query and alerts.yaml list the rules; a list here would have to be kept equal.
     CONSTRAINT alerts_rule_is_a_word CHECK (length(rule) BETWEEN 1 AND 60 AND @word(rule)),
     CONSTRAINT alerts_subject_is_named CHECK (length(subject) BETWEEN 1 AND 300),
     CONSTRAINT alerts_place_is_named CHECK (length(place) BETWEEN 1 AND 300),
@@ -2333,12 +2321,12 @@ CREATE TABLE alerts (
     CONSTRAINT alerts_resolution_has_a_time CHECK ((state = 'resolved') = (resolved_at IS NOT NULL))
 ) @strict;
 
--- Two evaluators at once open one alert.
+-- Two concurrent evaluators open a single alert.
 CREATE UNIQUE INDEX alerts_one_open_per_key ON alerts (rule, subject) WHERE state <> 'resolved';
 
 CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 
--- An alert begins to fire; it is resolved for good, its level only rises, and it is taken on by somebody or not at all.
+-- An alert begins as firing, its level only rises, and it stays resolved; only a firing alert is acknowledged.
 @refuse(
     alerts_begin_firing, INSERT ON alerts, alerts_begin_firing,
     NEW.state <> 'firing' OR NEW.notifications <> 0 OR NEW.acknowledged_at IS NOT NULL
@@ -2349,7 +2337,7 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
     OR OLD.state = 'resolved'
     OR OLD.level || '>' || NEW.level IN ('critical>warning', 'critical>info', 'warning>info')
     OR NEW.notifications NOT IN (OLD.notifications, OLD.notifications + 1)
-    -- Only what has become worse fires again after somebody took it on.
+    -- An acknowledged alert fires again only at a higher level.
     OR (OLD.state = 'acknowledged' AND NEW.state = 'firing' AND NEW.level = OLD.level)
     OR (
         @changed(acknowledged_at, acknowledged_by, acknowledged_why)
@@ -2358,42 +2346,42 @@ CREATE INDEX alerts_by_key ON alerts (rule, subject, last_notified_at);
 );
 @kept(alerts, alerts_are_kept, (alert_id));
 
--- What is delivered later, at least once: a row for each subject that a consumer has not got yet.
+-- Deliveries that are due, at least once each: a row for each subject that a consumer has not received yet.
 CREATE TABLE outbox (
-    -- alerts: notifications; catalog: how far each follower has come, in rows that stay; lineage: batches.
+    -- alerts: notifications; catalog: the position of each follower, in permanent rows; lineage: batches.
     topic text NOT NULL,
-    -- Who is to get it: a channel and which URL of KFM_ALERT_URLS, which itself may hold credentials; a follower;
-    -- files, the lineage root, where readers look, or backend, the configured OpenLineage backend.
+    -- The receiver: a channel with the index of its URL in KFM_ALERT_URLS (the URL itself may have credentials), a
+    -- follower, `files` (the lineage root), or `backend` (the configured OpenLineage backend).
     consumer text NOT NULL,
-    -- What it is about: an alert, a collection, a batch.
+    -- The alert, collection or batch.
     subject text NOT NULL,
-    -- The last change that a follower has taken; how many events of a batch were sent; 0 for none.
+    -- The last change that a follower has applied, or the number of a batch's sent events; 0 for none.
     position @bigint NOT NULL DEFAULT 0,
     payload @json NOT NULL,
-    -- What a file will say (Zstandard). Null for a backend, which gets what readers see.
+    -- Content of the file (Zstandard); null for a backend, which gets the published file.
     content @bytes,
     created_at @time NOT NULL,
     -- Number of the claim whose owner may write the row.
     turn integer NOT NULL DEFAULT 0,
-    -- Tries that failed since the last that did not.
+    -- Failed tries since the last success.
     failures integer NOT NULL DEFAULT 0,
-    -- When it is tried next; while it is claimed, when another may take over.
+    -- Time of the next try; for a claimed row the end of its lease.
     next_attempt_at @time NOT NULL,
     last_error text,
     CONSTRAINT outbox_one_row_per_consumer PRIMARY KEY (topic, subject, consumer),
     CONSTRAINT outbox_topic_is_known CHECK (topic IN ('alerts', 'catalog', 'lineage')),
     CONSTRAINT outbox_counts_are_not_negative CHECK (position >= 0 AND turn >= 0 AND failures >= 0),
-    -- An error is for a person to read, not for keeping a response's body.
+    -- The error is for a person; a response's whole body would be too long.
     CONSTRAINT outbox_error_is_bounded CHECK (length(last_error) <= 500),
     CONSTRAINT outbox_error_is_of_a_failure CHECK ((last_error IS NULL) = (failures = 0))
 ) @strict;
 
 CREATE INDEX outbox_due ON outbox (topic, consumer, next_attempt_at);
 
--- postgresql: it would compress what is compressed already, which only costs time.
+-- postgresql: the content is compressed already; compressing it again would only cost time.
 ALTER TABLE outbox ALTER COLUMN content SET STORAGE EXTERNAL;
 
--- A row that went before its delivery would be a message lost.
+-- A row deleted before its delivery would be a lost message.
 @refuse(
     outbox_leaves_when_delivered, DELETE ON outbox, outbox_leaves_when_delivered,
     OLD.topic = 'catalog' OR (OLD.topic = 'alerts' AND OLD.turn = 0)
@@ -2410,7 +2398,7 @@ ALTER TABLE outbox ALTER COLUMN content SET STORAGE EXTERNAL;
     outbox_begins_undelivered, INSERT ON outbox, outbox_begins_undelivered,
     NEW.position <> 0 OR NEW.turn <> 0 OR NEW.failures <> 0
 );
--- A follower beyond the newest change would never get the next one.
+-- A follower beyond the newest change would never get the next change.
 @refuse(
     followers_are_behind, UPDATE ON outbox, followers_are_behind,
     NEW.topic = 'catalog' AND NEW.position > 0,
