@@ -95,5 +95,5 @@ def _refuse_another(node: IdempotentNode[Any, Effect], intent: Intent) -> None:
                 f"the {member} of {intent.node} have changed since its intent",
                 observed=value,
                 expected=expected[member],
-                next_step="run the node as it is now; the intent counts as overtaken then",
+                next_step="run the node; its new content makes this intent obsolete",
             )

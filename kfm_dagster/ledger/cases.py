@@ -144,7 +144,7 @@ class QuarantineCases:
         locked = {row.wal_id: row for row in tx.run("evidence.lock_open", batch=batch)}
         for wal_id in sorted(versions.keys() - locked.keys()):
             raise RefusedError(
-                "the unit has no such open case",
+                "the unit has no open case of this version",
                 observed=f"{wal_id} at version {versions[wal_id]}",
                 expected="an open case of exactly this version",
                 next_step=f"kfm units evidence {wal_id}",

@@ -215,7 +215,7 @@ def percentile(counts: Mapping[int, int], share: float) -> float:
         total += counts[number]
         if total >= rank:
             return seconds_of(number)
-    raise ValueError("nothing is counted")
+    raise ValueError("no arrival is counted")
 
 
 def count_day(contract: DatasetContract, day: date, *, tx: Transaction) -> None:

@@ -244,7 +244,7 @@ class LineageBatches:
         try:
             self._files.publish(href, pa.decompress(entry.content, size, codec=CODEC, asbytes=True))
         except STORE_ERRORS as error:
-            _LOG.warning("the lineage root does not take %s: %s", href, error_text(error))
+            _LOG.warning("the lineage root does not accept %s: %s", href, error_text(error))
             self.outbox.defer(entry, error_text(error))
             return False
         with self._database.transaction() as tx:

@@ -97,7 +97,7 @@ class ClientBackend:
 def _unavailable(client: OpenLineageClient, why: str) -> BackendUnavailableError:
     return BackendUnavailableError(
         observed=f"{client.transport.kind} transport: {why}",
-        next_step="nothing is lost; delivery goes on when the backend is back",
+        next_step="none: no event is lost, and delivery continues when the backend answers",
     )
 
 

@@ -207,7 +207,7 @@ class Lineage:
             if not is_conflict(error):
                 raise
             for path, lines in part.lines.items():
-                part.failures[path] |= dict.fromkeys(lines, "another writer holds the lineage record")
+                part.failures[path] |= dict.fromkeys(lines, "another writer has locked the lineage record")
         return part
 
     def _history(self, units: Sequence[LineageUnit]) -> History:

@@ -104,14 +104,14 @@ def align_time(*, ts_start: datetime, reference: datetime, tau: timedelta, f_s_h
     if not (math.isfinite(f_s_hz) and f_s_hz > 0):
         raise PathError("f_s is not a sampling rate", observed=f_s_hz, expected="hertz above zero")
     if ts_start.tzinfo is None or reference.tzinfo is None:
-        raise PathError("a path is aligned to an aware time", observed=f"{ts_start} and {reference}")
+        raise PathError("a path can only be aligned to times with a zone", observed=f"{ts_start} and {reference}")
     aligned = TimeAligned(offset_s=(ts_start - reference).total_seconds(), f_s_hz=f_s_hz)
     if abs(aligned.offset_s) > tau.total_seconds():
         raise PathError(
             "the path's time differs from its reference time",
             observed=f"{aligned.offset_s:g} s apart",
             expected=f"at most {tau.total_seconds():g} s",
-            next_step="look at the volume's clock",
+            next_step="check the volume's clock",
         )
     return aligned
 
@@ -143,7 +143,7 @@ def align_phase(aligned: PathAligned, *, lambda_ref_m: float, reference_window_m
     splits = max(abs(edges[first] - reference_window_m[0]), abs(edges[last] - reference_window_m[1]))
     if not (first < last and splits <= CLOSURE * path.extent_m):
         raise PathError(
-            "the reference window does not hold whole elements of the path",
+            "the reference window does not consist of whole elements of the path",
             observed=f"{reference_window_m} m; the nearest elements begin at {edges[first]:g} and end at "
             f"{edges[last]:g} m",
             next_step="trace the beam with splits_m at the window's begin and end",

@@ -111,7 +111,7 @@ class IntentRecovery:
             parts = {name: context[name] for name in ("dataset", "partition", "run_id")}
             node = PathArrivals(pipeline=self.pipeline, **parts)
             self.pipeline.stages.commit(self.pipeline.stages.run(node, run_id=node.run_id, upstream=None))
-            return replace(plan, why="it is applied")
+            return replace(plan, why="the intent is applied")
         if plan.action is IntentAction.ENTER:
             self._listing_node(plan.intent).transform()
             action, why = self._of_the_first_node(plan.intent)
@@ -139,14 +139,14 @@ class IntentRecovery:
         if payload["context"]["operator"] != MessageParse.operator:
             return self._of_a_batch(intent)
         if "replay_of" in payload["params"]:
-            return IntentAction.HOLD, "a replay of a run is started by a person"
+            return IntentAction.HOLD, "only a person starts the replay of a run"
         # A backfill's input only describes the listing, which is not stored.
         is_listing = payload["params"]["source"] == Source.LISTING and "checksum" in payload["inputs"][0]
         return self._of_a_listing(intent) if is_listing else self._of_the_first_node(intent)
 
     def _of_a_listing(self, intent: Intent) -> Decided:
         if refused := intent.payload["context"].get("refused"):
-            return IntentAction.HOLD, f"its day was not listed whole ({refused}); start the run again"
+            return IntentAction.HOLD, f"not every bucket of its day was listed ({refused}); start the run again"
         node = self._listing_node(intent)
         if any(intent.payload["params"].get(name) != value for name, value in node.params().items()):
             return IntentAction.HOLD, "the contract has changed since; start the run again"

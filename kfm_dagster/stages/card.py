@@ -251,7 +251,7 @@ class StateMachine(Strict):
             raise ValueError(f"{twice[0]} is declared twice")
         needed = [way for way in POSSIBLE if way[1] is not StageState.ROLLED_BACK and way not in ways]
         if needed:
-            raise ValueError(f"{needed[0][0]} > {needed[0][1]} is missing: no stage could ever end")
+            raise ValueError(f"{needed[0][0]} > {needed[0][1]} is missing, so no stage could ever end")
         return value
 
     @model_validator(mode="after")
@@ -264,7 +264,7 @@ class StateMachine(Strict):
     def _compensable_or_not(self) -> StateMachine:
         if both := sorted(set(self.human_review) & set(self.retry_policy.retry_on)):
             raise ValueError(
-                f"{both[0]} is in human_review and in retry_policy.retry_on: a class is compensable or not"
+                f"{both[0]} is in human_review and in retry_policy.retry_on, but only one of the two can apply"
             )
         return self
 

@@ -271,7 +271,7 @@ class StageLifecycle:
         if newest is None or (newest.attempt, newest.state) != (failed.attempt, failed.state):
             return  # The next attempt has begun, and the effects are its own.
         if received is not None and node.count_owned(tx) < len(received.envelopes):
-            details = {"reason": "its units are another run's, or done"}
+            details = {"reason": "its units have ended, or another run holds them"}
             self.store.audit.append([failed.event(AuditKind.COMPENSATION, "left", details)], tx=tx)
             return
         undone = node.compensate(tx=tx)

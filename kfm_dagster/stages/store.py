@@ -101,7 +101,7 @@ class StageStore:
         """
         before = self.newest(run_id, stage, tx=tx)
         if before is not None and before.state is StageState.RUNNING:
-            details = {"reason": "its worker is gone, or gave way to another attempt"}
+            details = {"reason": "its worker died, or another attempt replaced it"}
             before = self.move(before, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=details, tx=tx)
         if before is not None:
             _refuse_other(before, idempotency_key, input_hashes)

@@ -134,7 +134,7 @@ class ObjectStores:
             raise StoreAccessError(
                 f"not every bucket of {contract.id} can be listed",
                 observed=f"{', '.join(refused)}: no such bucket, or no access to it",
-                expected="a listing of each; the other buckets are processed",
+                expected="a listing of every bucket (the other buckets are processed)",
                 next_step="correct the contract's storage.buckets, or the credentials (public buckets: KFM_ANONYMOUS)",
             )
 

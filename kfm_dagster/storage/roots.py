@@ -139,7 +139,7 @@ def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = Fal
         if not adopt and not root.is_empty() and root.holder() != deployment:
             raise ForeignRootError(
                 f"{root.name} {root.location} has files and no {MARKER}: their deployment is unknown",
-                expected="an empty place, or this deployment's",
+                expected="an empty location, or this deployment's",
                 next_step=f"correct {root.setting}, or run kfm init --adopt if this ledger wrote them",
             )
     return free

@@ -13,7 +13,7 @@ SELECT
     rule || '/' || subject AS key
 FROM alerts
 WHERE
-    -- Since null nothing has resolved.
+    -- If resolved_since is null, no resolved alert is listed.
     (state <> 'resolved' OR resolved_at >= :resolved_since)
     AND (:rule IS NULL OR rule = :rule) AND alert_id > :after
 ORDER BY alert_id
@@ -36,7 +36,7 @@ UPDATE alerts SET
 WHERE alert_id = :alert_id AND state = 'firing';
 
 -- name: findings
--- What each rule has found within its window: a row per subject with at least so many events, and the newest of them.
+-- Findings of each rule within its window: a row per subject whose events reach the threshold, with the newest event.
 WITH terms AS (
     SELECT rule, since, threshold
     FROM @batch(:terms, t, rule text, since time, threshold integer)
@@ -53,7 +53,7 @@ events AS (
     FROM tries
     WHERE previous IN ('failed', 'rolled_back') AND started_at IS NOT NULL
     UNION ALL
-    -- What had succeeded and is asked again is no retry of a failure.
+    -- A repetition after a success is not a retry of a failure.
     SELECT 'retry_storm', 'all stages', at, run_id, stage
     FROM stage_audit
     WHERE
@@ -76,7 +76,7 @@ events AS (
         kind = 'replay' AND event = 'diverged'
         AND at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'replay_divergence')
     UNION ALL
-    -- The same of a unit that was done again by itself.
+    -- The same for a unit that was ingested again by a replay of units.
     SELECT 'replay_divergence', record.dataset, made.at, made.replay_run_id, record.dataset
     FROM nodd_wal_outcomes AS made
     INNER JOIN nodd_wal_records AS record ON made.wal_id = record.wal_id
@@ -94,7 +94,7 @@ events AS (
         opened_at >= (SELECT t.since FROM terms AS t WHERE t.rule = 'unlock')
         AND @has(restricted, 'E_SYNC')
     UNION ALL
-    -- A reading that proves the clock wrong, and a kernel that does not keep it while nothing else calibrates it.
+    -- A reading that proves a wrong clock, or an unlocked kernel while no other source calibrates the clock.
     SELECT 'unlock', 'clock', r.at, CAST(NULL AS text), r.source
     FROM clock_readings AS r
     WHERE
@@ -112,7 +112,7 @@ events AS (
             )
         )
     UNION ALL
-    -- Objects that were taken out while another version of the same one has its Item; the newest version counts.
+    -- Objects whose newest version is quarantined while another version has succeeded.
     SELECT 'worse_object', worse.dataset, worse.updated_at, worse.ingest_run_id, worse.last_error_code
     FROM nodd_wal_records AS worse
     WHERE
@@ -190,8 +190,8 @@ WHERE
 RETURNING alert_id;
 
 -- name: tell
--- Not again within the window of suppression, whichever alert of the same rule and subject was told; what has gone up a
--- level is told at once. An evaluation tells an alert once.
+-- No notification within the window of suppression after any alert of the same rule and subject was notified, except
+-- for an alert that has just escalated. An evaluation notifies an alert once.
 UPDATE alerts SET notifications = alerts.notifications + 1, last_notified_at = :now
 FROM @batch(:terms, t, rule text, quiet_since time, audience json)
 WHERE

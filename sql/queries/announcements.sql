@@ -5,7 +5,7 @@ SELECT item_id, change_id, kind, event_id, state, known FROM announcements
 WHERE subscription = :subscription AND collection_id = :collection_id AND item_id IN (@each(:item_ids));
 
 -- name: go_on
--- Later changes of Items that have a row; one that a later one has overtaken changes nothing and does not come back.
+-- Advances Items that have a row to later changes; an older change has no effect and is not returned.
 UPDATE announcements SET
     change_id = e.change_id, kind = e.kind, event_id = e.event_id, state = e.state,
     known = CASE WHEN e.state = 'silent' THEN e.kind <> 'withdrawn' ELSE announcements.known END,
@@ -41,7 +41,7 @@ WHERE
     AND announcements.state IN ('open', 'refused');
 
 -- name: failed
--- What the receiver does not take while it takes others counts; one that takes nothing is down.
+-- A failure counts only if the receiver accepts other events meanwhile; a receiver that accepts none is down.
 UPDATE announcements SET
     failing_since = coalesce(announcements.failing_since, @as_time(:begun_at)), last_error = e.error,
     attempts = announcements.attempts + CASE
@@ -70,7 +70,7 @@ WHERE
     AND announcements.state IN ('open', 'refused');
 
 -- name: forget
--- All that stands is to be sent again; what was withdrawn is known to be gone.
+-- Every current Item is sent again, except for withdrawn Items, which the receiver knows to be gone.
 UPDATE announcements SET state = 'open', attempts = 0, failing_since = NULL, last_error = NULL, body = NULL
 WHERE
     subscription = :subscription AND collection_id = :collection_id
@@ -82,7 +82,7 @@ WHERE subscription = :subscription AND state = 'refused'
 ORDER BY collection_id, item_id;
 
 -- name: status
--- Waiting are the changes that the subscription has not been sent, or for which it is not decided whether they are its.
+-- `waiting` counts changes that were not sent, or not yet compared with the subscription's conditions.
 WITH put_off AS (
     SELECT next_attempt_at, last_error FROM outbox
     WHERE topic = 'catalog' AND consumer = :follower AND failures > 0

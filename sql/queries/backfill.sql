@@ -1,7 +1,7 @@
 -- Statements of backfills.
 
 -- name: due_listings
--- Of scheduled listings those that nobody has begun, whose day no running backfill has: the one before ends first.
+-- Scheduled listings that have not begun, and whose day no running backfill has; an earlier backfill must end first.
 SELECT listing.backfill_id
 FROM @batch(:listings, listing, backfill_id text, dataset text, day text)
 WHERE
@@ -20,7 +20,7 @@ SELECT dataset, state, count(*) AS days FROM backfill_days WHERE backfill_id = :
 SELECT count(*) FROM replay_runs WHERE state = 'running' AND mode = 'backfill';
 
 -- name: open_listing
--- Before each listing: it counts its objects again. No row: the day is listed, or its backfill has been cancelled.
+-- Resets the count of objects before a listing. No row if the day is listed already, or its backfill was cancelled.
 UPDATE backfill_days SET listed = 0
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
@@ -40,7 +40,7 @@ WHERE
 RETURNING day;
 
 -- name: close_listing
--- A listing that was cut short by a cancellation has not listed its day.
+-- If the backfill was cancelled during the listing, the day is not listed.
 UPDATE backfill_days SET state = 'listed', listed_at = :at, left_out = @as_json(:left_out)
 WHERE
     backfill_id = :backfill_id AND dataset = :dataset AND day = :day AND state = 'requested'
@@ -67,7 +67,7 @@ WHERE
 ORDER BY backfill.replay_run_id;
 
 -- name: finish
--- Over is a backfill of which nothing waits, is worked on, or will be tried again by itself.
+-- Ends a backfill without a bulk unit that is pending, in progress, or retried automatically.
 UPDATE replay_runs SET state = 'finished', finished_at = :at, updated_at = :at
 WHERE
     replay_run_id = :backfill_id AND state = 'running'
@@ -85,7 +85,7 @@ WHERE
     );
 
 -- name: progress
--- What the ledger says of all units of every day, not only the backfill's.
+-- Statuses of all units of each day, not only of the backfill's units.
 SELECT
     day.dataset, day.day, day.state, day.requests, day.requested_at, day.listed_at, day.listed, day.created,
     day.requeued, day.left_out, record.status, count(record.wal_id) AS units
@@ -103,8 +103,8 @@ SELECT :backfill_id, :dataset, day.value, 'waiting', 0, 0, 0, 0
 FROM (@each(:days)) AS day;
 
 -- name: next_days
--- The first day of each running backfill that waits, of the given datasets; the backfill that was served longest ago
--- comes first.
+-- The first waiting day of each running backfill, of the given datasets; the backfill that was served longest ago is
+-- first.
 WITH next AS (
     SELECT
         day.backfill_id, backfill.created_at, min(day.day) AS day,
@@ -124,7 +124,7 @@ WHERE day.state = 'waiting' AND day.dataset IN (@each(:datasets))
 ORDER BY next.served_at NULLS FIRST, next.created_at, next.backfill_id, day.dataset;
 
 -- name: requested
--- Days whose run has been asked for and has not listed them yet; few, for a further day waits for these.
+-- Days whose run was requested but has not listed them yet; few, because further days wait for these.
 SELECT day.backfill_id, day.day, day.requests, day.requested_at, day.dataset
 FROM replay_runs AS backfill
 INNER JOIN backfill_days AS day ON backfill.replay_run_id = day.backfill_id

@@ -1,6 +1,6 @@
 -- name: open_collection
 -- Returns a row when the root catalog has to be written again. The collection's row stays locked until the transaction
--- ends, also when WHERE refuses the update: that makes one writer of a collection wait for the other.
+-- ends, even if WHERE refuses the update, so that the writers of a collection wait for each other.
 INSERT INTO catalog_collections (collection_id, dataset, title) VALUES (:collection_id, :dataset, :title)
 ON CONFLICT (collection_id) DO UPDATE SET dataset = excluded.dataset, title = excluded.title
 WHERE catalog_collections.dataset <> excluded.dataset OR catalog_collections.title <> excluded.title
@@ -32,8 +32,8 @@ WHERE collection_id = :collection_id
 ORDER BY year;
 
 -- name: recount_page
--- A longitude interval runs over Greenwich when it begins west and ends east of it, or, having crossed the
--- antimeridian, begins west of it or ends east of it.
+-- A longitude interval contains Greenwich if it begins west and ends east of it, or, if it crosses the antimeridian,
+-- begins west or ends east of it.
 INSERT INTO catalog_pages (
     collection_id, partition_key, page, items, west, south, east, north, west_360, east_360,
     over_antimeridian, over_greenwich, start_at, end_at, newest_promotion
@@ -105,7 +105,7 @@ WHERE collection_id = :collection_id AND NOT EXISTS (
 );
 
 -- name: current
--- With the event of the unit whose Item stands: what orders versions of an object of which one has no sequencer.
+-- With the event time of the current Item's unit, which orders versions of an object if one has no sequencer.
 SELECT
     item.item_id, item.partition_key AS partition, item.page, item.content_sha256, item.object_uri, item.wal_id,
     item.replaces_wal_id AS replaces, item.precedence, item.sequencer, item.revision, item.summaries, item.promotion_id,
@@ -115,8 +115,8 @@ LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: apply
--- Compare-and-swap of a batch: a row comes back for every Item that still stands as its writer saw it, and as the undo log
--- has kept it. A row that was taken back meanwhile is not revised.
+-- Compare-and-swap of a batch: returns a row for every Item that is still as its writer read it, and as the undo log
+-- has kept it. A row that was withdrawn meanwhile is not revised.
 INSERT INTO catalog_items (
     collection_id, item_id, partition_key, page, content_sha256, object_uri, wal_id, precedence, sequencer, revision,
     west, south, east, north, start_at, end_at, summaries, updated_at, promotion_id
@@ -161,7 +161,7 @@ WHERE
 RETURNING item_id;
 
 -- name: owners
--- Whose Items stand, and whose stood there before.
+-- The units of the current Items, and of the Items before them.
 SELECT item.item_id, item.wal_id, item.object_uri, record.object_version
 FROM catalog_items AS item
 LEFT JOIN nodd_wal_records AS record ON item.wal_id = record.wal_id
@@ -173,7 +173,7 @@ INNER JOIN nodd_wal_records AS record ON item.replaces_wal_id = record.wal_id
 WHERE (item.collection_id, item.item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
 -- name: log_promotions
--- With the index row to be replaced, if the Item stands as its writer saw it; otherwise the writer is refused (apply).
+-- With the index row to be replaced, if the Item is as its writer read it; otherwise `apply` refuses the writer.
 INSERT INTO catalog_promotions (
     run_id, dataset, collection_id, item_id, partition_key, after_sha256, before_promotion_id, before_revision,
     before_sha256, wal_id, logged_at, old_partition_key, old_page, old_content_sha256, old_object_uri, old_wal_id,
@@ -195,7 +195,7 @@ LEFT JOIN catalog_items AS item
 RETURNING item_id, promotion_id;
 
 -- name: rivals
--- Earlier promotions of Items: what one of them left without coming through is not what stood before.
+-- Earlier promotions of Items, because a file left by an unfinished promotion is not the file of the previous Item.
 SELECT item_id, after_sha256, before_promotion_id, before_revision, before_sha256
 FROM catalog_promotions
 WHERE collection_id = :collection_id AND before_revision IS NOT NULL
@@ -206,7 +206,7 @@ SELECT DISTINCT item_id FROM catalog_promotions @indexed_by(catalog_promotions_b
 WHERE run_id = :run_id AND collection_id = :collection_id AND dataset = :dataset;
 
 -- name: promotions_of_items
--- Whose a promotion was, and whether it has been undone since.
+-- Run and dataset of each promotion of these Items, and whether it was undone.
 SELECT
     promotion.promotion_id, promotion.run_id, promotion.dataset, promotion.item_id,
     promotion.partition_key AS partition,
@@ -217,7 +217,7 @@ WHERE promotion.collection_id = :collection_id AND promotion.item_id IN (@each(:
 ORDER BY promotion.promotion_id;
 
 -- name: orphans
--- Items whose unit is in quarantine, and of which no lineage stands. What was written outside of any run has none.
+-- Items whose unit is in quarantine, without valid lineage. Items written outside of any run never have lineage.
 SELECT promotion.dataset, promotion.run_id, item.item_id, item.wal_id, item.promotion_id
 FROM nodd_wal_records AS record
 INNER JOIN catalog_items AS item ON record.wal_id = item.wal_id
@@ -262,7 +262,7 @@ FROM @rows(:rows, batch)
 WHERE true;
 
 -- name: changes_after
--- What comes next for a follower; no further than those that it comes after.
+-- The next changes for a follower, up to the position of the followers that precede it.
 SELECT change_id, item_id, partition_key, kind, content_sha256, changed_at FROM catalog_changes
 WHERE
     collection_id = :collection_id AND change_id > :after
@@ -276,7 +276,7 @@ ORDER BY change_id
 LIMIT :most;
 
 -- name: contents
--- Which of these Items the index has, what each says, and whose it is.
+-- These Items' rows of the index: the hash of the content, and the unit.
 SELECT item_id, content_sha256, wal_id FROM catalog_items
 WHERE (collection_id, item_id) IN (SELECT :collection_id, value FROM (@each(:item_ids)) AS wanted);
 
@@ -285,7 +285,7 @@ SELECT item_id, partition_key, content_sha256 FROM catalog_items
 WHERE collection_id = :collection_id;
 
 -- name: behind
--- The collections of which a follower lacks changes that those before it have, unless it is put off or at work there.
+-- Collections with changes that a follower lacks and the followers before it have, unless it is deferred or claimed.
 SELECT batch.value ->> 0 AS collection_id
 FROM @rows(:collections, batch)
 LEFT JOIN outbox AS place

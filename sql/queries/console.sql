@@ -1,7 +1,7 @@
--- Statements of the console; they only read, and none reads more rows than its limit.
+-- Statements of the console; they only read, and each reads at most as many rows as its limit.
 
 -- name: settled
--- What the stages counted that gave a dataset's units their final status, the newest first.
+-- Counts of the stages that gave a dataset's units their final status, newest first.
 SELECT stage.ended_at, settled.validation_summary
 FROM stage_state AS stage
 INNER JOIN run_state AS settled ON stage.run_id = settled.run_id AND stage.stage = settled.dataset_id
@@ -10,7 +10,7 @@ ORDER BY stage.opened_at DESC
 LIMIT :limit;
 
 -- name: newest_successes
--- When the newest live units were discovered and succeeded, but for those that somebody had done again.
+-- Times of discovery and success of the newest live units, without replayed units.
 SELECT unit.created_at, unit.updated_at
 FROM (
     SELECT created_at, updated_at, lane, replay_reason FROM nodd_wal_records

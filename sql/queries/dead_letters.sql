@@ -1,7 +1,7 @@
 -- Statements of the dead-letter tooling.
 
 -- name: known_units
--- requeued_with is the error that the unit had when a drain last let it in again.
+-- requeued_with is the error that the unit had when a drain last requeued it.
 SELECT
     record.wal_id, record.dataset, record.status, record.attempts,
     record.last_error_code AS error_code,

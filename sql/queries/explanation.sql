@@ -1,7 +1,7 @@
 -- Statements that explain a run; they only read.
 
 -- name: intents
--- What a run intended, with the run that applied the content, what it gave, and what it took.
+-- A run's intents, each with the run that applied its content, the output, and the resources used.
 SELECT
     intent.wal_id, intent.node, intent.step, intent.payload, intent.claimed, intent.content_hash, intent.status,
     intent.started_at, intent.applied_at, coalesce(applied.payload -> 'context' ->> 'run_id', CAST(applied.run_id AS text)) AS applied_by,
@@ -15,9 +15,9 @@ WHERE intent.run_id = :run_id
 ORDER BY intent.wal_id;
 
 -- name: runs_beginning
--- A person asks; the tables have a handful of rows per run.
+-- Without an index, because only a person asks, and the tables have few rows per run.
 SELECT run_id FROM run_state
--- One record is no run's: it says where run-state is (run_state/choice.py).
+-- Without the record that names the store of run-state (run_state/choice.py).
 WHERE substr(run_id, 1, length(:beginning)) = :beginning AND dataset_id <> 'kfm.run_state_store'
 UNION
 SELECT CAST(run_id AS text) FROM etl_wal
@@ -26,7 +26,7 @@ ORDER BY run_id
 LIMIT :limit;
 
 -- name: runs_of_unit
--- The run that changed a unit last, by its wal_id; the run that wrote the Item that stands, by the Item's id.
+-- The run that last changed a unit, by its wal_id, or the run that wrote the current Item, by the Item's id.
 SELECT ingest_run_id AS run_id FROM nodd_wal_records WHERE wal_id = :name AND ingest_run_id IS NOT NULL
 UNION ALL
 SELECT promotion.run_id
@@ -37,8 +37,8 @@ INNER JOIN catalog_promotions AS promotion ON item.promotion_id = promotion.prom
 WHERE item.collection_id = collection.collection_id AND item.item_id = :name AND promotion.run_id IS NOT NULL;
 
 -- name: latest_run
--- The newest ingest: what else runs beside the chain (paths, virtual stores) is asked for by its id. A run's record comes
--- after its intent, so a run whose name is no UUID goes by its name.
+-- The newest ingest; other runs (paths, virtual stores) are explained only by id. A run's record is later than its
+-- intent, so a run whose name is not a UUID is returned by its name.
 SELECT found.run_id
 FROM (
     SELECT run_id, recorded_at AS at FROM run_state WHERE @position(dataset_id || '@', :stage) > 0

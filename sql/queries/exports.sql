@@ -12,7 +12,7 @@ FROM catalog_collections AS collection
 ORDER BY collection.collection_id;
 
 -- name: latest_run
--- The run that last ended a node of a dataset; runs from before there were intents have records only.
+-- The run that last ended a node of a dataset; runs of releases before intents have only records.
 SELECT found.run_id
 FROM (
     SELECT run_id, recorded_at AS at FROM run_state
@@ -25,7 +25,7 @@ ORDER BY found.at DESC, found.run_id DESC
 LIMIT 1;
 
 -- name: activities
--- A node in a run, once, however many contents it applied.
+-- Each node of a run once, however many contents it applied.
 SELECT
     CAST(run_id AS text) AS run_id, node, step, min(started_at) AS started_at, max(applied_at) AS ended_at
 FROM etl_wal
@@ -40,7 +40,7 @@ WHERE status = 'APPLIED'
 ORDER BY wal_id;
 
 -- name: artifacts
--- What a node made besides its batch, or else the batch.
+-- The file that a node wrote besides its batch, else the batch.
 SELECT
     output.content_hash, intent.node, intent.step,
     COALESCE(output.record -> 'artifact' ->> 'uri', output.record ->> 'artifact_uri') AS uri,
@@ -52,16 +52,16 @@ WHERE intent.status = 'APPLIED'
 ORDER BY intent.wal_id;
 
 -- name: objects
--- Every version of an object of which an Item was made, once, whatever datasets it is a unit of. What has no Item may be
--- held back, and nothing here names it.
+-- Every version of an object that has had an Item, once, even if several datasets have it as a unit. Objects without an
+-- Item may be confidential, so they are not named.
 SELECT DISTINCT @bytewise(record.object_uri) AS object_uri, @bytewise(record.object_version) AS object_version
 FROM nodd_wal_records AS record
 WHERE record.wal_id IN (SELECT promotion.wal_id FROM catalog_promotions AS promotion)
 ORDER BY 1, 2;
 
 -- name: items
--- Every writing of an Item that came through, with its object, and the node in a run that wrote it where that came to its
--- end. An entry that no Item stands by, that no later one replaced and that nobody withdrew is of a writer that died.
+-- Every completed write of an Item, with its object and, if the node ended, the node and run that wrote it. A promotion
+-- that is not current, and was neither replaced nor withdrawn, is from a writer that died.
 SELECT
     promotion.promotion_id, promotion.collection_id, promotion.item_id, promotion.partition_key, promotion.after_sha256,
     promotion.logged_at, record.object_uri, record.object_version, made.run_id, made.node, made.step,
@@ -82,7 +82,7 @@ LEFT JOIN (
 ) AS later ON promotion.promotion_id = later.before_promotion_id
 LEFT JOIN nodd_wal_records AS record ON promotion.wal_id = record.wal_id
 LEFT JOIN (
-    -- A run works on one day, so a dataset has one such node in it, however many contents that applied.
+    -- A run has one day, so it has one such node for a dataset, however many contents the node applied.
     SELECT
         payload -> 'context' ->> 'run_id' AS named_run, payload -> 'context' ->> 'dataset' AS dataset,
         min(CAST(run_id AS text)) AS run_id, min(node) AS node, min(step) AS step
@@ -95,7 +95,7 @@ WHERE
 ORDER BY promotion.promotion_id;
 
 -- name: claims
--- Which of these objects a run took up.
+-- The units of Items that each run claimed, by object.
 SELECT DISTINCT
     CAST(intent.run_id AS text) AS run_id, intent.node, intent.step, @bytewise(record.object_uri) AS object_uri,
     @bytewise(record.object_version) AS object_version
@@ -110,17 +110,17 @@ WHERE
 ORDER BY 1, 2, 3, 4, 5;
 
 -- name: stand_still
--- sqlite: a transaction sees one state of the database from its first read on.
+-- sqlite: a transaction reads a single state of the database from its first read on.
 SELECT 1;
 
 -- name: stand_still
--- postgresql: the first statement of a transaction, by which every other one sees the same state of the database.
+-- postgresql: as a transaction's first statement, it makes all others read the same state of the database.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: inputs
--- What each applied content was made from: another content (source_hash), or something from outside. A content is an
--- input when it is named by its hash, or by the artifact that it left; of several that left the same artifact it is the
--- one that the same run had before it, the nearest of the same dataset, else the first one there was.
+-- The sources of each applied content: another content (source_hash), or an input from outside. An input is another
+-- content if it has that content's hash or artifact. If several contents have the same artifact, the source is the
+-- content that the same run had before (the nearest of the same dataset), else the first content.
 WITH applied AS (
     SELECT wal_id, run_id, content_hash, payload, payload -> 'context' ->> 'dataset' AS dataset
     FROM etl_wal

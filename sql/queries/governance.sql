@@ -59,7 +59,7 @@ FROM @batch(:batch, unit, wal_id text, version integer, action text)
 SELECT wal_id, version, action FROM override_units WHERE proposal_id = :proposal_id ORDER BY wal_id;
 
 -- name: proposals
--- One proposal, or all that nobody has decided on, the newest first.
+-- One proposal, or all undecided proposals, newest first.
 SELECT
     p.entry_id, p.at, p.actor, p.reason, p.change_ref, p.details, decision.action AS decision,
     decision.actor AS decided_by, decision.at AS decided_at
@@ -70,7 +70,7 @@ WHERE
 ORDER BY p.entry_id DESC;
 
 -- name: unapproved
--- Of these units, those that nobody has approved this actor's action on, at this version.
+-- The units, at these versions, without an approval of this actor's action.
 SELECT unit.wal_id
 FROM @batch(:batch, unit, wal_id text, version integer)
 WHERE NOT EXISTS (

@@ -17,7 +17,7 @@ SELECT * FROM replay_runs WHERE replay_run_id = :replay_run_id;
 SELECT * FROM replay_runs WHERE (mode = 'backfill') = :backfills ORDER BY created_at DESC, replay_run_id LIMIT :limit;
 
 -- name: running
--- Those that let batches in; a backfill lists days (backfill.sql).
+-- Running replays that admit batches; backfills list days instead (backfill.sql).
 SELECT replay_run_id FROM replay_runs WHERE state = 'running' AND mode <> 'backfill' ORDER BY created_at, replay_run_id;
 
 -- name: next_batch
@@ -35,7 +35,7 @@ GROUP BY dataset, outcome, skip_reason
 ORDER BY dataset, outcome, skip_reason;
 
 -- name: unfinished
--- A batch of which a unit is pending or in progress; one that waits for its retry keeps nobody waiting.
+-- Batches with a unit that is pending or in progress; a unit that waits for its retry does not delay the next batch.
 SELECT DISTINCT found.replay_run_id, found.batch, found.dataset
 FROM replay_runs AS run
 INNER JOIN replay_outcomes AS found ON run.replay_run_id = found.replay_run_id
@@ -48,7 +48,7 @@ WHERE decided_at > :since
 GROUP BY replay_run_id, batch;
 
 -- name: differing
--- Results of a replay that nobody permitted to differ, in any attempt that followed its admission.
+-- Results of a replay that differ without permission, in any attempt after the unit's admission.
 SELECT unit.wal_id, unit.dataset, mismatch.attempt, mismatch.at
 FROM replay_units AS unit
 INNER JOIN nodd_wal_transitions AS admission
@@ -70,12 +70,12 @@ ORDER BY found.position
 LIMIT :limit;
 
 -- name: lock
--- Replays are changed one at a time, so that each sees what the others have in flight.
+-- Replays are changed one at a time, so that each reads the units that the others have in flight.
 @lock_all('kfm_dagster.replay');
 
 -- name: select_units
--- sqlite: it has no LATERAL; by rowid, so that a filter that is not given costs no look at the record itself.
--- Each (status, dataset) is one range of nodd_wal_records_by_selection, read no further than the limit.
+-- sqlite: it has no LATERAL; by rowid, so that records are not read for filters that are not set.
+-- Each (status, dataset) is one range of nodd_wal_records_by_selection, read only to the limit.
 WITH taken AS (
     SELECT candidate_of_group.rowid AS id
     FROM json_each(:groups) AS wanted
@@ -112,8 +112,8 @@ CROSS JOIN nodd_wal_records AS record ON taken.id = record.rowid
 ORDER BY record.event_time, record.wal_id;
 
 -- name: select_units
--- postgresql: LATERAL, which reads a group no further than its limit.
--- Each (status, dataset) is one range of nodd_wal_records_by_selection, read no further than the limit.
+-- postgresql: LATERAL, which reads each group only to its limit.
+-- Each (status, dataset) is one range of nodd_wal_records_by_selection, read only to the limit.
 WITH taken AS (
     SELECT record.*
     FROM jsonb_to_recordset(CAST(:groups AS jsonb)) AS wanted (status text, dataset text)
@@ -153,7 +153,7 @@ FROM taken
 ORDER BY taken.event_time, taken.wal_id;
 
 -- name: count_by_status
--- Each (status, dataset) is one range of nodd_wal_records_by_selection: SQLite joins in the order of a CROSS JOIN.
+-- CROSS JOIN fixes SQLite's join order, so that each (status, dataset) is one range of nodd_wal_records_by_selection.
 SELECT record.status, count(*) AS units
 FROM @batch(:groups, wanted, status text, dataset text)
 CROSS JOIN nodd_wal_records AS record
@@ -211,7 +211,7 @@ FROM @batch(:units, unit,
 );
 
 -- name: units_of_batch
--- Nobody moves these records until the transaction ends.
+-- Locks these records, so that no other transaction changes them until this transaction ends.
 SELECT
     unit.selected_status, unit.selected_version, record.wal_id, record.version, record.status, record.dataset,
     record.partition_key, record.event_time, record.attempts, record.last_error_code, record.object_uri,
@@ -238,12 +238,12 @@ FROM @batch(:decisions, decision,
     wal_id text, state text, skip_reason text, admitted_version integer
 )
 WHERE
-    -- With the batch, so that SQLite looks through its rows for each decision, and not through all that wait.
+    -- With the batch, so that for each decision SQLite reads only the batch's rows, not all waiting rows.
     unit.replay_run_id = :replay_run_id AND unit.state = 'selected' AND unit.batch = :batch
     AND unit.wal_id = decision.wal_id;
 
 -- name: live_waits_since
--- Since when the live unit waits that has waited longest, of datasets that are on.
+-- Since when the oldest pending live unit of these datasets waits.
 SELECT min(updated_at) AS oldest_at FROM nodd_wal_records
 WHERE
     status = 'pending' AND lane = 'live'

@@ -1,10 +1,10 @@
--- What retention may remove. Of files that are old, the hashes of those that a row here names and nothing needs: a file
--- that no row names stays, whoever wrote it. A batch of them costs one look through a table, so that no table has an
--- index for it.
+-- Files that retention may delete: of the given hashes of old files, those that a row names and nothing needs. A file
+-- that no row names is kept, whoever wrote it. A batch of hashes costs a single scan of a table, so that no table has
+-- an index for it.
 
 -- name: landing
--- A batch stays while a message of it is on the queue or was received of late, a unit of one may be tried again, or a
--- quarantined one has no evidence yet: that shows the message.
+-- A landed batch is kept while one of its messages is on the queue or was received recently, a unit of a message may be
+-- retried, or a quarantined unit has no evidence yet, because the evidence contains the message.
 SELECT substr(d.landing_sha256, 8) AS digest
 FROM nodd_wal_deliveries AS d
 WHERE d.landing_sha256 IN (SELECT 'sha256:' || asked.value FROM (@each(:digests)) AS asked)
@@ -30,8 +30,8 @@ HAVING sum(
 ) = 0;
 
 -- name: artifacts
--- Outputs of stages alone: listings and products stay, which no stage names. An output is shared by all runs that have
--- made or reused it, and stays while one of them is young or not over, or a failed intent is to be replayed from it.
+-- Only outputs of stages; listings and products, which no stage names, are kept. An output is shared by all runs that
+-- wrote or reused it. It is kept while one of them is young or has not ended, or a failed intent needs it for a replay.
 SELECT s.output_sha256 AS digest
 FROM stage_state AS s
 WHERE s.output_sha256 IN (@each(:digests))
@@ -58,7 +58,7 @@ HAVING
     ) = 0;
 
 -- name: evidence
--- Evidence stays while a case that names it is open, or was closed of late.
+-- Evidence is kept while a case that names it is open, or was closed recently.
 SELECT c.evidence_sha256 AS digest
 FROM quarantine_cases AS c
 WHERE c.evidence_sha256 IN (@each(:digests))
@@ -66,7 +66,7 @@ GROUP BY c.evidence_sha256
 HAVING sum(CASE WHEN c.state = 'open' OR c.closed_at >= :before THEN 1 ELSE 0 END) = 0;
 
 -- name: unsettled_runs
--- Runs of which a unit waits, is in work or has failed.
+-- Runs with a unit that is pending, in progress or failed.
 SELECT DISTINCT r.ingest_run_id AS run_id
 FROM nodd_wal_records AS r
 WHERE r.status IN ('pending', 'in_progress', 'failed') AND r.ingest_run_id IN (@each(:runs));

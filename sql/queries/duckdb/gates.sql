@@ -1,8 +1,8 @@
 -- Set questions of the gates, over Arrow tables that a gate registers; one row for every unit at fault.
 
 -- name: collisions
--- units(wal_id, object_uri, object_version, item_id): item_id is null unless the unit's Item stands.
--- owners(item_id, wal_id, object_uri, object_version): whose Items stand in the catalog, or stood there before.
+-- units(wal_id, object_uri, object_version, item_id): item_id is null if the unit's Item is not current.
+-- owners(item_id, wal_id, object_uri, object_version): units of the current Items, and of the Items before them.
 WITH
 versions AS (
     SELECT object_uri, object_version, count(DISTINCT wal_id) AS times, min(wal_id) AS first, max(wal_id) AS last

@@ -2,8 +2,8 @@
 
 -- name: matching
 -- places(place, west, south, east, north, starts, ends): rows of Items; without a box NaN, which is greater than any number.
--- asked(...): one row of the same bounds, null where nothing is asked. Times are microseconds.
--- A box whose west is greater than its east goes over the antimeridian, and all of those meet there.
+-- asked(...): one row of the same bounds; null bounds are not compared. Times are microseconds.
+-- A box whose west is greater than its east crosses the antimeridian, so any two such boxes intersect there.
 SELECT places.place
 FROM places CROSS JOIN asked
 WHERE

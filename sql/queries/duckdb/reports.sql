@@ -2,7 +2,7 @@
 -- attempts(run_id, stage, attempt, state, seconds, input_hashes): seconds from start to end, null for what has not ended.
 
 -- name: stage_states
--- The newest attempt of a stage is what became of it in its run.
+-- By the newest attempt, which is the stage's result in its run.
 SELECT stage, state, count(*) AS runs
 FROM (SELECT run_id, stage, arg_max(state, attempt) AS state FROM attempts GROUP BY run_id, stage)
 GROUP BY stage, state
@@ -15,7 +15,7 @@ FROM attempts
 WHERE state = 'succeeded';
 
 -- name: conflicts
--- Triggers that came again under one idempotency key with other inputs.
+-- Triggers that were repeated with the same idempotency key but other inputs.
 SELECT count(*) AS conflicts
 FROM (
     SELECT input_hashes, lag(input_hashes) OVER (PARTITION BY run_id, stage ORDER BY attempt) AS before FROM attempts

@@ -1,4 +1,4 @@
--- What the catalog's follower `stac-api` asks of the database of a STAC API: pgstac's own tables and functions (0.10), and
+-- Statements of the catalog's follower `stac-api` for a STAC API's database: pgstac's tables and functions (0.10), and
 -- two tables of ours in the schema `kfm`. search_path is pgstac, public; geometry functions are PostGIS's.
 
 -- name: lock_installation
@@ -15,17 +15,17 @@ SELECT pgstac.get_version() AS version;
 -- name: create_tables
 CREATE SCHEMA IF NOT EXISTS kfm;
 
--- How far each collection has come; moved in the transaction of its Items.
+-- The follower's position in each collection, written in the transaction of its Items.
 CREATE TABLE IF NOT EXISTS kfm.stac_collections (
     collection_id text NOT NULL,
-    -- The last change of the catalog that the Items have in them, and when the catalog changed.
+    -- The last change of the catalog that the Items contain, and the time of the change.
     change_id bigint NOT NULL,
     changed_at timestamptz NOT NULL,
     applied_at timestamptz NOT NULL,
     CONSTRAINT stac_collections_one_row_each PRIMARY KEY (collection_id)
 );
 
--- Items that were taken back, by the change that did so: who comes late with an older one does not bring them again.
+-- Withdrawn Items with the withdrawing change, so that a late writer of an older change does not write them again.
 CREATE TABLE IF NOT EXISTS kfm.stac_withdrawn (
     collection_id text NOT NULL,
     item_id text NOT NULL,
@@ -38,7 +38,7 @@ GRANT USAGE ON SCHEMA kfm TO pgstac_ingest;
 GRANT SELECT, INSERT, UPDATE, DELETE ON kfm.stac_collections, kfm.stac_withdrawn TO pgstac_ingest;
 
 -- name: set_up
--- pgstac's queue would put off what has to stand when the transaction ends; extents come from the catalog.
+-- Without pgstac's queue, which would defer work beyond the end of the transaction; extents come from the catalog.
 SELECT
     set_config('search_path', 'pgstac, public', true),
     set_config('TimeZone', 'UTC', true),
@@ -72,7 +72,7 @@ SELECT CAST(content AS text) AS content FROM pgstac.collections WHERE id = :coll
 SELECT content = CAST(:content AS jsonb) AS same FROM pgstac.collections WHERE id = :collection_id;
 
 -- name: put_collection
--- How it is partitioned is decided once: by its maker.
+-- Only the first writer of a Collection decides its partitioning.
 INSERT INTO pgstac.collections (content, partition_trunc)
 VALUES (CAST(:content AS jsonb), :partition_trunc)
 ON CONFLICT (id) DO UPDATE SET content = excluded.content;
@@ -81,12 +81,12 @@ ON CONFLICT (id) DO UPDATE SET content = excluded.content;
 SELECT pgstac.delete_collection(id) FROM pgstac.collections WHERE id = :collection_id;
 
 -- name: base_item
--- One row always: of nulls where there is no such Collection.
+-- Always one row; of nulls if there is no such Collection.
 SELECT base_item_id, CAST(base_item AS text) AS base_item FROM pgstac.current_base_item(:collection_id);
 
 -- name: make_partitions
--- Bounded by the whole of their time from the start: nothing that is loaded later has to change a constraint, for which
--- pgstac would lock readers out.
+-- Partitions are bounded by their whole time from the start, so that later Items change no constraint, for which pgstac
+-- would lock readers out.
 WITH wanted AS (
     SELECT DISTINCT part.partition_name, part.partition_range
     FROM unnest(CAST(:times AS timestamptz [])) AS given (moment)
@@ -98,7 +98,7 @@ WHERE NOT EXISTS (SELECT 1 FROM pgstac.partition_stats AS known WHERE known.part
 ORDER BY wanted.partition_name;
 
 -- name: loosen_partitions
--- pgstac's own maintenance narrows partitions to what they hold; widening them again is done here, without validation.
+-- pgstac's maintenance narrows partitions to their content; this statement widens them again, without validation.
 WITH wanted AS (
     SELECT DISTINCT part.partition_name
     FROM unnest(CAST(:times AS timestamptz [])) AS given (moment)
@@ -120,14 +120,14 @@ CREATE TEMPORARY TABLE kfm_stage (
     geometry jsonb,
     start_at timestamptz,
     end_at timestamptz,
-    -- Null for an Item that is taken back.
+    -- Null for a withdrawn Item.
     content jsonb,
     private jsonb
 ) ON COMMIT DROP;
 
 -- name: look_up_by_id
--- PostgreSQL takes a temporary table for ten times its size, and would read a whole partition to join it: half a second for
--- 200,000 Items, where looking each of the batch up takes a millisecond. By the same estimate it would compile each statement.
+-- PostgreSQL estimates a temporary table at ten times its size. So it would join by reading a whole partition (half a
+-- second for 200,000 Items, while index lookups take a millisecond), and would compile each statement.
 SELECT
     set_config('enable_hashjoin', 'off', true),
     set_config('enable_mergejoin', 'off', true),
@@ -201,7 +201,7 @@ CREATE TEMPORARY TABLE kfm_expected (
 ) ON COMMIT DROP;
 
 -- name: compare
--- content_nonhydrated is what pgstac hands to the API; the API puts it together with its base item.
+-- content_nonhydrated is the form that pgstac gives to the API, which merges it with the base item.
 SELECT
     coalesce(expected.id, item.id) AS id,
     coalesce(
