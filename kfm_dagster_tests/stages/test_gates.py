@@ -264,7 +264,7 @@ def cases() -> dict[Gate, list[Case]]:
                 for path, unit, says, units in (
                     ("gsd", {"unit": "s"}, r"s has dimension \[time\], expected \[length\]", goes),
                     ("gsd", {"unit": "km"}, "is declared in km, the standard's unit is m", goes),
-                    ("gsd", {"unit": "dBZ"}, "a unit or a dimension is none that is known: dBZ", goes),
+                    ("gsd", {"unit": "dBZ"}, "a unit or a dimension is unknown: dBZ", goes),
                     ("goes:mode", {"unit": "1"}, "neither STAC nor the contract declares", goes),
                     ("nexrad:height-m", {"unit": "degree", "dimension": "[length]"}, "degree has dimension", nexrad),
                 )

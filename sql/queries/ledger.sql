@@ -168,8 +168,8 @@ GROUP BY record.dataset
 ORDER BY record.dataset;
 
 -- name: waiting
--- Event times of the live units that are pending or in progress: half, nine tenths and 99 in 100 of the units have waited no
--- longer than since these times, and all since oldest_at. The limit of units in flight bounds the rows read.
+-- Event times of the live units that are pending or in progress: half, nine tenths and 99 in 100 of the units have
+-- waited no longer than since these times, and all since oldest_at. The limit of units in flight bounds the rows read.
 WITH waiting AS (
     SELECT
         queue, event_time,

@@ -1,6 +1,6 @@
 """Backfills: list and ingest days of datasets, day by day, beside live messages (DAG-05).
 
-A backfill is rows in the database, by which each tick continues it. Listed objects are recorded in the bulk lane, a
+A backfill is stored in the database, so that each tick can continue it. Listed objects are recorded in the bulk lane, a
 chunk per transaction, and the sensor `nodd_ledger` plans the runs of their units. A further day is listed only while
 fewer bulk units are in flight than the live share allows. Succeeded units stay unchanged, and failed units are requeued
 with the reason `backfill`, so repeating a backfill changes nothing else.
@@ -72,7 +72,7 @@ class Backfills:
         decision: Decision,
         selection: Selection | None = None,
     ) -> Backfill:
-        """Record a backfill for the sensor `nodd_due`; earlier days lower the partition window.
+        """Record a backfill for the sensor `nodd_due`; days before the partition window extend it.
 
         `selection` is the spec of the backfill, if a person has written one. Raises the errors of `days`.
         """

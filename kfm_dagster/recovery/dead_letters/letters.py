@@ -1,7 +1,7 @@
 """Dead letters: the messages of the dead-letter queue, classed for a drain or a redrive.
 
-A dead letter is parsed as intake parses messages, and its units are looked up in the ledger; it does not matter why the
-queue moved it. Looking only changes the receive counts. Does not belong here: treating letters (`treatments.py`).
+A dead letter is parsed as intake parses messages, and its units are looked up in the ledger; why the queue moved the
+message does not matter. Looking changes only receive counts. Does not belong here: treating letters (`treatments.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.statements import value_of
 
 LOOK_LIMIT = 10_000
-"""Most dead letters of a look; SQS allows 120,000 messages of a queue in flight."""
+"""Dead letters of a look at most; SQS allows 120,000 messages of a queue in flight."""
 OLDEST_SAMPLE = 100
-"""Dead letters that a status receives to find the oldest, because SQS has no attribute for its age."""
+"""Dead letters that a status receives to find the oldest, because SQS has no attribute for the oldest message's age."""
 
 
 @unique

@@ -3,9 +3,9 @@
 A drain lands a batch and then writes in one transaction: records for unknown units, failed > pending for failed units
 whose policy allows it, quarantine for other failed units, the receipt by which each message is deleted once its units
 are terminal, and the decision. So a drain that crashes at any point loses nothing, and a second drain repeats nothing.
-A redrive sends before it deletes, so that a message may be on both queues, but is always on one. Unreadable messages
-are not redriven, because they would be dead letters again; a discard deletes the messages of named ids. Does not belong
-here: running the units (the ledger's sensor requests that).
+A redrive sends before it deletes, so a message may be on both queues, but is always on at least one. Unreadable
+messages are not redriven, because they would be dead letters again; a discard deletes the messages of named ids. Does
+not belong here: running the units (the ledger's sensor requests that).
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _reason_to_stop(
 def _make_known(
     work: DeadLetterWork, letters: Sequence[DeadLetter], landed: str, tx: Transaction
 ) -> tuple[set[str], set[WalId]]:
-    """Record a batch; return the ids of messages with a rejected record, and requeued units."""
+    """Record a batch; return the ids of messages with a rejected entry, and requeued units."""
     pipeline = work.pipeline
     ensured, parsed = ensure_units(pipeline.ledger, [letter.parsed for letter in letters], lane=Lane.BULK, tx=tx)
     failed = {wal_id for wal_id, status in ensured.existing.items() if status is Status.FAILED}
@@ -252,7 +252,7 @@ def _discard(work: DeadLetterWork, letters: Sequence[DeadLetter]) -> None:
 def _record(
     work: DeadLetterWork, letters: Sequence[DeadLetter], parsed: Sequence[ParsedMessage], landed: str, tx: Transaction
 ) -> set[str]:
-    """Count and record this queue's messages; return ids of messages with a rejected record."""
+    """Count and record this queue's messages; return ids of messages with a rejected entry."""
     deliveries, messages = work.pipeline.deliveries, [letter.message for letter in letters]
     deliveries.count_dead_letters([message.message_id for message in messages], queue=work.queue.name, tx=tx)
     return record_messages(deliveries, messages, parsed, queue=work.queue.name, landing_sha256=landed, tx=tx)

@@ -1,7 +1,7 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Unsettled messages are given back when the work ends, also by an error, and not earlier, because the work would receive
-them again. Messages of a killed process are visible again after their visibility timeout. Does not belong here:
+Unsettled messages are given back when the work ends (even by an error). Given back earlier, they would be received by
+this work again. Messages of a killed process are visible again after their visibility timeout. Does not belong here:
 treating a batch (`treatments.py`).
 """
 
@@ -47,7 +47,7 @@ class LetterOutcome(StrEnum):
     KEPT = "kept"
     """Unreadable; the message stays for a person, and the ledger has the reason."""
     LEFT = "left"
-    """Not treated: not selected, of a switched-off dataset, or of a class that the treatment does not suit."""
+    """Not treated, because it is not selected, its dataset is off, or the treatment does not apply to its class."""
     MOVED = "moved"
     """On the primary queue under a new id, and no longer on the dead-letter queue."""
     DOUBLED = "doubled"

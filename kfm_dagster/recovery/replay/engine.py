@@ -155,13 +155,13 @@ class ReplayEngine:
         return run
 
     def attributed(self, selection: Selection, decision: Decision) -> Decision:
-        """Return the decision; without a change reference, it gets that of the spec."""
+        """Return the decision; a decision without a change reference gets the spec's."""
         return replace(decision, change_ref=decision.change_ref or selection.change_ref)
 
     def advance(self, replay_run_id: str) -> Advance:
         """Advance a running replay by a batch at most; any process may repeat it safely.
 
-        Does nothing for a backfill, which needs its listings in progress: Backfills.advance. Raises UnknownNameError.
+        Does nothing for a backfill; `Backfills.advance` does that, by its active listings. Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")
@@ -215,7 +215,7 @@ class ReplayEngine:
             )
 
     def at_work(self) -> bool:
-        """Return whether a running replay is not held by a guard."""
+        """Return whether any running replay is not held by a guard."""
         with self.pipeline.database.snapshot() as view:
             replays = runs.running(view)
         holds = [self.report(replay_run_id).hold for replay_run_id in replays]
@@ -296,7 +296,7 @@ class ReplayEngine:
         self, replay_run_id: str, to_state: ReplayState, decision: Decision, action: GovernanceAction
     ) -> ReplayRun:
         """Change a replay's state by a person's decision, and log it. Raises RefusedError."""
-        # A planned replay is started by the engine alone.
+        # Only the engine starts a planned replay.
         allowed = {state for state, following in NEXT_STATES.items() if to_state in following} - {ReplayState.PLANNED}
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")

@@ -76,9 +76,9 @@ LIMITS: Mapping[Environment, Limits] = {
 QUEUE_AGE_SLO_SECONDS = 90.0
 """Longest wait of a live unit (service level NODD-Q-AGE-CRIT: P90 of the queue age)."""
 SLOW_DOWN_AT = 0.5
-"""Share of this wait above which replays run at half their rate."""
+"""Share of QUEUE_AGE_SLO_SECONDS above which replays run at half their rate."""
 HOLD_AT = 0.8
-"""Share of this wait above which replays admit nothing."""
+"""Share of QUEUE_AGE_SLO_SECONDS above which replays admit nothing."""
 
 
 @unique
@@ -88,19 +88,19 @@ class Guard(StrEnum):
     ENVIRONMENT = "environment"
     """The selection is for another environment."""
     SCOPE = "scope"
-    """A dimension is missing: a dataset, a time, and a status or an error code; or explicit wal_ids."""
+    """The selection lacks a dataset, a time, or a status or error code, and has no explicit wal_ids."""
     GLOBAL_SCOPE = "global_scope"
     """The selection has every dataset."""
     WINDOW = "window"
     """The time is open, or longer than a replay may cover."""
     MAX_SELECTION_RECORDS = "max_selection_records"
-    """More records than a replay may select."""
+    """The selection has more records than a replay may select."""
     MAX_BATCH_SIZE = "max_batch_size"
-    """Larger batches than a transaction should hold."""
+    """The batches are larger than a transaction should hold."""
     MAX_BATCHES = "max_batches"
-    """More batches than a replay may have."""
+    """The selection needs more batches than a replay may have."""
     RATE = "rate"
-    """Faster than the environment allows."""
+    """The rate is higher than the environment allows."""
     APPROVAL = "approval"
     """Results would be replaced, or units released, without a governed approval."""
     CHANGE_REFERENCE = "change_reference"
@@ -186,7 +186,7 @@ class HoldReason(StrEnum):
     QUEUE_AGE = "queue_age"
     """Live units wait too long."""
     IN_FLIGHT = "in_flight"
-    """Earlier batches are not done."""
+    """Earlier batches have not ended."""
     RATE = "rate"
     """The batch would follow the last batch too soon."""
 

@@ -1,7 +1,7 @@
 """The plan of a replay: the units of its selection now, and the guards that refuse it.
 
-Reads only. A guard is a pure function that returns a named refusal with the observed and the expected value, or None.
-Does not belong here: limits and pace (`limits.py`), and which units of a batch are requeued (`units.py`).
+This module only reads. A guard is a pure function that returns a named refusal with observed and expected value, or
+None. Does not belong here: limits and pace (`limits.py`), and which units of a batch are requeued (`units.py`).
 """
 
 from __future__ import annotations

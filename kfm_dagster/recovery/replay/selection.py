@@ -217,7 +217,7 @@ class Selection(_Strict):
         return window.start.date(), (window.end - timedelta(microseconds=1)).date()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document, every default written out."""
+        """Return the document with every default."""
         return self.model_dump(mode="json")
 
     def brief(self) -> dict[str, Any]:

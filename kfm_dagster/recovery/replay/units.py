@@ -39,7 +39,7 @@ class SkipReason(StrEnum):
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     """The contract grants no further attempt."""
     NEVER_REPLAYED = "never_replayed"
-    """The error code rules out that another attempt helps."""
+    """After this error code, no further attempt can succeed."""
     SWITCHED_OFF = "switched_off"
     """The dataset's kill switch is on."""
     NO_CONTRACT = "no_contract"
@@ -113,7 +113,7 @@ class Admission:
 def select(
     selection: Selection, *, registry: ContractRegistry, limit: int, tx: Transaction
 ) -> tuple[list[SelectedUnit], bool]:
-    """Return the first `limit` matching records by event time and wal_id, and if more match."""
+    """Return the first `limit` matching records by event time and wal_id, and whether more match."""
     filters = selection.spec.filters
     datasets = datasets_of(selection, registry)
     parameters = {

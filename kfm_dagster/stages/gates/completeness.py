@@ -1,6 +1,6 @@
 """Gate G1, schema completeness: every section that the stage should add exists, in its form.
 
-Members that a contract permits to be missing as suspect are permitted here, too, because an issue names each of them.
+A member that the contract allows to be missing (as suspect) may be missing here, too, because an issue names it.
 Does not belong here: whether values are possible (`dimensions.py`), or the consequences (`stages/card.py`).
 """
 

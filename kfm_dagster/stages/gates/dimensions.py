@@ -1,7 +1,7 @@
 """Gate G4, dimensional closure: extracted numbers have fitting units and possible values.
 
-A quantity is a numeric field of an ingested unit. It closes under three conditions: its declared unit of measurement
-has the dimension that STAC or the contract expects; if STAC or the projection prescribes a unit, it is that; and its
+A quantity is a numeric field of an ingested unit. A quantity closes if its declared unit of measurement has the
+dimension that STAC or the contract expects, and is the unit that STAC or the projection prescribes, if any, and if its
 values are finite and in range. The contract declares the units, this package those of its own fields. p_dim is the
 share of quantities that close. Does not belong here: parsing units of measurement (`units.py`).
 """
@@ -276,7 +276,7 @@ def _numbers(value: Any) -> Sequence[float]:
 
 
 def _own_numbers(extracted: Extracted, subject: Subject) -> list[tuple[str, Sequence[float]]]:
-    """Return our own quantities, footprint and size. An invalid footprint is G1's finding."""
+    """Return our own quantities, footprint and size; G1 reports an invalid footprint."""
     metadata, integrity = extracted.metadata, extracted.unit.integrity
     quantities: list[tuple[str, Sequence[float]]] = []
     if len(box := _numbers(metadata.bbox or ())) == 4:

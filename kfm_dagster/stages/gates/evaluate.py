@@ -38,8 +38,8 @@ _TEXTS = {
 def uniqueness(subject: Subject) -> Verdict:
     """Find duplicates (G8) within batch and catalog, and name every unit at fault.
 
-    Not duplicates are a unit whose Item was superseded, a rewritten object (same URI, another version), and a re-issue
-    (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008).
+    A unit whose Item was superseded is not a duplicate. Neither is a rewritten object (same URI, another version), or a
+    re-issue (another precedence under the contract's key grammar), whichever of the two is current (docs/adr/008).
     DuckDB computes the collisions as sets (`sql/queries/duckdb/gates.sql`).
     """
     if not subject.envelopes:
@@ -198,7 +198,7 @@ def _finding(name: str, hours: Sequence[ProductHour]) -> Finding:
 
 
 FEED = timedelta(days=1)
-"""Age from which data comes from an archive and not from a feed, as the slowest feed here takes hours."""
+"""Data older than this comes from an archive, not from a feed, because the slowest feed here takes hours."""
 
 
 def freshness(subject: Subject) -> Verdict:
@@ -242,6 +242,6 @@ RULES: Mapping[Gate, Callable[[Subject], Verdict]] = {
 def evaluate(subject: Subject, *, gates: Iterable[Gate] = RULES) -> tuple[Verdict, ...]:
     """Return the verdicts of these gates, in order; gates without a rule in RULES are omitted.
 
-    The verdicts depend on the subject only, and not on the order of its units.
+    The verdicts depend only on the subject, and not on the order of its units.
     """
     return tuple(RULES[gate](subject) for gate in gates if gate in RULES)

@@ -32,7 +32,7 @@ def path_conventions(
     min_points: int = MIN_POINTS,
     sample_m: Mapping[WalId, float] = MappingProxyType({}),
 ) -> Verdict:
-    """Check G3: arrays of equal length >= min_points, positive d_ell in step with ell's extent.
+    """Check G3: arrays of equal length >= min_points, positive d_ell that sum to ell's extent.
 
     paths: the beams of each unit; a unit without beams has lost its path and fails. refused: units whose path could not
     be computed (missing quantities are rejected), and why. sample_m: c_ref / f_s of each unit, in metres.

@@ -21,9 +21,9 @@ from kfm_dagster.stages.gates.verdict import Gates
 from kfm_dagster.storage.database import Transaction
 
 _DEPTHS = {"Point": -1, "MultiPoint": 0, "Polygon": 1, "MultiPolygon": 2}
-"""Geometry types of NODD datasets > arrays around a line of positions (RFC 7946, section 3.1)."""
+"""Geometry type of NODD datasets > depth of the arrays around a line of positions (RFC 7946, section 3.1)."""
 _LEAST = 4
-"""Positions of a closed ring (RFC 7946, section 3.1.6)."""
+"""Least number of positions of a closed ring (RFC 7946, section 3.1.6)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +72,9 @@ _LISTS = (list, tuple)
 _WHOLE = frozenset({
     "cube:variables", "cube:dimensions.x", "cube:dimensions.y", "cube:dimensions.valid_time", "cube:dimensions.level",
 })  # fmt: skip
-"""Objects that are a single field to the gates: texts of a hundred variables, and values that `proj:transform` has."""
+"""Objects that the gates take as one field: texts of a hundred variables, and values that repeat `proj:transform`."""
 NAMED = 5
-"""Names of a longer list in a text."""
+"""Names that a text lists; it counts further names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class Extracted:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A stage's output. `reference_time` (aware) is the claim's; unqueried facts are None.
+    """A stage's output. `reference_time` (aware) is the time of the claim; unqueried facts are None.
 
     Failed units already have a reason, so only G8 checks them.
     """

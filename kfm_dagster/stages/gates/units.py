@@ -1,8 +1,8 @@
 """Units: the meaning of a declared unit, by pint over the definitions of `units.txt`.
 
-pint's results for the units in use are stored, because importing it costs as much as all gates over a batch of a
-thousand units; a test compares each with pint, and checks that none is missing. For other units its registry is built,
-once per process. Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC
+pint's results for the units in use are stored, because importing pint costs as much as all gates over a batch of a
+thousand units; a test compares each with pint, and checks that none is missing. For other units pint's registry is
+built, once per process. Does not belong here: which field has which unit (contracts, and `dimensions.py` for what STAC
 defines).
 """
 
@@ -49,7 +49,7 @@ SAME = frozenset({("metre", "m")})
 
 
 class UnitError(KfmError):
-    """A unit or a dimension is none that is known."""
+    """A unit or a dimension is unknown."""
 
 
 @cache
@@ -103,7 +103,7 @@ def same_unit(unit: str, other: str) -> bool:
 @cache
 def ask_same_unit(unit: str, other: str) -> bool:
     """Return, by pint, whether a number means the same in two units of a dimension."""
-    # Two points, because degrees Celsius differ from kelvins in their zero only.
+    # Two points, because degrees Celsius differ from kelvins only in their zero.
     return all(math.isclose(registry().convert(value, unit, other), value) for value in (1.0, 2.0))
 
 

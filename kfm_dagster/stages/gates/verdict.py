@@ -136,12 +136,12 @@ class Stop(StrEnum):
 
 
 STOPS: Mapping[Gate, Stop] = {Gate.G4: Stop.S1, Gate.G5: Stop.S2, Gate.G3: Stop.S3, Gate.G7: Stop.S4, Gate.G2: Stop.S5}
-"""Gate > the stop that it triggers where the card permits it; schema, coverage and uniqueness have none."""
+"""Gate > the stop that it triggers if the card permits it; schema, coverage and uniqueness have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A fault by a gate: of a unit, or of the whole batch where `wal_id` is None."""
+    """A fault that a gate reports, of a unit, or of the whole batch if `wal_id` is None."""
 
     what: str
     wal_id: WalId | None = None
@@ -159,7 +159,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     applies: bool = True
     figures: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Numbers for the audit that can be added up: G4's `closed` of all `quantities`."""
+    """Numbers for the audit that can be added up, such as G4's `closed` and `quantities`."""
 
     @property
     def passed(self) -> bool:
@@ -168,7 +168,7 @@ class Verdict:
 
     @property
     def units(self) -> frozenset[WalId]:
-        """The units at fault; empty when the batch as a whole is."""
+        """The units at fault; empty if the batch as a whole is at fault."""
         return frozenset(finding.wal_id for finding in self.findings if finding.wal_id is not None)
 
     @property
@@ -183,6 +183,6 @@ class Verdict:
 
 
 def of_every_gate(verdicts: Iterable[Verdict], *, maker: str) -> list[Verdict]:
-    """Return each gate's verdict, in order; others do not apply to `maker`'s output."""
+    """Return a verdict for every gate, in order; missing gates do not apply to `maker`'s output."""
     by_gate = {verdict.gate: verdict for verdict in verdicts}
     return [by_gate.get(gate) or Verdict.not_applicable(gate, "checked elsewhere", maker) for gate in Gate]
