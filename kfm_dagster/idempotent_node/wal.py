@@ -29,7 +29,7 @@ class IntentStatus(StrEnum):
     """Status of an intent."""
 
     PENDING = "PENDING"
-    """Written; its effect may be under way, or its worker may have died."""
+    """Written; the effect may be in progress, or the worker may have died."""
     APPLIED = "APPLIED"
     """Its effect is durable."""
     SKIPPED = "SKIPPED"

@@ -47,7 +47,7 @@ _LEVELS: Final = {
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Disable this process's events in the block, for a rehearsal with units of its own database."""
+    """Disable this process's events in the block, for a rehearsal in a database of its own."""
     before, _LOG.disabled = _LOG.disabled, True
     try:
         yield

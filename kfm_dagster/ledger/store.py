@@ -348,7 +348,7 @@ class Ledger(LedgerChanges):
 def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
     """Return the next batch's limit of each unit that a run lost together with others.
 
-    The first death sets the limit to the batch's size, each further death halves it. A unit with limit 1 was alone.
+    The first death sets the limit to the batch's size, each further death halves it. A unit with limit 1 ran alone.
     """
     sizes = Counter(row.ingest_run_id for row in lost)
     limits: dict[WalId, int] = {}

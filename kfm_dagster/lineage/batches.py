@@ -122,7 +122,7 @@ _LOG = logging.getLogger(__name__)
 FILES, BACKEND = "files", "backend"
 
 LEASE = timedelta(seconds=120)
-"""How long a delivery owns its batch between two writes; by the client's default, an event takes 5 s at most."""
+"""Time that a delivery owns its batch after a write; with the client's default timeout, an event takes 5 s at most."""
 
 CODEC = "zstd"
 """Level 1, Arrow's default, takes 0.01 ms a unit and leaves a fifteenth of the bytes."""

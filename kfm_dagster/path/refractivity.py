@@ -80,8 +80,8 @@ class Exponential:
 class MeanAnnualGlobal:
     """P.835's mean annual global reference atmosphere with its water vapour.
 
-    P.835-6, Annex 1, sections 1.1 and 1.2. Below the sea, the lowest layer continues; above 100 km, where N is 1e-4,
-    n is 1. The gradient has steps between layers, so integrals of n in 5 km panels are exact to 1e-10.
+    P.835-6, Annex 1, sections 1.1 and 1.2. Below the sea, the lowest layer continues. The atmosphere ends at 100 km
+    with 1e-4 N-units; above, n is 1. The gradient has steps at layers, so integrals in 5 km panels are exact to 1e-10.
     """
 
     def __call__(self, height_m: Floats) -> Floats:

@@ -197,8 +197,8 @@ def path_arrival(
 def _in_time(facts: VolumeFacts, options: PathOptions) -> PathArrival:
     """Return the arrivals of a volume that begins at its reference; others differ by the offset.
 
-    Cached because a network has 160 sites and a handful of patterns, and a day 40,000 volumes, site by site; an entry
-    takes 1 MB.
+    Cached, because the network has 160 sites and few patterns, but 40,000 volumes a day, processed site by site. An
+    entry takes 1 MB.
     """
     time = TimeAligned(offset_s=0.0, f_s_hz=facts.f_s_hz)
     window = (options.reference_range_m, options.reference_range_m + facts.gate_m)

@@ -156,7 +156,7 @@ def _listed(
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Else not compared: other providers' ETags differ from their messages' ETags, and a chunk is written once.
+    # Otherwise not compared, because other providers' ETags differ from their messages', and a chunk is written once.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []

@@ -72,7 +72,7 @@ def by_outcome(counts: Mapping[Outcome, int]) -> dict[Outcome, int]:
 
 
 def is_kept(current: RunState | None, record: RunState) -> bool:
-    """Return whether the existing record must stay and `record` must not replace it.
+    """Return whether the existing record must be kept, so that `record` does not replace it.
 
     A rollback may replace any record, and only a rollback replaces a withdrawn record. Work on other inputs may replace
     a success; work on the same inputs and a skip may not.

@@ -65,7 +65,7 @@ class StageBatch:
     applied_by: str | None = None
     """Run whose output a skip for CONTENT_APPLIED reuses."""
     stored_bytes: int | None = None
-    """Size of the stored output; None where an earlier release stored it."""
+    """Size of the stored output; None if an earlier release stored it."""
     decision: GateDecision | None = field(default=None, compare=False)
     """The gates' decision, for the stage that computed the batch and the next stage; None for a stored batch."""
     columns: Sequence[Column] = field(default=(), compare=False, repr=False)

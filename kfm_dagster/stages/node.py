@@ -79,7 +79,7 @@ class StageNode(ABC):
         return computed
 
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
-        """Undo the effects of `transform`; return a summary, or None where this is impossible.
+        """Undo the effects of `transform`; return a summary, or None if this is impossible.
 
         Rows change in the caller's transaction; the call may be repeated until that is committed.
         """

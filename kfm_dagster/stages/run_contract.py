@@ -6,8 +6,8 @@
       -> one transaction: ledger effect, output, APPLIED, checkpoint, run-state, stage succeeded
       on failure: classify the error -> failed -> compensation -> rolled_back
 
-`StageRunner.run` computes, `StageRunner.commit` makes it durable; Dagster's op calls the first and its IO manager the
-second, so that outputs have a single way into the store.
+`StageRunner.run` computes an output, `StageRunner.commit` stores it; Dagster's op calls the first and its IO manager
+the second, so that every output is stored in the same way.
 Belongs here: the order. Does not belong here: a node's work (`ingest/nodes.py`), a stage's additions to it
 (`staged.py`), run-state (`port.py`), a stage's moves (`lifecycle.py`), or Dagster.
 """

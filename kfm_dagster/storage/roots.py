@@ -128,7 +128,7 @@ def hold(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> Non
 
 
 def refuse_foreign(chosen: Sequence[Root], deployment: str, *, adopt: bool = False) -> list[Root]:
-    """Return the unmarked roots that the deployment may take, without marking; raises as `hold`."""
+    """Return the unmarked roots that the deployment may mark, without marking; raises as `hold`."""
     with ThreadPoolExecutor(len(chosen)) as pool:
         holders = list(pool.map(Root.holder, chosen))
     for root, holder in zip(chosen, holders, strict=True):

@@ -225,7 +225,7 @@ class S3Bucket:
         return text
 
     def _header(self, answer: SyncResponse, name: str) -> str | None:
-        """Return a header of visible ASCII characters, None where the answer has none."""
+        """Return a header of visible ASCII characters, or None if the answer lacks the header."""
         try:
             value = answer.headers.get(name)
         except ValueError:

@@ -197,7 +197,7 @@ def value_of(kind: type[T], row: Mapping[Any, Any]) -> T:
 
 @cache
 def _reading(kind: Any) -> dict[str, Callable[[Any], Any] | None]:
-    """Return the decoder of each field's column, None where the value needs none."""
+    """Return the decoder of each field's column, or None if values need no decoding."""
     hints = get_type_hints(kind)
     return {field.name: _reader(hints[field.name]) for field in fields(kind)}
 

@@ -233,7 +233,7 @@ def status(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def look(pipeline: Pipeline, *, limit: int = LOOK_LIMIT) -> list[DeadLetter]:
-    """Return up to `limit` classed dead letters, oldest first; give the messages back."""
+    """Return up to `limit` classed dead letters, oldest first; the messages become visible again."""
     settings = pipeline.settings
     queue = workable(pipeline.dead_letters, primary=settings.sqs_primary_queue)
     messages = queue.look(limit, budget_seconds=settings.tick_budget_seconds)

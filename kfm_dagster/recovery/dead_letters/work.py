@@ -1,7 +1,7 @@
 """Work on the dead-letter queue in bounded batches, with an account of each message.
 
-Unsettled messages are given back when the work ends (even by an error). Given back earlier, they would be received by
-this work again. Messages of a killed process are visible again after their visibility timeout. Does not belong here:
+Unsettled messages are returned to the queue when the work ends (even by an error); returned earlier, they would be
+received again. Messages of a killed process are visible again after their visibility timeout. Does not belong here:
 treating a batch (`treatments.py`).
 """
 
@@ -71,7 +71,7 @@ class End(StrEnum):
     IN_FLIGHT = "in_flight"
     """The units pending or in progress have reached KFM_MAX_IN_FLIGHT_UNITS."""
     RECURRENCE = "recurrence"
-    """Drained units came back with their earlier error."""
+    """Drained units failed again with their earlier error."""
     MISMATCH = "mismatch"
     """The ledger's account does not balance, or a drained unit gave another result than an earlier success."""
 

@@ -270,7 +270,7 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
 
 
 def _unit(row: Sequence[Any]) -> SelectedUnit:
-    """Read a row by the order of its columns, because by name it would take as long as the query."""
+    """Read a row by the order of its columns, because reading by name takes as long as the query."""
     wal_id, version, status, dataset, partition, event_time, attempts, error_code, object_uri, superseded, made_by = row
     return SelectedUnit(
         wal_id=WalId(wal_id),

@@ -50,7 +50,7 @@ def uniqueness(subject: Subject) -> Verdict:
     findings = {
         Finding(wal_id=WalId(wal_id), what=_TEXTS[rule].format(times=times, other=other))
         for rule, wal_id, other, times in rows
-        # The query gives other objects with the same Item id, and a re-issue does not count as another object.
+        # The query returns other objects with the same Item id; a re-issue does not count as another object.
         if rule != "catalog_item" or _precedence(grammar, uris[WalId(wal_id)]) == _precedence(grammar, other)
     }
     scope = "batch" if subject.catalog is None else "batch and catalog"
