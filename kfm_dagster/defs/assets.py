@@ -38,7 +38,7 @@ from kfm_dagster.stages.failure import StageFailedError
 class ReplayOf(dg.Config):
     """The run to repeat by replay_plan.yaml, and the reason. A person approves it first."""
 
-    run_id: str = Field(description="The run: the id that it has in Dagster, the root's of a re-execution.")
+    run_id: str = Field(description="Dagster's id of the run; for a re-execution, the id of its root run.")
     reason: str = Field(description="Why.")
     change_ref: str = Field(description="The change or incident under which it was approved.")
 
@@ -54,9 +54,9 @@ class MessageParseConfig(dg.Config):
         default=None, description="LIVE or BULK: only units of that lane are claimed. Empty: both, live units first."
     )
     replay: ReplayOf | None = Field(
-        default=None, description="Do a run of this day again and compare: replay_plan.yaml, docs/pipeline-card.md."
+        default=None, description="Repeat a run of this day and compare (replay_plan.yaml, docs/pipeline-card.md)."
     )
-    backfill_id: str | None = Field(default=None, description="The backfill (kfm backfill) that wants the listing.")
+    backfill_id: str | None = Field(default=None, description="The backfill (kfm backfill) that requests the listing.")
 
 
 def queue_asset() -> dg.AssetSpec:

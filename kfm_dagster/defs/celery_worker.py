@@ -26,7 +26,7 @@ def worker_app(settings: Settings) -> Any:
     """Return Celery's application. Raises ConfigurationError without broker or package."""
     if settings.celery_broker is None:
         raise ConfigurationError(
-            "there is no broker to take steps from", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."
+            "no broker is configured", observed=f"{BROKER} is not set", next_step=f"export {BROKER}=..."
         )
     step_executor(settings)  # raises where the package is missing
     from dagster_celery.executor import CeleryExecutor  # noqa: PLC0415 - the extra `celery`

@@ -1,8 +1,9 @@
 """Names in Dagster: assets and ops of each dataset's chain, partitions, and run tags.
 
-Tags are the search keys of the run list, whose filter matches a tag's whole value. So no value is a list: each dataset
-has its own tag, as `kfm/quarantined.hrrr: 3`, which only steps of that dataset write, and `kfm/quarantined: yes` finds
-runs of any dataset. Does not belong here: tags of requested runs (`sensors.py`), the first day (`ingest/window.py`).
+Tags are the search keys of the run list, whose filter matches a tag's whole value. A list as value could not be found,
+so each dataset has its own tag, such as `kfm/quarantined.hrrr: 3`, written only by that dataset's steps, and
+`kfm/quarantined: yes` finds runs of any dataset. Does not belong here: tags of requested runs (`sensors.py`), the first
+day (`ingest/window.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ SOURCE_TAG = "kfm/source"
 BACKFILL_TAG = "kfm/backfill"
 """The backfill (kfm backfill) for which a run lists a day."""
 FORCE_TAG = "kfm/force"
-"""Tag whose value is a reason: the run computes content again that earlier runs applied; terminal units stay."""
+"""Makes a run compute content again that earlier runs applied, but no terminal unit; the value is the reason."""
 DATASET_TAG = "kfm/dataset"
 """A dataset for whose chain the run was requested."""
 QUARANTINED_TAG = "kfm/quarantined"

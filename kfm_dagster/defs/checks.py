@@ -1,4 +1,4 @@
-"""Asset checks besides those of the gates, which show failing units and gaps of a feed.
+"""Asset checks of failing units and of a feed's gaps; the gates' are in `gate_checks.py`.
 
 `feeds_are_whole` is a check of the queue. Its schedule evaluates it without a run, which would cost seconds every hour,
 and reports the result when it has changed, and once a day.
@@ -28,7 +28,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.stages.batch import StageBatch
 
 MAX_MISMATCHES = 10_000
-"""Newest differences that a check reads, which are more than a run has units."""
+"""Newest differences that a check reads; more than the units of a run."""
 FEED_CHECK = dg.AssetCheckKey(QUEUE_KEY, "feeds_are_whole")
 HOURLY = "7 * * * *"
 """Some minutes after the hour, when objects due by the hour have settled."""
@@ -48,9 +48,8 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
         name="every_unit_succeeded",
         partitions_def=days,
         description="Fails when a unit of the day failed or is quarantined, in whichever run; the table names each "
-        "with its reason. Fails when a unit that was done again gave another result than before, which nobody had "
-        "permitted. Warns when units were not the run's any more when it settled them, and when nothing of the day is "
-        "known.",
+        "with its reason. Fails when a repeated unit gave another result than before without permission. Warns when "
+        "another run had taken over units before this run settled them, and when no unit of the day is known.",
     )
     @redacted
     def every_unit_succeeded(
@@ -120,7 +119,7 @@ def feed_check() -> dg.AssetChecksDefinition:
         asset=QUEUE_KEY,
         name=FEED_CHECK.name,
         description="Warns when an hour of a followed product lacks objects, or a product is silent or slow now. The "
-        "picture shows the last three days. The schedule nodd_gaps keeps it; see docs/gaps.md.",
+        "picture shows the last three days. The schedule nodd_gaps updates it; see docs/gaps.md.",
     )
     @redacted
     def feeds_are_whole(pipeline: PipelineResource) -> dg.AssetCheckResult:
@@ -139,8 +138,8 @@ def gap_schedule(pipeline: PipelineResource) -> dg.ScheduleDefinition:
         job_name=GAP_JOB,
         cron_schedule=HOURLY,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Notes every hour what the followed feeds lack, and counts how late the objects of days that are "
-        "over came. Asks for no run.",
+        description="Records every hour which objects the followed feeds lack, and how late the objects of past days "
+        "arrived. Requests no run.",
     )
     @one_line
     def nodd_gaps(context: dg.ScheduleEvaluationContext) -> dg.SkipReason:

@@ -24,16 +24,16 @@ from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.defs import run_processes
 
 CODE_VERSION = "kfm_dagster.defs.code_version"
-"""A name, because importing this module has an effect, which only the process that forks runs needs."""
+"""Only the name, because importing this module has an effect that only the process that forks runs needs."""
 
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""
 
 FORK_TEMPLATE = "kfm_dagster.fork_template"
-"""Also a name, for the same reason; imported last."""
+"""Also only the name, for the same reason; imported last."""
 
 UNKNOWN_EXIT = 255
-"""multiprocessing's exit code for a child if the process that forked it, which reports the code, has ended."""
+"""multiprocessing's exit code for a child whose parent, the only process that could report the code, has ended."""
 
 
 class RunProcess(ForkServerProcess):
@@ -47,7 +47,7 @@ class RunProcess(ForkServerProcess):
 
 
 class RunContext(ForkServerContext):
-    """multiprocessing's `forkserver`, with such processes."""
+    """multiprocessing's `forkserver`, with RunProcess as its processes."""
 
     Process = RunProcess
 
@@ -57,7 +57,7 @@ class ForkingApiServer(DagsterApiServer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # Dagster fixes "spawn", without a setting.
+        # Dagster always uses "spawn" and has no setting for it.
         self._mp_ctx = RunContext()  # type: ignore[assignment]
 
 

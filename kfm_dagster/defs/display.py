@@ -4,8 +4,8 @@ A day's page shows only the latest materialisation, which does not have the fail
 outcome is followed by the whole day as the ledger knows it (`day...`), and by the run's share of the day (`run_...`).
 
 A day without units is materialised, too, because Dagster (since 1.13.22, dagster-io/dagster#34219) counts a day of an
-asset backfill without a materialisation as failed, and the backfill with it. That the day is empty is shown first in
-the metadata, as a warning of the day's check, and in the run's tags.
+asset backfill without a materialisation as failed, and so the whole backfill. An empty day is shown first in the
+metadata, as a warning of the day's check, and in the run's tags.
 
 The picture has at most some twenty kilobytes, because the event log stores it with each materialisation.
 
@@ -42,7 +42,7 @@ from kfm_dagster.stages.staged import StagedNode
 MAX_TABLE_ROWS = 50
 """Rows of a table in the UI; the artifact has all."""
 FAILING_COLUMNS = ("code", "message", "object_uri", "attempt", "wal_id")
-"""The reason comes first: a page cuts off the other columns."""
+"""The reason comes first, because a page cuts off the last columns."""
 SHOWN_IN_PLACE = 1_000
 """Length above which the UI hides Markdown behind a click."""
 
@@ -50,7 +50,7 @@ SHOWN_IN_PLACE = 1_000
 def failing_in_run(failing: Sequence[Envelope], *, console: str, run_id: str) -> dict[str, Any]:
     """Return a run's failing units as metadata: a table, and links if `console` is set."""
     rows = [
-        # As text, because it may be a member of an enum that Dagster does not know.
+        # The code as text, because it may be a member of an enum that Dagster does not know.
         (str(unit.failure.code), unit.failure.message, unit.object_uri, unit.attempt, unit.wal_id)
         for unit in failing[:MAX_TABLE_ROWS]
         if unit.failure is not None
@@ -68,7 +68,7 @@ def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, d
     """Return links to units, each (text, wal_id), up to SHOWN_IN_PLACE, as table cells have no links."""
     lines: list[str] = []
     for text, wal_id in named if console else ():
-        # No bracket may end the link's text.
+        # Brackets would end the link's text.
         line = f"- [{text.replace('[', '(').replace(']', ')')}]({console.rstrip('/')}/units/{wal_id})"
         if len("\n".join([*lines, line])) >= SHOWN_IN_PLACE:
             break
@@ -172,7 +172,7 @@ def skip_metadata(stage: StagedNode, cause: SkipCause, *, day: DayReport, accoun
 def _day_by(noun: str, day: DayReport) -> str:
     """Return the day's sentence as of this step, because the step's page still shows it later."""
     at_work = day.counts[Status.IN_PROGRESS] and noun != Settle.asset
-    return f"{day_sentence(day)} when this step ended; {Settle.asset} has the end" if at_work else day_sentence(day)
+    return f"{day_sentence(day)} when this step ended; final: asset {Settle.asset}" if at_work else day_sentence(day)
 
 
 def _lead(outcome: str, day: str, account: NodeAccount | None, *, cause: str | None) -> dict[str, Any]:

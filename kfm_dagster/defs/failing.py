@@ -1,4 +1,4 @@
-"""Ends of failing ticks and ops: a line without the texts of foreign exceptions, or a retry."""
+"""Failures of ticks and ops: reported in a redacted line, or retried."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from kfm_dagster.stages.staged import StagedNode
 
 NAMES: Mapping[Gate, str] = {gate: f"{gate}_{title.replace(' ', '_')}" for gate, title in TITLES.items()}
 DESCRIPTIONS: Mapping[Gate, str] = {
-    Gate.G1: "Every section that the operator makes is there, in its form.",
+    Gate.G1: "Every section that the operator makes is present, in its form.",
     Gate.G2: "Every extracted field names its source by volume, version and anchor.",
     Gate.G3: "Path arrays are of one length of at least two, and path elements are lengths.",
     Gate.G4: "Every quantity has a unit that fits its dimension, and a value that is possible.",
@@ -31,16 +31,16 @@ DESCRIPTIONS: Mapping[Gate, str] = {
     Gate.G7: "Covariances are symmetric and positive definite, and cover the residuals.",
     Gate.G8: "wal_id, object version and Item id are unique in batch and catalog.",
 }
-RESTRICTED = "the output goes on, [Restricted]"
+RESTRICTED = "the output is passed on, [Restricted]"
 MAX_UNITS_SHOWN = 50
 """Maximum failing units that a check names; the audit names more."""
 
 
 @contextmanager
 def by_day() -> Iterator[None]:
-    """Let checks be defined by partition, which Dagster 1.13 offers as a preview.
+    """Allow checks by partition, which Dagster 1.13 offers as a preview.
 
-    Without partitions, a check has a single latest result, that of the last evaluated day.
+    Without partitions, a check only shows the result of the day that was evaluated last.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
@@ -106,7 +106,7 @@ def _out_by(gate: Gate, day: DayReport) -> int:
 
 
 def _earlier(out: int) -> str | None:
-    return f"{counted(out, 'unit')} of the day out by this gate since an earlier run" if out else None
+    return f"{counted(out, 'unit')} of the day dropped by this gate in an earlier run" if out else None
 
 
 def _sentence(*parts: str | None) -> str | None:
@@ -146,4 +146,4 @@ def _consequence(verdict: Verdict, *, stops: bool, restricted: bool) -> str:
         return RESTRICTED
     if stops:
         return f"the batch is stopped{f' ({STOPS[verdict.gate]})' if verdict.gate in STOPS else ''}"
-    return f"{counted(len(verdict.units), 'unit')} out of the chain, the others go on"
+    return f"{counted(len(verdict.units), 'unit')} dropped, the others continue"

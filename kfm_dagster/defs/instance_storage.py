@@ -54,7 +54,7 @@ def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:
             raise ConfigurationError(
                 "Dagster would keep its runs in files, and not in KFM_DAGSTER_DSN",
                 observed=f"{file} names no storage",
-                next_step="move the file away: kfm init writes the one for this environment",
+                next_step="move the file away, then kfm init writes the file for this environment",
             )
         else:
             with _answering(dsn) as engine, engine.connect() as connection:
@@ -69,8 +69,8 @@ def opened_instance(home: Path) -> dg.DagsterInstance | None:
     try:
         return dg.DagsterInstance.from_config(str(home)) if _has_runs(home) else None
     except Exception:
-        # With such a dagster.yaml, or without the database, Dagster does not start either. Any exception, because each
-        # class that dagster.yaml may name raises different errors.
+        # With such a dagster.yaml, or without the database, Dagster does not start either. Any exception is caught,
+        # because each class that dagster.yaml may name raises different errors.
         return None
 
 

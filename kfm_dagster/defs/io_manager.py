@@ -25,8 +25,8 @@ MAX_UNITS_KEPT = 5_000
 class StageIOManager(dg.ConfigurableIOManager):
     """Owns the port to run-state, which decides on skips and records outcomes with outputs.
 
-    The last batch of each dataset stays in memory, up to MAX_UNITS_KEPT. Other batches are read from the artifact, as
-    in a re-executed run, or if another process executed the step before (Celery).
+    The last batch of each dataset stays in memory, up to MAX_UNITS_KEPT units. Other batches are read from the
+    artifact, for example in a re-executed run, or if another process executed the step before (Celery).
     """
 
     pipeline: dg.ResourceDependency[PipelineResource]

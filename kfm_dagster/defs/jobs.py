@@ -1,4 +1,4 @@
-"""Jobs: ingest, beams, gaps, evidence, replay, retention, and the schedules of listings and retention."""
+"""Jobs: ingest, beams, gaps, evidence, replay, retention; schedules of listings and retention."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -105,8 +105,8 @@ def evidence_job() -> dg.JobDefinition:
     return job_of(
         collect,
         name=EVIDENCE_JOB,
-        description="Collect the evidence of quarantined units. The sensor nodd_ledger asks for it where some lack it; "
-        "kfm units evidence has it.",
+        description="Collect the evidence of quarantined units. The sensor nodd_ledger requests the job while a unit "
+        "has no evidence; kfm units evidence shows it.",
     )
 
 
@@ -118,8 +118,8 @@ def job_of(op: dg.OpDefinition, *, name: str, description: str) -> dg.JobDefinit
 def listing_schedules(registry: ContractRegistry, *, days: dg.PartitionsDefinition) -> list[dg.ScheduleDefinition]:
     """Return a schedule for each announced dataset that lists its bucket for the last whole day.
 
-    The schedules are switched off, because announced objects need no listing, and a listing costs requests; they are
-    for deployments that do not rely on the queue alone. `nodd_due` starts the listings that a contract schedules.
+    The schedules are switched off, because announced objects need no listing, and a listing costs requests. Deployments
+    that do not rely on the queue alone switch them on. `nodd_due` starts the listings that a contract schedules.
     """
     return [_schedule(contract, days) for contract in registry if contract.storage.scheduled_listing is None]
 
@@ -130,8 +130,8 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
         job_name=f"{INGEST_JOB}_{slug(contract.id)}",
         cron_schedule=LISTED_DAILY,
         default_status=dg.DefaultScheduleStatus.STOPPED,
-        description=f"Lists the bucket for the last day that should be whole and ingests what is missing of "
-        f"{contract.metadata.title}. Switched off: messages bring it as it comes, and kfm reconcile fetches "
+        description="Lists the bucket for the last day that should be complete, and ingests missing objects of "
+        f"{contract.metadata.title}. Switched off, because messages announce each object, and kfm reconcile fetches "
         "single gaps.",
     )
     def list_last_day(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
@@ -149,7 +149,7 @@ RETENTION_JOB = "retention"
 DAILY = "23 3 * * *"
 """At night over the United States, and not on the full hour, when most jobs start."""
 ACTOR = "nodd_retention"
-"""The job's actor in the governance log, whoever starts the job, because the policy decides on removal."""
+"""The job's actor in the governance log, whoever starts the job, because the policy decides on removals."""
 
 
 def retention_job() -> dg.JobDefinition:

@@ -92,7 +92,7 @@ class PipelineResource(dg.ConfigurableResource[Pipeline]):
         return _STATES[self.wal.settings()]
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Publish the lineage of a run's steps after the run, as without a daemon no sensor does."""
+        """Publish the lineage of a run's steps, because without a daemon no sensor publishes it."""
         if context.run is not None and self.state().held:
             self.get().lineage.publish_staged()
 

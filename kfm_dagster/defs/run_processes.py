@@ -27,7 +27,7 @@ def fail_lost_runs(instance: dg.DagsterInstance, runs: Iterable[dg.DagsterRun]) 
         if pid is None or is_running(pid):
             continue
         lost = True
-        # A process that ended well had recorded the run's end, so the run is read again.
+        # A process that succeeds records the run's end before it exits, so the run is read again.
         current = instance.get_run_by_id(run.run_id)
         if current is not None and not current.is_finished:
             instance.report_run_failed(current, f"the run's process {pid} is gone")

@@ -1,9 +1,8 @@
-"""Run storage: Dagster's runs, for planning, recovering claims, removing old runs and logs.
+"""Run storage: queries of Dagster's runs, for planning, recovery, and removal of old runs.
 
-Belongs here: queries of the instance. Functions that may need no query take the tick's context, because a tick opens
-the instance with its first query. The ledger knows a run by its root run, which holds the claims. Does not belong here:
-the use of the answers (`defs/sensors.py`), the age of old runs (`retention.py`), or ticks, which Dagster's own
-daemon purges.
+A tick opens the instance with its first query, so functions that may need no query take the tick's context. The ledger
+knows a run by its root run, which holds the claims. Does not belong here: the use of the answers (`defs/sensors.py`),
+the age of old runs (`retention.py`), or old ticks, which Dagster's own daemon removes.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 def active_runs(instance: dg.DagsterInstance, *, begun: Callable[[Collection[str]], Collection[str]]) -> ActiveRuns:
     """Count active runs by partition and lane, and the runs among them that have not claimed units.
 
-    `begun` returns, of root run ids, the runs that have claimed their units.
+    `begun` returns the runs among root run ids that have claimed their units.
     """
     runs = [(root_run_id(run), _key(run)) for run in _active(instance, PARTITION_TAG)]
     claimed = begun({run_id for run_id, _ in runs})
@@ -70,9 +69,9 @@ def listing_days(instance: dg.DagsterInstance) -> set[tuple[str, str]]:
 class DeadRuns:
     """Selects, in a tick, the root runs without an active run, original or re-execution.
 
-    A run that Dagster does not know is a worker's, known to the ledger only. It is alive while it has a lease. Before
-    its claims it has no lease, so it counts as dead only after UNLEASED without a lease. `unleased` keeps, from tick to
-    tick, the time since which a run has been seen without a lease.
+    A run that only the ledger knows, not Dagster, is a worker's. It is alive while it has a lease. Before its claims it
+    has no lease, so it counts as dead only after UNLEASED without a lease. From tick to tick, `unleased` keeps the time
+    since when a run has had no lease.
     """
 
     def __init__(
@@ -137,9 +136,9 @@ def cooling_down(
 
 
 def newest_run(instance: dg.DagsterInstance, partition: str) -> str:
-    """Return the newest run of a partition, which changes with every requested run.
+    """Return the newest run of a partition, for a run key that differs after each run.
 
-    A count of runs would repeat after retention has removed runs, and so would the run_key of an existing run.
+    A count of runs would repeat after retention has removed runs, and with it the key of an existing run.
     """
     run_ids = instance.get_run_ids(dg.RunsFilter(tags={PARTITION_TAG: partition}), limit=1)
     return run_ids[0] if run_ids else ""
@@ -169,7 +168,7 @@ FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.Dagster
 
 @dataclass(frozen=True, kw_only=True)
 class OldRuns:
-    """The runs of an instance; opened for a single pass, so the newest runs stay the same."""
+    """The runs of an instance, for a single pass, during which the newest runs are cached."""
 
     instance: dg.DagsterInstance
     database: Database
@@ -178,7 +177,7 @@ class OldRuns:
 
     def batches(self, before: datetime) -> Iterator[OldBatch]:
         """Yield the runs that ended before `before`, the oldest first."""
-        # All are read first, because a page is requested by the last run of the page before, which must still exist.
+        # All are read first: the request of a page names the last run of the previous page, which must still exist.
         old = list(self._old(before))
         for start in range(0, len(old), BATCH):
             part = old[start : start + BATCH]
@@ -196,7 +195,7 @@ class OldRuns:
             self.instance.run_storage.delete_run(run_id)
 
     def _remove_events(self, run_id: str) -> None:
-        # SQLite has a file for each run, which deletions do not shrink. Without this file, the index has no events.
+        # SQLite has a file for each run, which deleting events does not shrink; without it, the run has no events.
         files = Path(self.instance.root_directory, "history", "runs")
         if not files.is_dir() or (files / f"{run_id}.db").exists():
             self.instance.event_log_storage.delete_events(run_id)

@@ -1,4 +1,4 @@
-"""Sensors: request runs for messages, for the ledger's waiting units, and for work due by the clock."""
+"""Sensors: request runs for messages, for pending units, and for work that is due by the clock."""
 
 # No postponed annotations here: Dagster reads the types of decorated functions from the annotations themselves.
 
@@ -150,7 +150,7 @@ def _plan(
             requested.record(context.sensor_name, (), at=pipeline.clock())
             return []
         others = requested.by_others(context.sensor_name, at=pipeline.clock())
-        # Read first, else a unit that a run claims in between counts as pending, too.
+        # Active runs are read before pending units; otherwise a unit claimed in between would count twice.
         begun = pipeline.stages.lifecycle.store.begun_runs
         runs = active_runs(context.instance, begun=begun).with_requested(others)
         on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
@@ -193,7 +193,7 @@ def _why_no_run(ledger: Ledger, report: IntakeReport, *, limit: int, today: date
     )
     if report.received == 0 and not report.unverified:
         return f"the queue is empty ({report.deleted} finished messages deleted)"
-    aside = f", {counted(report.postponed, 'message')} put aside ({off.sentences()})" if report.postponed else ""
+    aside = f", {counted(report.postponed, 'message')} hidden ({off.sentences()})" if report.postponed else ""
     return (
         f"{counted(report.received, 'message')} received: {counted(report.known, 'unit')} known already, "
         f"{report.ignored} ignored, {report.rejected} rejected, {report.created + report.requeued} waiting for a run"
@@ -238,9 +238,9 @@ def due_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Requests the listings that are due by a contract's schedule, and the next days of running "
         "backfills (kfm backfill) while fewer bulk units are in flight than KFM_LIVE_SHARE allows. Requests the "
-        "arrival times and phases of a day's radar beams once all units of the day have ended, and again after more "
-        "units, at most every ten minutes. Evaluates the rules of alerts.yaml, and sends each alert to the channels of "
-        "KFM_ALERT_URLS once within its window of suppression.",
+        "arrival times and phases of a day's radar beams once all units of the day have ended, and again, at most "
+        "every ten minutes, once further units have ended. Evaluates the rules of alerts.yaml, and sends each alert to "
+        "the channels of KFM_ALERT_URLS once within its window of suppression.",
     )
     @one_line
     def nodd_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -284,7 +284,7 @@ def _alerts(context: dg.SensorEvaluationContext, pipeline: Pipeline) -> Due:
     evaluator = pipeline.alert_evaluator()
     evaluation = evaluator.evaluate()
     for undelivered in evaluation.dead:
-        context.log.warning("an alert waits for a channel that does not take it: %s", undelivered)
+        context.log.warning("a channel does not accept an alert, which is sent again later: %s", undelivered)
     return (), _alert_line(evaluation, evaluator.store.listed(), unheard=evaluator.unheard())
 
 
@@ -296,7 +296,7 @@ def _alert_line(done: Evaluation, alerts: Sequence[Alert], *, unheard: Sequence[
     waiting = sum(alert.undelivered for alert in alerts)
     parts = [
         "; ".join([*named[:NAMED], *more]),
-        f"{counted(done.delivered, 'message')} taken" if done.delivered else "",
+        f"{counted(done.delivered, 'message')} delivered" if done.delivered else "",
         f"{waiting} waiting for their channel" if waiting else "",
         f"channels without a URL: {', '.join(unheard)} (KFM_ALERT_URLS)" if unheard else "",
     ]
@@ -329,7 +329,7 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
     due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
     requests = [
         dg.RunRequest(
-            # Each state of a day's metadata is requested only once, because nodd_ledger replays failures.
+            # One run for each state of a day's metadata, because nodd_ledger repeats failed runs.
             run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
             job_name=PATH_JOB,
             partition_key=path_day.day,

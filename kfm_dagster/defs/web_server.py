@@ -31,19 +31,19 @@ main = dagster_webserver
 
 
 class DagsterGuard(WebGuard):
-    """The guard, which also refuses GraphQL by GET, which any link could send."""
+    """The guard, which also refuses GraphQL by GET, because any link could send it."""
 
     @override
     def refusal(self, scope: Scope) -> Refusal | None:
         refused = super().refusal(scope)
         # Anywhere in the path, because a route also matches a path that ends in a line feed or begins with a prefix.
         if refused is None and "/graphql" in scope["path"] and b"query" in parse_qs(scope["query_string"]):
-            return HTTPStatus.METHOD_NOT_ALLOWED, "GraphQL is taken by POST, as application/json"
+            return HTTPStatus.METHOD_NOT_ALLOWED, "send GraphQL by POST, as application/json"
         return refused
 
 
 class GuardedWebserver(DagsterWebserver[Any, Any]):
-    """Dagster's web server behind the guard, in no frame of another page."""
+    """Dagster's web server behind the guard; no other page may show it in a frame."""
 
     @override
     def build_middleware(self) -> list[Middleware]:

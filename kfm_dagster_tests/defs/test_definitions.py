@@ -285,7 +285,7 @@ def test_a_worker_without_a_broker_is_one_line() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == ExitCode.USAGE
     assert ended.stderr.splitlines() == [
-        f"there is no broker to take steps from; observed {BROKER} is not set; next: export {BROKER}=..."
+        f"no broker is configured; observed {BROKER} is not set; next: export {BROKER}=..."
     ]
 
 

@@ -184,7 +184,7 @@ def test_a_page_says_that_units_are_at_work_no_longer_than_it_holds() -> None:
         return stage_metadata(noun, batch([], checks=0, failed=0), day=day, settings=SETTINGS)["day"]
 
     assert said("ledger", DAY) == "3 quarantined, 2 in progress; 40 of 45 succeeded"
-    assert said("metadata", DAY) == f"{said('ledger', DAY)} when this step ended; ledger has the end"
+    assert said("metadata", DAY) == f"{said('ledger', DAY)} when this step ended; final: asset ledger"
     ended = DayReport(counts={**DAY.counts, Status.IN_PROGRESS: 0}, failing={})
     assert said("metadata", ended) == said("ledger", ended)
 

@@ -58,7 +58,7 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
     assert (row.data["object_uri"], row.data["code"]) == (volumes(1)[0].uri, GateIssue.G4)
     gate = gates(later)[G4]
     assert (gate.passed, gate.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert gate.description == "1 unit of the day out by this gate since an earlier run"
+    assert gate.description == "1 unit of the day dropped by this gate in an earlier run"
     assert [key for key, one in gates(later).items() if "day_units_out" in one.metadata and not one.passed] == [
         G4, ("ledger", "G6_coverage"),
     ]  # fmt: skip

@@ -107,7 +107,7 @@ def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
     unheard = "channels without a URL: page_ops, open_ticket (KFM_ALERT_URLS)"
     assert dead.skip_message.endswith(f"; {fires} | 1 waiting for their channel | {unheard}")
     web_server.answers = lambda _: WebAnswer()
-    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 message taken | {unheard}")
+    assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 message delivered | {unheard}")
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {unheard}")
     # Refused once, and taken once.
     assert [message["title"] for message in messages(web_server)] == [f"[warning] covariance: {STAGE} G7"] * 2

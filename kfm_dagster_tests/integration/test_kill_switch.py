@@ -117,7 +117,7 @@ def test_a_message_that_comes_again_is_put_aside_again_until_the_switch_expires(
         queue.visibility.clear()
         tick = face.tick("nodd_messages")
         assert tick.run_requests == []
-        assert "1 message put aside (goes-abi is switched off" in tick.skip_message
+        assert "1 message hidden (goes-abi is switched off" in tick.skip_message
         assert queue.visibility == [(batch[0].receipt_handle, seconds)]
         clock.forward(40)
     clock.forward(20)
