@@ -164,7 +164,7 @@ class AlertEvaluator:
 
     @property
     def store(self) -> AlertStore:
-        """The alerts themselves."""
+        """The alerts in the database."""
         return AlertStore(self.database, clock=self.clock)
 
     def evaluate(self) -> Evaluation:

@@ -46,12 +46,12 @@ class AlertRule(StrEnum):
         member.meaning, member.look = meaning, look
         return member
 
-    STATE_FLAPPING = "state_flapping", "The stage runs again after it failed, again and again."
+    STATE_FLAPPING = "state_flapping", "The stage fails and is rerun, again and again."
     RETRY_STORM = (
         "retry_storm",
         "Many stages are retried: a dependency may be down, and the retries add to its load.",
     )
-    COVARIANCE = "covariance", "A covariance is not positive definite (G7): its uncertainties mean nothing."
+    COVARIANCE = "covariance", "A covariance is not positive definite (G7), so its uncertainties are meaningless."
     PATH_DESYNC = "path_desync", "The arrays of a path do not belong together (G3)."
     UNLOCK = (
         "unlock",
@@ -69,7 +69,7 @@ class AlertRule(StrEnum):
 
 def _some(value: timedelta) -> timedelta:
     if not value:
-        raise ValueError("longer than no time at all")
+        raise ValueError("longer than 0")
     return value
 
 

@@ -20,9 +20,9 @@ from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.storage.database import Database
 
 LEASE = timedelta(minutes=5)
-"""An evaluator's lease of a notification: longer than any answer takes."""
+"""An evaluator's lease of a notification, longer than any answer takes."""
 MOST_LISTED = 10_000
-"""Far more than there are open alerts, which are at most one for each rule and subject."""
+"""Far more than the open alerts, because each rule and subject has at most one."""
 RuleEndpoints: TypeAlias = Mapping[tuple[str, str], Mapping[int, str]]
 """Endpoints by rule and level, each with its first channel."""
 
@@ -36,7 +36,7 @@ class AlertState(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     """A person has acknowledged it; it is not sent again unless its level rises."""
     RESOLVED = "resolved"
-    """Its events have left its window."""
+    """Its events are older than the rule's window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

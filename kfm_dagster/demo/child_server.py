@@ -1,8 +1,8 @@
 """A server as a child process: started on a free loopback port, awaited, fully stopped.
 
 The child binds port 0 itself and prints the port that the system gave it as its first line, so that no other process
-can take the port in between. It reads its standard input and ends at its end, so that it never outlives its parent,
-even a killed parent. Does not belong here: the servers and their use.
+can take the port in between. It ends when its standard input ends, so that it never outlives its parent, not even a
+killed parent. Does not belong here: the servers and their use.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ChildServer:
 
     def start(self) -> Self:
         """Start the child and wait until it listens. Raises DependencyUnavailableError, with nothing left running."""
-        # A file and not a pipe: without a reader, a full pipe would stop the server.
+        # A file instead of a pipe, because without a reader a full pipe would stop the server.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the command is ours, no shell

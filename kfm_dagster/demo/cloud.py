@@ -6,8 +6,8 @@ queue, and the subscriptions. Does not belong here: publishing (`feed.py`).
 
 Accounts are as in AWS: each topic lives in its owner's account (moto takes the account from the header
 `x-moto-account-id`), buckets and queues in moto's default account, and the subscriptions are made by the queue's owner.
-What differs from AWS: policies bind requests without credentials alone, and messages are signed with a certificate of
-the server's own (`sns_signing.py`). Only processes with `EmbeddedCloud.environment` trust it.
+Unlike in AWS, policies apply only to requests without credentials, and messages are signed with the server's own
+certificate (`sns_signing.py`), which only processes with `EmbeddedCloud.environment` trust.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LOOPBACK = "127.0.0.1,localhost"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisionedQueues:
-    """Where the queue and its dead-letter queue are."""
+    """URLs and ARNs of the queue and its dead-letter queue."""
 
     queue_url: str
     queue_arn: str
@@ -100,7 +100,7 @@ class EmbeddedCloud:
     def environment(self) -> dict[str, str]:
         """Variables that point boto3, obstore and `Settings` of another process at this cloud.
 
-        They make that process, and no other, trust this cloud's signatures, and refuse all others.
+        A process with these variables, and no other, trusts this cloud's signatures, and refuses all other signatures.
         """
         return {
             **aws_environment(self.endpoint_url, primary_queue=self.primary_queue, dlq=self.dlq),
@@ -199,7 +199,7 @@ def aws_client(service: Literal["s3", "sns", "sqs"], *, endpoint_url: str) -> An
 
 @functools.cache
 def _session() -> boto3.session.Session:
-    """Share a session: each new session would read botocore's service descriptions again."""
+    """Share a session, because each new session would read botocore's service descriptions again."""
     return boto3.session.Session()
 
 
@@ -212,12 +212,12 @@ def create_queues(
     max_receive_count: int,
     topic_arns: Sequence[str] = (),
 ) -> ProvisionedQueues:
-    """Make a queue that redrives to its dead-letter queue and takes messages of the given topics. Idempotent."""
+    """Make a queue that redrives to its dead-letter queue and accepts messages of the topics. Idempotent."""
 
     def create(name: str, attributes: Mapping[QueueAttributeNameType, str]) -> tuple[str, str]:
         url = sqs.create_queue(QueueName=name)["QueueUrl"]
         arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        # Set afterwards: CreateQueue refuses an existing queue whose attributes differ.
+        # Set afterwards, because CreateQueue refuses an existing queue whose attributes differ.
         sqs.set_queue_attributes(QueueUrl=url, Attributes=dict(attributes))
         return url, arn
 
@@ -236,7 +236,7 @@ def create_queues(
 def _anyone_reads(bucket: str) -> dict[str, Any]:
     """Bucket policy of NODD's buckets: objects and listings without credentials."""
     resources = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-    # moto requires an action of its own before it answers HEAD, where AWS requires s3:GetObject.
+    # For HEAD, AWS requires s3:GetObject, moto an action of its own.
     actions = ["s3:GetObject", "s3:HeadObject", "s3:ListBucket"]
     statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": resources}
     return {"Version": "2012-10-17", "Statement": [statement]}

@@ -22,7 +22,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 
 OF_EACH = 4
-"""Objects of a family, except OISST: its day has a preliminary object, which the final object replaces."""
+"""Objects of a family, except OISST, whose day has a preliminary object, which the final object replaces."""
 _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
 _MEMBERS = [{"lead": 6, "member": member} for member in ("c00", "p01", "avg", "spr")]
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))

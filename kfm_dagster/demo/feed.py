@@ -4,9 +4,9 @@ Belongs here: the S3 event record, the chunk feed's message, the publishing, a f
 wrong. Does not belong here: which sample objects there are (`sample_day.py`), or anything of the pipeline that reads
 the queue.
 
-Events are made here and not by moto's bucket notifications: those take the present time, and escape the slashes of a
-key, which S3 leaves alone. Everything in an event follows from the object and its key, so that the same objects
-published again are announced with the same ETags, event times and sequencers.
+Events are made here, because moto's bucket notifications have the present time, and escape the slashes of a key, which
+S3 does not. Everything in an event follows from the object and its key, so that the same objects published again are
+announced with the same ETags, event times and sequencers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHUNK_KEY = re.compile(
 OBSERVATION_DELAY = timedelta(seconds=30)
 """Time from the end of a scan to its event: 18 to 35 s for GOES-19."""
 FORECAST_DELAY = timedelta(hours=1)
-"""Time from a model run to its events: HRRR files come in the hour after it."""
+"""Time from a model run to its events; HRRR files arrive in the hour after the run."""
 
 
 @unique
@@ -120,8 +120,8 @@ class ObjectEvent:
 class FolderReport:
     """Outcomes of a folder's files: data objects by dataset, sidecars, and reasons of skipped paths.
 
-    `published` are the data objects, as `s3://bucket/key`; `first_day` is the earliest day of any. `unannounced` are
-    datasets and days of those that no topic announces, which a listing finds.
+    `published` are the data objects, as `s3://bucket/key`; `first_day` is the earliest day of any. `unannounced` has
+    dataset and day of the objects that no topic announces; a listing finds them.
     """
 
     objects: Mapping[str, int]
@@ -341,7 +341,7 @@ def chunk_notification(event: ObjectEvent) -> str:
 def topic_of(registry: ContractRegistry, bucket: str) -> str:
     """ARN of the topic that announces a bucket: its contracts' topic with the bucket's number.
 
-    `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket of no contract, or of none with a topic.
+    `noaa-goes18` has NewGOES18Object. Raises ConfigurationError for a bucket without contract or without topic.
     """
     contracts = registry.buckets.get(bucket)
     if contracts is None:

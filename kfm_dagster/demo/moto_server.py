@@ -7,7 +7,7 @@ It corrects four things of moto 5.2, each by name, so that the demo and the test
 
 - *Accounts.* NODD's topics live in NOAA's accounts and our queue in ours; the queue's owner calls Subscribe. moto files
   a subscription under the account that made it and publishes only to those filed under the topic's account, so nothing
-  crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to the subscriber's.
+  crosses accounts. Here a topic's subscribers are looked up in every account; moto then delivers to their accounts.
 - *Atomicity.* moto's queue is not safe between threads: a delete drops a message that arrives meanwhile, and two
   receives return the same message. A lost message would look like a bug of the pipeline. Here a lock covers each step.
 - *Signatures.* moto makes a certificate for every message, at a URL of AWS, and leaves the Subject out of the text that
@@ -135,7 +135,7 @@ def _one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _receive_in_turn(receive: Callable[..., list[Message]]) -> Callable[..., list[Message]]:
-    """Poll with short receives under the lock, so that a long poll never keeps a sender out."""
+    """Poll with short receives under the lock, so that a long poll never blocks a sender."""
 
     @functools.wraps(receive)
     def locked(

@@ -31,9 +31,9 @@ DEMO_ENVIRONMENT: Mapping[str, str] = {
     # A demo is watched: ticks and retries come in seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
-    # A few objects of a day, samples or the user's: not a network's day, unless the user sets it.
+    # A demo has some objects of a day, samples or the user's, but no whole day, unless the user sets this.
     "KFM_FEED": FeedKind.SAMPLE,
-    # These are not of today, and a backfill lists the days that no topic announces (`feed_demo`).
+    # The objects are not of today, and a backfill lists the days that no topic announces (`feed_demo`).
     "KFM_SCHEDULED_LISTINGS": "false",
     # The default port of `kfm console`.
     "KFM_CONSOLE_URL": "http://127.0.0.1:3001",
@@ -80,7 +80,7 @@ def run_demo(
         )
     started = utc_now()
     settings = demo_settings(home)
-    # Every part of the deployment would refuse it again and again; here it is refused before any is started.
+    # A wrong configuration is refused here, once, because otherwise each part of the deployment would refuse it.
     registry = read_configuration(settings).registry
     if objects is not None:
         refuse_no_objects(registry, objects)
@@ -137,7 +137,7 @@ def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datas
 
 
 def _feed_folder(pipeline: Pipeline, feed: Feed, objects: Path) -> FolderReport:
-    """Publish a folder; its days become partitions before a message is received. Unannounced days are listed."""
+    """Publish a folder, whose days become partitions before a message is received; list unannounced days."""
     published = feed.from_folder(objects)
     if published.first_day is not None:
         begin_with(pipeline.window, published.first_day)

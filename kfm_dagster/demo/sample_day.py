@@ -23,9 +23,9 @@ SAMPLE_DAY = date(2025, 4, 2)
 """A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
 
 MENDED = "samples-mended"
-"""File of the data root: the spoilt samples are stored whole from now on."""
+"""File in the data root; if it exists, the spoilt samples are stored whole."""
 SERVED_AT = "samples-address"
-"""File of the data root: address of the cloud in which `kfm ui` stores the samples."""
+"""File in the data root with the address of the cloud in which `kfm ui` stores the samples."""
 
 _GOES = (
     # satellite, product, band, hours after the first midnight
@@ -78,13 +78,13 @@ class PublishedSamples:
     objects: tuple[str, ...]
     sidecars: tuple[str, ...]
     duplicate: str
-    """Announced twice, as one of `objects`."""
+    """The member of `objects` that was announced twice."""
     truncated: str
-    """Announced whole, stored half."""
+    """Announced as whole, but only half of it is stored."""
     missing: str
-    """Announced, not stored."""
+    """Announced, but not stored."""
     together: tuple[str, ...]
-    """Announced in one message, as some of `objects`."""
+    """The members of `objects` that were announced in one message."""
     malformed: str
     """Body of the message that is no JSON."""
     messages: int

@@ -36,7 +36,7 @@ TERMINAL_OR_FAILED = (Status.SUCCEEDED, Status.FAILED, Status.QUARANTINED)
 class DrainResult:
     """The outcomes of a deployment's units and messages once its queue is drained.
 
-    Counts are units but for `rejected`, `messages`, `ignored` and `earlier`.
+    Counts are of units, except `rejected`, `messages`, `ignored` and `earlier`.
     """
 
     datasets: Mapping[str, Mapping[str, int]]
@@ -90,7 +90,7 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
         },
         rejected=deliveries[DeliveryState.REJECTED],
         messages=sum(deliveries.values()),
-        # Counted by the rows of ignored records: the message itself is deleted like any other that is finished.
+        # Counted by the recorded ignored entries, because their messages are deleted like all finished messages.
         ignored=sum(count.messages for count in IGNORED_COUNTS.query(pipeline, IgnoredFilter(), None, 0).rows),
         seconds=(pipeline.clock() - since).total_seconds(),
         database=shown(pipeline.settings.database_url),
@@ -104,7 +104,7 @@ POLL_SECONDS = 0.5
 FOLLOW_UP_SECONDS = 60.0
 """Longest wait for runs of beams and evidence once all units are terminal; a later deployment does the rest."""
 QUIET_POLLS = 3
-"""Consecutive polls that must be idle: SQS's counts are approximate."""
+"""Consecutive polls that must be idle, because SQS's counts are approximate."""
 
 
 def _unlisted(ledger: Ledger) -> tuple[list[UnlistedDays], dict[str, list[UnlistedDays]]]:
@@ -127,9 +127,9 @@ def drain(
 ) -> Progress:
     """Poll until drained, calling `report` on every poll.
 
-    Backfill days that only a person can resume (`report_held_days`) are not waited for. A part of the deployment that
-    dies is started again. Raises DependencyUnavailableError after the timeout and when parts keep dying; nothing is
-    lost, the next drain continues.
+    Does not wait for backfill days that only a person can resume (`report_held_days`). Restarts parts of the deployment
+    that die. Raises DependencyUnavailableError after the timeout and when parts keep dying; nothing is lost, and the
+    next drain continues.
     """
     deadline = time.monotonic() + timeout_seconds
     ledger, replays = pipeline.ledger, ReplayEngine(pipeline=pipeline)
@@ -150,7 +150,7 @@ def drain(
             raise DependencyUnavailableError(
                 "the queue did not drain",
                 observed=f"{_left(now, coming, ending, replaying=replaying)} left after {timeout_seconds:.0f} s",
-                next_step=f"read {deployment.home / 'logs'} and run the command again; it goes on where it stopped",
+                next_step=f"read {deployment.home / 'logs'} and run the command again; it continues where it stopped",
             )
         time.sleep(POLL_SECONDS)
 
@@ -168,7 +168,7 @@ def report_held_days(ledger: Ledger, report: Callable[[str], None]) -> None:
 
 
 def flush_lineage(lineage: Lineage, report: Callable[[str], None]) -> None:
-    """Publish the lineage of the last steps: once a deployment has ended, no sensor does."""
+    """Publish the lineage of the last steps, because no sensor does once a deployment has ended."""
     if (error := lineage.flush()) is not None:
         report(f"lineage waits for its backend: {error}")
 

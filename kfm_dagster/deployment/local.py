@@ -116,9 +116,9 @@ class Deployment:
             encoding="utf-8",
         )
         self._first_day = self._stored_first_day()
-        # Before any part opens the home: two processes that create Dagster's tables at once both fail.
+        # Before any part opens the home, because two processes that create Dagster's tables at once both fail.
         self._prepare_storage()
-        # Not `dagster code-server start`: its proxy outlives a killed server, starts no other, and reports nothing.
+        # `dagster code-server start` is not used: its proxy outlives a killed server, without restart or report.
         self._spawn(
             "code-server",
             ["python", "-m", "kfm_dagster.defs.code_server", "-m", self._module, "-h", "127.0.0.1", "-p", str(port)],
@@ -277,7 +277,7 @@ def free_port() -> int:
     raise DependencyUnavailableError(
         "no port is free",
         observed=f"a hundred between {PORTS[0]} and {PORTS[-1]} are taken",
-        next_step="end what listens there",
+        next_step="end processes that listen there",
     )
 
 
@@ -297,7 +297,7 @@ def _serves(url: str) -> bool:
 
 
 def _paths_from_here(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the path variables of `Settings`, made absolute: servers work in another folder."""
+    """Return the path variables of `Settings`, absolute, because servers run in another folder."""
     fields = Settings.model_fields.items()
     names = [f"KFM_{name.upper()}" for name, field in fields if Path in {field.annotation, *get_args(field.annotation)}]
     return {name: str(Path(environment[name]).absolute()) for name in names if environment.get(name)}

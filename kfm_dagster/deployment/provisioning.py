@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 QUEUE_RETENTION = 7 * 86_400
-"""Seconds; shorter than a dead letter's, whose age counts from when it was first sent."""
+"""Seconds; shorter than the DLQ's, because a dead letter's age counts from when it was first sent."""
 DLQ_RETENTION = 14 * 86_400
-"""SQS's longest."""
+"""Seconds; SQS's maximum."""
 LEASE_MARGIN_SECONDS = 60
 """A lease lasts a minute longer than a message stays hidden."""
 MAX_PREFIXES = 37
@@ -47,7 +47,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuePlan:
-    """The plan of a dataset's queue; `subscriptions` are topic > filter policy or None."""
+    """The plan of a dataset's queue; `subscriptions` maps each topic to a filter policy or None."""
 
     dataset: str
     queue: str
@@ -104,7 +104,7 @@ class QueuePlan:
 
 
 def filter_policy(registry: ContractRegistry, arn: str) -> Document | None:
-    """Return a subscription's filter: keys of the topic's datasets; None to pass everything."""
+    """Return a subscription's filter for keys of the topic's datasets; None passes all keys."""
     contracts = registry.topics[arn]
     if registry.shapes[arn] != "s3-event":
         return None
@@ -162,7 +162,7 @@ class PartState(StrEnum):
     CREATED = "created"
     UPDATED = "updated"
     DRIFT = "drift"
-    """It differs and was left so: --update mends it."""
+    """It differs from the plan and was not changed; --update corrects it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,7 +269,7 @@ class QueueMaker:
 
     def _set(self, name: str, changed: Attributes) -> None:
         url = self.sqs.get_queue_url(QueueName=name)["QueueUrl"]
-        # With the current policy: some servers remove a policy that the request does not name.
+        # Sent with the current policy, because some servers remove a policy that the request omits.
         policy = (self._attributes(name) or {}).get("Policy")
         attributes: dict[Any, str] = {**({"Policy": policy} if policy else {}), **changed}
         self.sqs.set_queue_attributes(QueueUrl=url, Attributes=attributes)
@@ -307,5 +307,5 @@ def _answering() -> Iterator[None]:
             "the queue cannot be created",
             observed=f"{operation}: {code}",
             next_step="check region and credentials; creating queues needs sqs:CreateQueue, "
-            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. Created parts stay: run it again",
+            "sqs:SetQueueAttributes, sns:Subscribe and sns:ListSubscriptions. Created parts stay; run it again",
         ) from None

@@ -126,7 +126,7 @@ def refuse_unmaskable(settings: Settings, registry: ContractRegistry) -> None:
             f"{displaced[0]} is masked by method donut, and KFM_MASKING_SALT is missing or too short",
             observed=f"{len(salt_of(settings))} bytes",
             expected=f"at least {SHORTEST_SALT}, random and secret",
-            next_step="set it once, and keep it: another salt would show every place elsewhere",
+            next_step="set it once, and keep it, because another salt moves every shown location",
         )
 
 

@@ -17,7 +17,7 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Database, Transaction
 
 DAGSTER_UI = "dagster-ui"
-"""Actor of work started in the Dagster UI, which asks for no name; the database has it, too."""
+"""Actor of work started in the Dagster UI, which knows no names; the database's schema has this text, too."""
 
 
 class UnattributedDecisionError(KfmError):
@@ -68,8 +68,8 @@ class GovernanceAction(StrEnum):
 class Decision:
     """A decision's actor, reason, and change or incident.
 
-    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the run that executes
-    it, if Dagster has more facts about it than an actor's name.
+    Raises UnattributedDecisionError for a part that is empty or too long. `dagster_run_id` is the executing run of a
+    decision in the Dagster UI; Dagster has further facts about it.
     """
 
     actor: str
@@ -119,7 +119,7 @@ def decision_in(env: Environment, *, actor: str, reason: str, change_ref: str | 
 class GovernanceEntry:
     """An entry. `record_version`, `from_status` and `to_status` name an allowed transition.
 
-    `proposal_id` is the entry that proposed it, `approved_by` the actor who approved the proposal.
+    `proposal_id` is the entry that proposed the decision, `approved_by` the actor who approved the proposal.
     """
 
     entry_id: int

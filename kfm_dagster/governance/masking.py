@@ -48,7 +48,7 @@ CELL_RADIUS = 1.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactLocation:
-    """A sensitive site in degrees (WGS 84). Raises ConfigurationError, which hides it as well."""
+    """A sensitive site in degrees (WGS 84). Raises ConfigurationError without the location."""
 
     latitude: float = field(repr=False)
     longitude: float = field(repr=False)
@@ -100,12 +100,12 @@ class H3Mask:
 class DonutMask:
     """Displacement: a site is shown between `minimum_m` and `maximum_m` away, under a pseudonym.
 
-    Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. The centre of
-    the site's anchor cell is displaced, not the site: else a survey that moves the site by ten metres would move
-    the shown point by ten metres, and a learned step would undo the mask to the metre. The ring is narrowed by the
-    cell's radius, so the distance from the site itself keeps its bounds.
+    Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. Instead of the
+    site, the centre of its anchor cell is displaced. Otherwise, a survey that moves the site by ten metres would move
+    the shown point by ten metres, and a known displacement would reveal the site to the metre. The ring is narrowed by
+    the cell's radius, so the distance from the site itself keeps its bounds.
 
-    The salt is a secret of the deployment. It is in no parameter, hash, record or repr; losing it changes every place,
+    The salt is a secret of the deployment, in no parameter, hash, record or repr. Losing it moves every shown location,
     and publishing a site under two salts narrows down its location. Raises ConfigurationError.
     """
 
@@ -139,7 +139,7 @@ class DonutMask:
         return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= half)
 
     def apply(self, site: str, location: ExactLocation) -> MaskedLocation:
-        """Return the site's pseudonym and its displaced place."""
+        """Return the site's pseudonym and its displaced location."""
         from pyproj import Geod  # noqa: PLC0415, only where a ring is declared
 
         resolution = self.anchor_resolution
@@ -166,8 +166,8 @@ Mask = H3Mask | DonutMask
 def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> dict[str, Any]:
     """Return the manifest entry of a group's masked content, for `ManifestEntry(**entry)`.
 
-    Address, size and checksum of the source file are left out: the checksum of a file with coordinates confirms a
-    correct guess of them.
+    Address, size and checksum of the source file are left out, because the checksum of a file with coordinates would
+    confirm a correct guess of the coordinates.
     """
     uri = f"urn:kfm:masked:{dataset}:{location.group}"
     return {"uri": uri, "size": len(content), "checksum": hashlib.sha256(content).hexdigest()}
@@ -207,7 +207,7 @@ WITHHELD = "not shown: locations of this dataset are masked"
 
 
 def generalised(metadata: Metadata, masking: Masking, *, salt: bytes = b"") -> Metadata:
-    """Return metadata that show only the cell of a place: its box as geometry and bbox.
+    """Return metadata that show, as geometry and bbox, only the box of a location's cell.
 
     `salt` is the secret of method donut. Raises ConfigurationError when it is too short.
     """
@@ -228,7 +228,7 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
     if masking.resolution is not None:
         return _cell_box(centre, masking.resolution)
     mask = DonutMask(minimum_m=masking.minimum_m or 0.0, maximum_m=masking.maximum_m or 0.0, salt=salt)
-    # Seeded by the place, so that its footprints share a displacement: the mean of many would be the place itself.
+    # Seeded by the cell, so that its footprints share a displacement; the mean of many would reveal the location.
     site = cell_of(centre, mask.anchor_resolution)
     shown = mask.apply(site, centre)
     return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), mask.anchor_resolution)
@@ -323,7 +323,7 @@ class MaskingDecision:
     def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:
         """Return PROV-O nodes (`lineage.prov.CONTEXT`): the masking, its requester, its entities.
 
-        The entities' sources are left out: they would name the place that the mask hides.
+        The entities' sources are left out, because they would name the location that the mask hides.
         """
         content = self.as_json()
         activity = "urn:uuid:" + uuid8("prov", "masking", json.dumps(content, sort_keys=True))

@@ -37,7 +37,7 @@ class Command(StrEnum):
     REPLAY = "replay"
     """Start a replay with succeeded or quarantined units in its selection."""
     RUN_REPLAY = "run_replay"
-    """No command: the Dagster run that needs its original's units is started again."""
+    """Execute nothing; a person then starts the replaying Dagster run again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class OverrideReview:
         self._clock = clock
 
     def work_in(self, settings: Settings) -> None:
-        """Record a deployment of prod over this database; from then on it belongs to prod."""
+        """In prod, mark the database as prod's, permanently."""
         if settings.env is Environment.PROD:
             with self._database.transaction() as tx:
                 self._is_prod(settings, tx)
@@ -74,7 +74,7 @@ class OverrideReview:
     def required(self, settings: Settings, decision: Decision, *, tx: Transaction) -> bool:
         """Return whether an override waits for a second person.
 
-        It does if the settings or the database are prod's, whatever a client requests; and always from the Dagster UI.
+        It waits if the settings or the database are prod's, whatever a client requests, and always in the Dagster UI.
         """
         return self._is_prod(settings, tx) or _same(decision.actor, DAGSTER_UI)
 
@@ -170,7 +170,7 @@ class OverrideReview:
                 "the proposal was decided on",
                 observed=f"{row.decision} by {row.decided_by} at {rfc3339(row.decided_at)}",
                 expected="an open proposal",
-                next_step="propose it again where it is still needed",
+                next_step="propose it again if it is still needed",
             )
         return _proposal(row)
 

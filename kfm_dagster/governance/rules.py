@@ -63,7 +63,7 @@ class Rules:
         return next(filter(None, (rule(self, unit) for rule in _RULES)), None)
 
     def applied(self, unit: Envelope) -> Envelope:
-        """Return a unit as it may be stored: with its location masked, and its hard fail added.
+        """Return a unit as it may be stored: with its location masked, and any hard fail added.
 
         A unit that left the chain before is masked as well, because its envelope is also stored; it keeps its own
         reason.

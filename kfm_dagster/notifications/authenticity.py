@@ -1,9 +1,9 @@
 """Authenticity: whether the SNS topic that a message names has sent it.
 
-Belongs here: which messages must be signed, the verdicts on a batch, and the certificates of SNS's signers: bounded
-requests without redirects, at most one for each certificate of a batch, and a cache in memory and a folder. The cache
-stores valid chains only, and each use validates them again: a file that another process puts into the folder is
-not trusted. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
+Belongs here: which messages must be signed, the verdicts on a batch, and the certificates of SNS's signers. A bounded
+request without redirects fetches a certificate, at most once per batch; a cache in memory and a folder stores valid
+chains only. Each use validates them again, because a file that another process puts into the folder is not
+trusted. Does not belong here: checking a signature (`signatures.py`) and storing the verdict (`ledger/`).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.private import private_folder
 
 MAX_CERTIFICATE_BYTES = 64 * 1024
-"""Limit of a response: a certificate has 2 kB."""
+"""Limit of a response; a certificate has 2 kB."""
 MAX_CHAIN = 4
-"""Certificates below the authority: SNS's own and its issuer today."""
+"""Limit of certificates below the authority; today there are two, SNS's own and its issuer's."""
 MAX_KEPT = 32
 """Limit of the folder's files; a region's certificate changes about once a year."""
 CONNECT_SECONDS = 3.0
 
 _ISSUER = re.compile(r"http://crt\.[a-z0-9]{1,20}\.amazontrust\.com/[a-z0-9]{1,20}\.cer")
 """URLs of Amazon Trust Services' issuing certificates; SNS's file holds only its own certificate. Plain HTTP is the
-authority's choice (RFC 5280, 4.2.2.1): the response is trusted only as part of a valid chain."""
+authority's choice (RFC 5280, 4.2.2.1), and safe, because the response is trusted only as part of a valid chain."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 Chain = tuple[x509.Certificate, ...]
@@ -114,7 +114,7 @@ def get(url: str, seconds: float) -> bytes:
     try:
         limit = timedelta(seconds=max(seconds, 0))
         client = SyncClientBuilder().follow_redirects(off).connect_timeout(timedelta(seconds=CONNECT_SECONDS))
-        # The timeout covers the whole exchange: a server that sends single bytes cannot prolong it.
+        # The timeout covers the whole exchange, so that a server that sends single bytes cannot prolong it.
         with client.timeout(limit).build() as session, session.get(url).build_streamed() as response:
             status = response.status
             while len(content) <= MAX_CERTIFICATE_BYTES and (part := response.body_reader.read_chunk()) is not None:
@@ -166,9 +166,9 @@ def _issuer(certificate: x509.Certificate) -> str | None:
 
 PERIOD_SECONDS = 60.0
 MAX_FETCHES = 8
-"""Limit of fetches in a period: a topic has 1 certificate, 2 during a change; forged messages can name any URL."""
+"""Limit of fetches in a period. A topic has 1 certificate, 2 during a change, but forged messages can name any URL."""
 FETCH_SECONDS = 10.0
-"""Limit of the time spent fetching in a period, even from slow servers: a tick has a minute for everything."""
+"""Limit of the time spent fetching in a period, even from slow servers, because a tick has a minute for everything."""
 
 RAW = "no SNS envelope, so it is unsigned; KFM_SNS_VERIFY=off accepts raw delivery"
 
@@ -251,7 +251,7 @@ class Signatures:
         return VERIFIED
 
     def _anchors(self, url: str) -> Sequence[x509.Certificate]:
-        """Return the authorities of a URL: below the extra URL the extra, else the public."""
+        """Return the extra authorities for a URL below the extra URL, otherwise the public ones."""
         if self._extra_url is not None and url.startswith(f"{self._extra_url.rstrip('/')}/"):
             return self._extra_authorities
         return public_authorities()

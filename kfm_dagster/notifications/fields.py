@@ -128,13 +128,13 @@ MAX_DIGITS = 3
 class ChunkNotice:
     """A message of Unidata's feed of NEXRAD Level II chunks, which is not an S3 event.
 
-    It has `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`, which repeat the key's parts: a
-    message with the key of another chunk is refused. Numbers come as JSON numbers (captured in 2026) or as texts (the
-    feed's public description). `DateTime` is the start of the volume and has no zone; it is UTC, as the key's
-    timestamp. Size, ETag and sequencer do not exist, and the key is not encoded.
+    It has `{S3Bucket, Key, SiteID, DateTime, VolumeID, ChunkID, ChunkType, L2Version}`. They repeat the key's parts, so
+    a message with the key of another chunk is refused. Numbers are JSON numbers (captured in 2026) or texts (the feed's
+    public description). `DateTime` is the start of the volume and has no zone; it is in UTC, like the key's timestamp.
+    Size, ETag and sequencer do not exist, and the key is not encoded.
 
-    It names radar, number and start (UTC) of its volume, and its own number. `kind` is S for the volume's first chunk,
-    E for its last, I for others. `layout` is the volume's, e.g. `V06`.
+    `site`, `volume` and `start` (UTC) identify the volume, `chunk` is the chunk's number. `kind` is S for the volume's
+    first chunk, E for its last, I for others. `layout` is the volume's, e.g. `V06`.
     """
 
     site: str

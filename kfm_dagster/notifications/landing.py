@@ -25,7 +25,7 @@ from kfm_dagster.storage.answering import answering
 from kfm_dagster.storage.s3 import Store
 
 MAX_BATCH_BYTES = 1024**3
-"""Limit for unpacking a landed batch: a corrupted file must not fill the memory."""
+"""Limit for unpacking a landed batch, because a corrupted file must not fill the memory."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -39,7 +39,7 @@ class Landing:
     def land(self, messages: Sequence[SqsMessage]) -> str:
         """Write a batch unless it exists; return its digest, `sha256:<hex>`.
 
-        The digest covers the unpacked bytes: sorted lines without delivery data, independent of zlib's release.
+        The digest covers the unpacked bytes (sorted lines without delivery data), so zlib's release does not matter.
         """
         content = b"".join(sorted({_line(message) for message in messages}))
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -73,7 +73,7 @@ def _uri(digest: str) -> str:
 
 
 def _line(message: SqsMessage) -> bytes:
-    # Without the receipt handle, a short-lived credential, and the receive count, which belongs to a delivery.
+    # Left out: the receipt handle, a short-lived credential, and the receive count, which belongs to a delivery.
     return orjson.dumps(
         {
             "body": message.body,

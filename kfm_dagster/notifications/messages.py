@@ -31,10 +31,10 @@ class QueueDepth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueRules:
-    """A queue's attributes that decide who may send, and when a message comes again, goes to the DLQ, or is lost.
+    """A queue's attributes: who may send, when SQS redelivers, redrives or deletes a message.
 
-    `max_receive_count` and `dead_letter_arn` are of its redrive policy; None without this policy. `policy` is its
-    access policy, empty without one.
+    `max_receive_count` and `dead_letter_arn` are of the redrive policy; None without such a policy. `policy` is the
+    access policy, empty if there is none.
     """
 
     visibility_timeout: timedelta
@@ -57,13 +57,13 @@ class Authenticity(StrEnum):
     """The result of checking a message's sender."""
 
     VERIFIED = "verified"
-    """Its topic signed it."""
+    """The topic signed the message."""
     INVALID = "invalid"
-    """It is unsigned, or its signature is of other content."""
+    """The message is unsigned, or the signature is of other content."""
     UNCHECKED = "unchecked"
-    """The settings ask for no signature, or nothing in it could be signed; message-parse gives the reason."""
+    """The settings require no signature, or the body gives no unit; message-parse states the reason."""
     UNKNOWN = "unknown"
-    """Its certificate cannot be fetched now; it is fetched again when the message comes again."""
+    """The certificate cannot be fetched now; the next receive of the message tries again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ class SqsMessage:
 
     `receipt_handle` is the short-lived right to delete this delivery, so it is not in the repr and never landed; None
     for a message from the landing zone. `receive_count` counts deliveries from 1, 0 if unknown. `sent_at` is aware UTC.
-    Id and body are storable text: text that is not valid Unicode could be neither landed nor hashed.
+    Id and body are made storable, because text that is not valid Unicode could be neither landed nor hashed.
     """
 
     message_id: str

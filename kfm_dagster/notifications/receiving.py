@@ -1,7 +1,7 @@
 """Receiving: the shared progress of a call's threads, and the conversion of messages.
 
-Belongs here: the account of a call, which keeps its threads from receiving more than requested. Does not belong here:
-requests (`sqs.py`).
+Belongs here: a call's counts, which keep its threads from receiving more than requested. Does not belong here: requests
+(`sqs.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_BODY_BYTES = 16 * 1024
 """Least size assumed for the next message, even if all messages before were smaller."""
 
 EMPTY_RECEIVES = 3
-"""Empty receives in a row that end a call: a short poll queries only a part of SQS's servers."""
+"""Consecutive empty receives that end a call; several, because a short poll queries only a part of SQS's servers."""
 
 
 MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
@@ -73,8 +73,8 @@ def in_parts(
 class ReceiveProgress:
     """The shared state of a receive call's threads.
 
-    A request may bring ten messages of 1 MiB, so it reserves the size of the call's largest message so far for each:
-    1 MiB at first. A thread without room waits for another thread's request to end.
+    A request may bring ten messages of 1 MiB. So it reserves for each message the size of the call's largest message so
+    far, at first 1 MiB. A thread without room waits for another thread's request to end.
     """
 
     max_messages: int

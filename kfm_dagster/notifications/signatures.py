@@ -29,7 +29,7 @@ SIGNED_FIELDS: Mapping[str, tuple[str, ...]] = {
     "SubscriptionConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
     "UnsubscribeConfirmation": ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
 }
-"""In this order, each name and value a line. SNS developer guide, "Verifying the signatures of Amazon SNS messages"."""
+"""Signed in this order, a line each. SNS developer guide, "Verifying the signatures of Amazon SNS messages"."""
 
 _OPTIONAL = "Subject"
 _DIGESTS: Mapping[str, hashes.HashAlgorithm] = {"1": hashes.SHA1(), "2": hashes.SHA256()}  # noqa: S303, SNS's default
@@ -56,7 +56,7 @@ class SignedMessage:
     url: str
     """URL of the signer's certificate."""
     names: tuple[str, ...]
-    """Names; the certificate must have at least one."""
+    """Allowed names; the certificate must have at least one of them."""
 
 
 def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tuple[str, ...]]:
@@ -68,13 +68,13 @@ def _signer(message: Mapping[str, Any], extra_url: str | None) -> tuple[str, tup
     """
     topic = _TOPIC.fullmatch(_text(message, "TopicArn"))
     if topic is None:
-        raise SignatureError(f"TopicArn {shown(_text(message, 'TopicArn'))} is none of AWS")
+        raise SignatureError(f"TopicArn {shown(_text(message, 'TopicArn'))} is not a topic of AWS")
     partition, region = topic[1], topic[2]
     domain = "amazonaws.com.cn" if partition == "-cn" else "amazonaws.com"
     url = _text(message, "SigningCertURL")
     bases = [f"https://sns.{region}.{domain}", *([] if extra_url is None else [extra_url.rstrip("/")])]
     if not any(re.fullmatch(re.escape(base) + _FILE, url) for base in bases):
-        raise SignatureError(f"SigningCertURL {shown(url)} is none of {bases[0]}")
+        raise SignatureError(f"SigningCertURL {shown(url)} is not below {bases[0]}")
     names = [f"sns.{domain}", f"sns.{region}.{domain}", f"sns-signing.{region}.{domain}", f"sns-{region}.{domain}"]
     if partition == "-us-gov":
         names.append("sns-us-gov-west-1.amazonaws.com")

@@ -34,10 +34,10 @@ LOOK_MARGIN_SECONDS = 30
 """A look hides its messages for this much longer than it may last, so that it sees no message twice."""
 
 FIRST_WAIT_SECONDS = 1
-"""Wait of a receive call's first request: any wait queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
+"""Wait of a call's first request; with any wait, SQS queries all servers (SQS API, ReceiveMessage, WaitTimeSeconds)."""
 
 MAX_VISIBILITY_SECONDS = 39_600
-"""11 hours: SQS allows 12 from the receipt (API reference, ChangeMessageVisibility); one is left for the run."""
+"""11 hours. SQS allows 12 from the receive (API reference, ChangeMessageVisibility); the run gets the last hour."""
 
 _MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
 
@@ -114,13 +114,13 @@ class Queue:
         """Receive up to `max_messages`, each once, until the queue looks empty or a budget ends.
 
         The first request waits for a message, so it queries all of SQS's servers. If it returns none, the call ends.
-        It waits for less time than the client's read timeout; the budget in seconds begins after it.
+        The wait is shorter than the client's read timeout, and the budget in seconds begins after the wait.
 
         Budgets: seconds, bytes of all bodies, announced units. Running requests may exceed them; at least one request
         is made.
 
         Messages stay hidden for `visibility_seconds`, by default for the queue's own timeout. An error after the first
-        messages ends the call and returns these: they are in flight, and only their receiver can delete them.
+        messages ends the call and returns these, because they are in flight, and only their receiver can delete them.
         """
         url, workers = self.url, threads or self._threads
         hidden: dict[str, int] = (
@@ -271,7 +271,7 @@ class Queue:
         return True
 
     def _in_batches(self, items: Sequence[Item], request: Callable[[Sequence[Item]], list[str]]) -> list[Item]:
-        """Send items in parallel batches of ten; return items that failed alone or with a request."""
+        """Send items in parallel batches of ten; return items that failed, or whose request failed."""
 
         def send(batch: Sequence[Item]) -> list[Item]:
             try:

@@ -85,7 +85,7 @@ class CodecarbonMeter:
         try:
             self._opened().start_task()
         except Exception as error:
-            # The lock stays taken: a tracker that failed once is not used again, and no work fails for it.
+            # The lock is not released, so that a tracker that failed once is not used again. The work continues.
             _LOG.warning("codecarbon does not measure here; energy is not recorded: %s", error_text(error))
             return None
         return self._end

@@ -17,8 +17,8 @@ from kfm_dagster import __version__
 from kfm_dagster.telemetry.traces import root_ids, sample_by
 
 _QUEUE_SPANS = "65536"
-"""Spans that wait for the exporter: a batch of 5,000 units ends with three each at once, and the SDK's 2,048 would
-drop most of them."""
+"""Limit of spans that wait for the exporter. A batch of 5,000 units ends with three spans each at once; the SDK's limit
+of 2,048 would drop most of them."""
 
 
 def service() -> Resource:
@@ -51,7 +51,7 @@ class _RootIds(RandomIdGenerator):
 
 
 class _ProcessExporter(SpanExporter):
-    """An exporter of each process: runs are forked, and two processes cannot share a connection."""
+    """An exporter per process, because runs are forked and processes cannot share a connection."""
 
     def __init__(self) -> None:
         self._pid, self._exporter = os.getpid(), OTLPSpanExporter()

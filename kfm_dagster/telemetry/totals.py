@@ -1,8 +1,8 @@
 """Totals: counters except record moves, in the counted event's transaction (TEL-01, TEL-03).
 
-A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code); labels
-are of vocabularies of ours, so that their number is bounded. A histogram is kept as observations by the upper bound of
-their class, and the sum of all observations.
+A total has a metric, a subject (a dataset, a node; "" for the deployment) and a label (a status, an error code). Labels
+are from our own vocabularies, so that their number is bounded. A histogram is stored as the number of observations in
+each class, labelled by the class's upper bound, and the sum of all observations.
 Belongs here: the totals, their names and labels, writing and reading them. Does not belong here: the calls that count
 (each in its room), or Prometheus' form (`exports/metrics.py`).
 """
@@ -45,8 +45,8 @@ _CHECKED = (CheckStatus.OK, CheckStatus.SUSPECT, CheckStatus.FAILED)
 class Total(StrEnum):
     """A metric that is added up: its name for Prometheus, its description, its labels.
 
-    `known` are values of its own label, each 0 for every dataset from the beginning: Prometheus sees no rise in a
-    series that first appears with a value. A histogram has `bounds`, the upper bounds of its classes, in seconds.
+    `known` are values of its own label, each 0 for every dataset from the beginning, because Prometheus sees no rise in
+    a series that first appears with a value. A histogram has `bounds`, the upper bounds of its classes, in seconds.
     """
 
     documentation: str
@@ -106,7 +106,7 @@ class Total(StrEnum):
         ("dataset", "status"), set(ProvenanceStatus) - {ProvenanceStatus.UNKNOWN},
     )  # fmt: skip
     PROVENANCE_FAILURES = (
-        "nodd_sns_provenance_failures", "Units whose lineage a destination did not take.",
+        "nodd_sns_provenance_failures", "Units whose lineage a destination did not accept.",
         ("dataset", "path"), PATHS.values(),
     )  # fmt: skip
     CONFLICTS = (
@@ -118,7 +118,7 @@ class Total(StrEnum):
     )  # fmt: skip
     INGEST_LATENCY = (
         "nodd_sns_ingest_latency_seconds",
-        "From the event of a live object to the end of the attempt that made its Item.",
+        "Time from the event of a live object to the end of the attempt that made its Item.",
         ("dataset", "env"), (),
         # 300 s is the service level of ingesting a message, 90 s that of its wait.
         (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
@@ -128,16 +128,16 @@ class Total(StrEnum):
         ("queue", "env", "dataset"),
     )  # fmt: skip
     DEAD_LETTERS_REPROCESSED = (
-        "nodd_sns_dlq_reprocessed", "Messages of the dead-letter queue whose units a drain took up.",
+        "nodd_sns_dlq_reprocessed", "Messages of the dead-letter queue whose units a drain requeued.",
     )  # fmt: skip
     RUN_STATES = ("kfm_run_state_records", "Outcomes recorded in run-state.", ("dataset_id", "outcome"))
     RUN_STATE_SKIPS = ("kfm_run_state_skips", "Times that a node had nothing to do.", ("dataset_id",))
     STAC_WRITE_LATENCY = (
-        "nodd_sns_stac_write_latency_seconds", "In which a batch of Items was validated and written.",
+        "nodd_sns_stac_write_latency_seconds", "Time to validate and write a batch of Items.",
         ("dataset",), (), (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
     )  # fmt: skip
     ENERGY_KWH = ("nodd_sns_energy_kwh", "Energy of all steps, measured or assumed.", ("env",))
-    CARBON_GCO2E = ("nodd_sns_carbon_gco2e", "Carbon of that energy.", ("env",))
+    CARBON_GCO2E = ("nodd_sns_carbon_gco2e", "Grams of CO2e of that energy.", ("env",))
 
     @property
     def subject(self) -> str:

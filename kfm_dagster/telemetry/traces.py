@@ -3,8 +3,8 @@
 The ids of a trace and of its root derive from the unit and its attempt, so that every process that works on the
 attempt adds to the same trace. The root is written last, once the ledger has committed the attempt's end. The trace of
 an attempt whose worker died has the spans that the worker exported, and the root that the recovery wrote.
-Belongs here: names, ids, attributes, errors, also of any other span: they cost nothing until an SDK is configured;
-whether OpenTelemetry's environment variables enable export, and flushing spans. Does not belong here: the SDK's parts
+Belongs here: names, ids, attributes and errors of all spans, which cost nothing until an SDK is configured; whether
+OpenTelemetry's environment variables enable export; flushing spans. Does not belong here: the SDK's parts
 (`otlp_spans.py`), which are imported only once an endpoint is set.
 """
 
@@ -40,14 +40,14 @@ RECEIVE = "sqs_receive"
 _PREFIX = "nodd_sns."
 _AUTOMATIC = frozenset({None, "retry"})
 KNOWN_ATTEMPTS = 4_096
-"""Attempts whose ids are cached: a batch uses each unit's ids some ten times."""
+"""Attempts whose ids are cached, because a batch uses each unit's ids some ten times."""
 _ROOT_IDS: ContextVar[SpanContext | None] = ContextVar("kfm_root_ids", default=None)
 
 Attributes = dict[str, str | int]
 
 
 _SAMPLERS: list[Callable[[int], bool]] = []
-"""The sampler of a provider that takes root ids from here; empty with any other provider: all traces are sampled."""
+"""The sampler of a provider that takes root ids from here; empty with any other provider, whose traces are sampled."""
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def is_tracing() -> bool:
 
 @lru_cache(maxsize=KNOWN_ATTEMPTS)
 def attempt_ids(wal_id: str, attempt: int) -> SpanContext:
-    """Return the ids of an attempt's trace and root: a SHA-256, so the same in every process."""
+    """Return the ids of an attempt's trace and root, by SHA-256, so equal in every process."""
     digest = hashlib.sha256(f"kfm_dagster {wal_id} {attempt}".encode()).digest()
     trace_id = int.from_bytes(digest[:16])
     sampled = all(decides(trace_id) for decides in _SAMPLERS)
@@ -131,9 +131,10 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
 
 @contextmanager
 def traced_batch(operator: str, received: Sequence[Envelope], *, dataset: str) -> Iterator[list[Envelope]]:
-    """Write a span of the body's time for each unit of a batch that the body works on whole.
+    """Write a span of the body's duration for each unit of the batch that the body processes.
 
-    The body adds the resulting units to the list. Its exception is the error of the other units, and is raised again.
+    The body adds the resulting units to the list. An exception of the body is the error of the missing units, and is
+    raised again.
     """
     results: list[Envelope] = []
     began, error = time.time_ns(), None
@@ -171,7 +172,7 @@ def record_span(operator: str, unit: Envelope, began: int, dataset: str, error: 
 def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datetime, unit: Envelope | None) -> None:
     """Write the root span of an ended attempt (a row of `ledger.attempts`), with its error code.
 
-    `unit` is the operators' result, where known.
+    `unit` is the operators' result, if known.
     """
     ids = attempt_ids(row.wal_id, row.attempts)
     if not ids.trace_flags.sampled:
@@ -194,7 +195,7 @@ def record_attempt(row: Any, *, dataset: str, error: str | None, ended_at: datet
     try:
         opened = _tracer().start_span(
             _PREFIX + ROOT,
-            # Another provider generates its own ids: then the root is a further span of the trace.
+            # Another provider generates its own ids; the root is then one more span of the trace.
             context=Context() if _SAMPLERS else _under(ids),
             start_time=_nanoseconds(row.last_attempt_at),
             attributes=attributes,
@@ -306,7 +307,7 @@ def configure_traces(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def flush_traces() -> None:
-    """Flush pending spans, within 5 s: a run's process may end abruptly."""
+    """Flush pending spans, within 5 s, because a run's process may end abruptly."""
     flush = getattr(trace.get_tracer_provider(), "force_flush", None)
     if flush is not None:
         flush(_FLUSH_MILLISECONDS)

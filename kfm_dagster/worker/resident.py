@@ -104,7 +104,7 @@ LOOK_SECONDS = 5.0
 EVIDENCE_SECONDS = 60.0
 """The longest time between two collections of evidence; an idle worker collects evidence at once."""
 LEFT_SECONDS = 30.0
-"""After this time the worker takes pending units: a sensor would have requested their run by then."""
+"""After this time the worker takes pending units, because a sensor would have requested their run by then."""
 FIRST_PAUSE_SECONDS = 5.0
 MAX_PAUSE_SECONDS = 600.0
 """Pauses after failures in a row: the first pause, and the limit of its doubling."""

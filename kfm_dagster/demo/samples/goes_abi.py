@@ -51,8 +51,8 @@ def make_goes_abi(
 def goes_abi_samples(day: date, count: int, *, satellite: int = 19) -> Iterator[tuple[str, str, bytes]]:
     """Yield bucket, key and content of `count` distinct objects of a UTC day, in the order of their scans.
 
-    The day is that of ABI mode 6: a full disk every ten minutes, CONUS every five, both mesoscale regions every minute;
-    of each scan sixteen Rad, sixteen CMIP and one MCMIP, 109,296 objects in all. `count` of them are taken evenly.
+    In ABI mode 6, a day has a full disk every ten minutes, CONUS every five, and both mesoscale regions every minute.
+    Each scan gives sixteen Rad, sixteen CMIP and one MCMIP, in all 109,296 objects. `count` of them are taken evenly.
     Raises ValueError when the day has fewer.
     """
     granules: list[tuple[str, int | None]] = [("ABI-L1b-Rad", band) for band in _BANDS]

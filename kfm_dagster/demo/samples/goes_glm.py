@@ -34,7 +34,7 @@ MOST_FLASHES = 3
 _PRODUCT = "GLM-L2-LCFA"
 _SECONDS = 20
 _GROUPS, _EVENTS = 2, 3
-"""Of a flash, and of a group."""
+"""Groups per flash, and events per group."""
 _HALF_FIELD_OF_VIEW = 66.56
 """Degrees to each side of the sub-satellite point, as the files state it."""
 _STEP = 0.00203128
@@ -50,7 +50,7 @@ def make_goes_glm(
 ) -> tuple[str, bytes]:
     """Make an object: its key and its content, a pure function of the arguments.
 
-    `start` is aware; the file is of the 20 seconds from then on and holds `flashes` flashes of two groups of three
+    `start` is aware; the file covers the 20 seconds from `start` and has `flashes` flashes of two groups of three
     events each. A later `created` makes a re-issue of it. Raises ValueError for a satellite that has no GLM.
     """
     end = start + timedelta(seconds=_SECONDS)

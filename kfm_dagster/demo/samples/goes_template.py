@@ -30,7 +30,7 @@ _PLACEHOLDERS = {
     "date_created": b"<date_created........>",
     "id": b"<id................................>",
 }
-"""As long as the values that replace them, and nowhere else in a file."""
+"""Texts as long as the values that replace them, which occur nowhere else in a file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Satellite:
     instrument: str
     orbital_slot: str
     longitude: float
-    """Degrees, of the fixed grid's origin."""
+    """Longitude of the fixed grid's origin, in degrees."""
 
 
 _SATELLITES: Mapping[int, Satellite] = {

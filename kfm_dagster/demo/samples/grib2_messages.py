@@ -17,7 +17,7 @@ SPHERE = b"\x06" + bytes(15)
 """The earth of NCEP's models: code table 3.2, shape 6, a sphere of 6,371,229 m."""
 MISSING = 0xFFFFFFFF
 _HOUR, _MINUTE = 1, 0
-"""Code table 4.4."""
+"""Units of time (code table 4.4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +29,11 @@ class Origin:
     tables: tuple[int, int] = (2, 1)
     """Version of the master tables, and of the centre's own."""
     significance: int = 1
-    """Of the reference time (code table 1.2): start of a forecast."""
+    """Significance of the reference time (code table 1.2): start of a forecast."""
     status: int = 0
-    """Code table 1.3: operational."""
+    """Production status (code table 1.3): operational."""
     data_type: int = 1
-    """Code table 1.4: forecast."""
+    """Type of data (code table 1.4): forecast."""
     process: tuple[int, int, int, int, int]
     """Type (code table 4.3), background, process, hours and minutes of the data cut-off."""
 

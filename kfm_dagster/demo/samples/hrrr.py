@@ -30,7 +30,7 @@ BUCKET = "noaa-hrrr-bdp-pds"
 REGIONS = ("conus", "alaska")
 PRODUCTS = ("sfc", "prs", "nat", "subh")
 MAX_LEAD = 99
-"""The key has two digits for it."""
+"""Largest lead in hours; the key has two digits for it."""
 
 OBJECTS_PER_DAY = 24 * (MAX_LEAD + 1) * len(PRODUCTS) * len(REGIONS)
 

@@ -22,7 +22,7 @@ class Health(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works today, and will not some day or under some load."""
+    """It works now, but will fail some day or under some load."""
     FAULT = "fault"
     """It does not work, or loses data."""
 
@@ -66,7 +66,7 @@ def refused(error: KfmError) -> Diagnosis:
 def examine(checks: Mapping[str, Check], *, seconds: float) -> list[Diagnosis]:
     """Run all checks side by side and return their findings, in the order of the checks.
 
-    A check that runs longer than `seconds` is a fault and is abandoned: its thread ends with the process.
+    A check that runs longer than `seconds` is a fault and is abandoned; its thread ends with the process.
     """
     findings: dict[str, list[Diagnosis]] = {}
     threads = {

@@ -1,8 +1,8 @@
 """Dagster: its `dagster.yaml`, the daemons of the instance, and Celery's broker and workers.
 
 The file is read as YAML and the heartbeats from their table, so that Dagster starts, creates and migrates nothing. Two
-daemons launch every run and evaluate every sensor twice. Each writes its id with its heartbeats, a row for each kind
-of work: two ids in rows of the last minute mean two daemons. On this machine processes are counted, too.
+daemons would launch every run and evaluate every sensor twice. A daemon writes its id with its heartbeats, in a row for
+each kind of work, so two ids in rows of the last minute mean two daemons. This machine's processes are counted, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
     monitoring, retries = _part(config, "run_monitoring"), _part(config, "run_retries")
     if not monitoring.get("enabled", False):
         yield fault(
-            "the death of a run's process is not detected: the run stays started, and keeps its slot, for ever",
+            "the death of a run's process is not detected, so the run stays started and keeps its slot for ever",
             observed="run_monitoring is not enabled",
             expected="run_monitoring: {enabled: true}",
             next_step=f"enable it in dagster.yaml, as in {_FILE}",
@@ -70,24 +70,24 @@ def check_instance(settings: Settings) -> Iterator[Diagnosis]:
     retries_steps = retries.get("retry_on_asset_or_op_failure", True)
     if retries.get("enabled", False) and retries_steps and retries.get("max_retries", 0) != 0:
         yield warning(
-            "Dagster begins failed runs again beside the ledger, which lets failed units in again by itself",
+            "Dagster retries failed runs, although the ledger already retries failed units",
             observed="run_retries is enabled for failures of steps",
             expected="run_retries: {enabled: false}, or retry_on_asset_or_op_failure: false",
             next_step="set it in dagster.yaml",
         )
     else:
-        yield ok("failed units are tried again by the ledger alone")
+        yield ok("only the ledger retries failed units")
     yield from _slots(settings, config)
 
 
 def _slots(settings: Settings, config: Mapping[str, Any]) -> Iterator[Diagnosis]:
     coordinator = _part(config, "run_coordinator")
-    # An older dagster.yaml has the limits in the coordinator; Dagster reads either place.
+    # An older dagster.yaml has the limits in the coordinator; Dagster reads both sections.
     runs = {**_part(coordinator, "config"), **_part(_part(config, "concurrency"), "runs")}
     slots = runs.get("max_concurrent_runs")
     if coordinator.get("class") != "QueuedRunCoordinator" and slots is None:
         yield fault(
-            "runs are not queued: every requested run starts at once",
+            "runs are not queued, so every requested run starts at once",
             observed=coordinator.get("class", "no run_coordinator"),
             expected="QueuedRunCoordinator with max_concurrent_runs",
             next_step=f"set it in dagster.yaml, as in {_FILE}",
@@ -212,7 +212,7 @@ def check_broker(address: str) -> Iterator[Diagnosis]:
         import redis  # noqa: PLC0415 - the extra `celery`
     except ImportError:
         yield fault(
-            f"{BROKER} is set, and what speaks to it is not installed",
+            f"{BROKER} is set, and its client is not installed",
             observed="no package redis",
             expected="the extra celery",
             next_step=f"pip install 'kfm-dagster[celery]', or unset {BROKER}",
@@ -223,7 +223,7 @@ def check_broker(address: str) -> Iterator[Diagnosis]:
             memory: Mapping[str, Any] = client.info("memory")
     except (redis.RedisError, OSError) as error:
         yield fault(
-            "the broker of Celery does not answer: no step of a run is done",
+            "the broker of Celery does not answer, so no step of a run is executed",
             observed=f"{shown(address)}: {without_secrets(str(error), address)}",
             expected="an answer",
             next_step=f"start it, or correct {BROKER}",
@@ -258,7 +258,7 @@ def _workers(configurations: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagno
     unsafe = sorted(name for name, conf in configurations.items() if not all(conf.get(key) for key in LATE))
     if unsafe:
         yield fault(
-            "the step of a worker that dies is lost: it counts as done once it is received",
+            "the step of a worker that dies is lost, because it counts as done once it is received",
             observed=f"{', '.join(unsafe)} without {' and '.join(LATE)}",
             expected="workers with the configuration of the executor",
             next_step="start them by python -m kfm_dagster.defs.celery_worker",
@@ -267,7 +267,7 @@ def _workers(configurations: Mapping[str, Mapping[str, Any]]) -> Iterator[Diagno
         yield ok(f"{len(configurations)} Celery workers answer")
     else:
         yield warning(
-            "no Celery worker takes steps: runs wait at their first step",
+            "no Celery worker answers, so runs wait at their first step",
             observed=f"no answer within {ANSWER_SECONDS:g} s",
             expected="at least one",
             next_step="start a worker: python -m kfm_dagster.defs.celery_worker",

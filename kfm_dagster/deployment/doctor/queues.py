@@ -29,7 +29,7 @@ from kfm_dagster.telemetry.clock.reading import ClockLog, ClockReading, ClockRul
 from kfm_dagster.telemetry.clock.sources import ask_date, measure
 
 SHORT_RETENTION = timedelta(days=4)
-"""SQS's default: a deployment that is down over a long weekend still loses nothing."""
+"""SQS's default, with which a deployment that is down over a long weekend still loses nothing."""
 SHOWN_TOPICS = 3
 _CREATE = "kfm queue create --dataset NAME --update"
 
@@ -43,7 +43,7 @@ def check_queue(settings: Settings, registry: ContractRegistry) -> Iterator[Diag
     yield from _redrive(settings, registry, rules)
     if rules.retention < SHORT_RETENTION:
         yield warning(
-            "messages that wait are soon thrown away",
+            "waiting messages are deleted too soon",
             observed=f"MessageRetentionPeriod {rules.retention}",
             expected=f"{SHORT_RETENTION} at least",
             next_step=f"raise it ({_CREATE} makes it 7 days)",
@@ -70,7 +70,7 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
         source = _rules(connect(settings)).retention
     if retention <= source and retention < timedelta(seconds=DLQ_RETENTION):
         yield warning(
-            "dead letters are thrown away as soon as others: their age counts from when they were first sent",
+            "dead letters are deleted as early as other messages, because their age counts from the first sending",
             observed=f"MessageRetentionPeriod {retention}",
             expected="longer than the queue's, 14 days at best",
             next_step=f"raise it ({_CREATE})",
@@ -109,7 +109,7 @@ def _visibility(settings: Settings, rules: QueueRules) -> Diagnosis:
     if seconds >= least:
         return ok(f"messages stay hidden for {seconds} s, and a lease lasts {settings.lease_seconds} s")
     return fault(
-        "messages come again while a run still holds their units, and each time they come nearer to the dead letters",
+        "messages are received again while a run still holds their units; after some receives they are dead letters",
         observed=f"VisibilityTimeout {seconds} s",
         expected=f"{least} s at least: KFM_LEASE_SECONDS ({settings.lease_seconds}) less a minute",
         next_step=f"raise the queue's timeout ({_CREATE}), or lower KFM_LEASE_SECONDS",
@@ -119,7 +119,7 @@ def _visibility(settings: Settings, rules: QueueRules) -> Diagnosis:
 def _redrive(settings: Settings, registry: ContractRegistry, rules: QueueRules) -> Iterator[Diagnosis]:
     if (target := rules.dead_letter_arn) is None:
         yield fault(
-            "the queue has no dead-letter queue: a message that cannot be worked on comes again until it is lost",
+            "the queue has no dead-letter queue, so an unusable message is received again until it expires",
             observed="no RedrivePolicy",
             expected=f"a redrive policy to {settings.sqs_dlq_queue}",
             next_step=_CREATE,
@@ -127,7 +127,7 @@ def _redrive(settings: Settings, registry: ContractRegistry, rules: QueueRules) 
         return
     if target.rpartition(":")[2] != settings.sqs_dlq_queue:
         yield fault(
-            "dead letters go to a queue that is not watched",
+            "dead letters are moved to a queue that this deployment does not read",
             observed=f"RedrivePolicy to {target}",
             expected=f"KFM_SQS_DLQ_QUEUE, {settings.sqs_dlq_queue}",
             next_step=f"correct KFM_SQS_DLQ_QUEUE, or the queue's redrive policy ({_CREATE})",
@@ -214,7 +214,7 @@ def check_senders(
     silent = [url for url in _hosts(settings, registry) if not (answers or _answers)(url)]
     if silent:
         yield fault(
-            "certificates of senders cannot be had, so every message waits for its own",
+            "senders' certificates cannot be fetched, so every message waits for its certificate",
             observed=f"no answer of {', '.join(silent)}, and none is kept in {settings.home / 'certificates'}",
             expected="an answer, or a certificate that was fetched before",
             next_step="let this machine reach these hosts by HTTPS, or set HTTPS_PROXY",
@@ -229,7 +229,7 @@ def _unverified(settings: Settings) -> Iterator[Diagnosis]:
         "expected": "KFM_SNS_VERIFY=require",
         "next_step": "set it, unless the queue is a demo's or gets raw delivery",
     }
-    what = "messages are not verified: everybody who can send one is believed"
+    what = "messages are not verified, so messages of any sender are accepted"
     yield fault(what, **facts) if settings.env is Environment.PROD else warning(what, **facts)
 
 
@@ -273,11 +273,11 @@ def check_clock(
         yield ok(f"the clock is right: {decision.reason}")
     elif decision.deciding is not None:
         yield fault(
-            "the clock is wrong: stages will not write by it", observed=decision.reason, expected=limit, next_step=_SET
+            "the clock is wrong, so stages do not write", observed=decision.reason, expected=limit, next_step=_SET
         )
     else:
         yield warning(
-            "the clock is not verified: stages will not write by it",
+            "the clock is not verified, so stages do not write",
             observed=decision.reason,
             expected=limit,
             next_step=_SET,

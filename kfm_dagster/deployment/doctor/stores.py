@@ -64,7 +64,7 @@ def check_retention(settings: Settings) -> Iterator[Diagnosis]:
         "expected": "a role that only reads (docs/retention.md)",
         "next_step": "run kfm init --retention-role NAME as the owner, then name that role in KFM_RETENTION_DSN",
     }
-    what = f"what removes {kinds} works under a role that may write to the ledger"
+    what = f"retention of {kinds} runs under a role that may write to the ledger"
     if settings.retention_dsn:
         session = _row(settings.retention_dsn, "roles.may_migrate")
         under = ok(f"{bounded}, under {session.role}, which only reads")
@@ -93,7 +93,7 @@ def check_backups(settings: Settings, clock: Callable[[], datetime]) -> Iterator
         return  # the ledger's own check reports it
     if archive.failing:
         yield fault(
-            "PostgreSQL cannot archive its log of writes, keeps all of it, and fills its disk",
+            "PostgreSQL cannot archive its write-ahead log, keeps all of it, and fills its disk",
             observed=f"{archive.failed} was the last to fail, after the last that was archived",
             expected="an archive_command that succeeds",
             next_step="see the server's log, correct archive_command, then ask again",
@@ -196,7 +196,7 @@ def check_room(folders: Sequence[Path]) -> Iterator[Diagnosis]:
             "next_step": "free some, or move KFM_HOME or DAGSTER_HOME to a larger disk",
         }
         if free < LEAST_FREE:
-            yield fault("the disk is nearly full: the database and the runs stop with it", **facts)
+            yield fault("the disk is nearly full; on a full disk the database and the runs stop", **facts)
         elif free < LITTLE_FREE:
             yield warning("there is little room on the disk", **facts)
         else:

@@ -47,7 +47,7 @@ class ClockQuality:
 def clock_quality(readings: Sequence[ClockReading], taus: Sequence[timedelta] = TAUS) -> tuple[ClockQuality, ...]:
     """Summarise a clock's readings by source, alphabetically, except sources without offsets.
 
-    Sources are not mixed: each has its own error, so a change of source would look like an error of the clock.
+    Sources are not mixed, because each has its own error, and a change of source would look like an error of the clock.
     """
     by_source: dict[str, list[ClockReading]] = {}
     for reading in readings:
@@ -100,8 +100,8 @@ def _nearest(
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     """Return the index of the reading nearest to each time, and whether it is near enough.
 
-    Times after the last reading never count, however near: evenly spaced data would have more terms than the published
-    estimator.
+    Times after the last reading never count, however near, because evenly spaced data would have more terms than the
+    published estimator.
     """
     after = np.clip(np.searchsorted(at, times), 0, at.size - 1)
     before = np.maximum(after - 1, 0)

@@ -40,8 +40,8 @@ class ClockState(StrEnum):
 class ClockReading:
     """The reading of a source at a time; `at` is by the clock under test.
 
-    Offset and uncertainty are seconds, both or neither: the true offset is within offset +- uncertainty. `state` is as
-    reported by the source, before any rule.
+    Offset and uncertainty are in seconds, both known or both None; the true offset is within offset +- uncertainty.
+    `state` is as reported by the source, before any rule.
     """
 
     at: datetime
@@ -124,7 +124,7 @@ def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datet
     another service may keep. The latest deciding reading of the kernel, and of all servers together, counts, if it
     lies within `tau_calib` of the start. Either can refute the clock, and one calibration suffices.
 
-    The order of measurement counts, not `at`: a clock that was ahead and then corrected has readings in its future.
+    The order of measurement counts instead of `at`, because a corrected clock that was ahead has future readings.
     """
     fresh = [reading for reading in readings if abs(ts_start - reading.at) <= rule.tau_calib]
     latest = {reading.source == KERNEL: reading for reading in fresh if decides(reading, rule)}
@@ -145,7 +145,7 @@ def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datet
         return ClockDecision(state=ClockState.UNLOCKED, reason=reason)
     reason = "neither the kernel nor a server gives an offset of the clock"
     if blurred := [reading for reading in fresh if reading.offset_seconds is not None]:
-        reason = f"{_offset_of(min(blurred, key=_uncertainty))}, too blurred for {limit} s"
+        reason = f"{_offset_of(min(blurred, key=_uncertainty))}, too uncertain for {limit} s"
     return ClockDecision(state=ClockState.UNKNOWN, reason=reason)
 
 

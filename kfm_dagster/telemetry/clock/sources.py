@@ -78,7 +78,7 @@ def kernel_clock(at: datetime, *, ask: Callable[[], tuple[int, NtpState] | None]
 _LOG = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 3.0
-"""Timeout of connecting and of answering: a later Date would be too uncertain."""
+"""Timeout of connecting and of answering, because a later Date would be too uncertain."""
 DATE_RESOLUTION_SECONDS = 1.0
 """An HTTP Date has whole seconds (RFC 9110, 5.6.7), and servers truncate the fraction."""
 
@@ -110,7 +110,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
         raise ValueError("the clock was set back while an answer was on its way")
     try:
         time = parsedate_to_datetime(date or "")
-        # HTTP dates are in UTC; of two of their three forms the parser does not recognise the zone.
+        # HTTP dates are in UTC; the parser does not recognise the zone in two of their three forms.
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         raise ValueError("the answer has no HTTP date (RFC 9110, 5.6.7)") from None
@@ -126,7 +126,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
 
 
 def _head(url: str, *, seconds: float) -> Any:
-    # Without handlers for errors and redirects, every status is an answer; none for files and FTP.
+    # No handler for errors and redirects, so that every status is an answer, and none for files and FTP.
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)
@@ -141,8 +141,8 @@ def _head(url: str, *, seconds: float) -> Any:
 
 
 MOST_REQUESTS = 5
-"""Most requests per measurement. An answer during which the server's second changes decides nothing: three in ten where
-answers take 0.3 s, and 0.2 % of five in a row."""
+"""Most requests per measurement. An answer during which the server's second changes decides nothing; if answers take
+0.3 s, this happens to three in ten answers, and to all of five answers in 0.2 % of measurements."""
 
 
 def measure(rule: ClockRule, *, clock: Callable[[], datetime], endpoint: str | None = None) -> list[ClockReading]:
