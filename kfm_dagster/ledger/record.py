@@ -96,16 +96,16 @@ class NoddWalRecord(BaseModel):
     )
     last_error_code: str | None = Field(
         max_length=100,
-        description="Error of the last attempt; null after success. A return to pending and a new claim keep it.",
+        description="Error code of the last attempt; null after success. A return to pending or a new claim keeps it.",
         **_seen("missing_object", "the first issue that removed the unit from the chain, or the ledger"),
     )
     last_error_message: str | None = Field(
         max_length=MAX_MESSAGE_LENGTH,
-        description="Message of that error, redacted: one line without credentials, e-mail addresses and stack traces.",
+        description="Redacted text of that error: one line without credentials, e-mail addresses and stack traces.",
         **_seen("the object is not there", "the same, redacted"),
     )
     integrity_status: CheckStatus = Field(
-        description="Finding of integrity-check.",
+        description="Result of integrity-check.",
         **_seen(
             "ok",
             "integrity_check",
@@ -115,7 +115,7 @@ class NoddWalRecord(BaseModel):
         ),
     )
     metadata_status: CheckStatus = Field(
-        description="Finding of metadata-extract.",
+        description="Result of metadata-extract.",
         **_seen("ok", "metadata_extract", "openlineage:run.facets.kfmWal.metadata_status", "prov:kfm:metadata_status"),
     )
     stac_status: StacStatus = Field(
@@ -165,7 +165,7 @@ class NoddWalRecord(BaseModel):
         ),
     )
     worker_id: str | None = Field(
-        description="Logical worker of the last claim, no host name; null before the first.",
+        description="Logical name of the worker of the last claim, not a host name; null before the first claim.",
         **_seen("nodd-worker", "KFM_WORKER_ID"),
     )
     replay_reason: str | None = Field(
@@ -201,7 +201,7 @@ class NoddWalRecord(BaseModel):
         ),
     )
     sequencer: str | None = Field(
-        description="Order of events of one key.", **_seen("00674F2A91B3C0D5E1", "s3:s3.object.sequencer")
+        description="Order of the events of a key.", **_seen("00674F2A91B3C0D5E1", "s3:s3.object.sequencer")
     )
     partition_key: str = Field(
         pattern=r"^\d{4}-\d{2}-\d{2}$",
@@ -211,21 +211,21 @@ class NoddWalRecord(BaseModel):
     priority: Priority = Field(
         description="Urgency of the unit.", **_seen("normal", "contract:priority of the product")
     )
-    schema_version: str = Field(description="Version of the message shape.", **_seen("2.1", "s3:eventVersion"))
+    schema_version: str = Field(description="Version of the message's format.", **_seen("2.1", "s3:eventVersion"))
     sqs_message_id: str | None = Field(
         description="First message that announced the unit.",
         **_seen("11f0b1f4-3f0a-4d0e-8f1f-0b6a3a0a7e55", "sqs:MessageId", "prov:kfm:sqs_message_id"),
     )
     sns_message_id: str | None = Field(
-        description="Notification of that message.",
+        description="SNS notification in the first message.",
         **_seen("0f6f3a56-8c9b-5b1e-9a4e-6a1d2b0e9c11", "sns:MessageId", "prov:kfm:sns_message_id"),
     )
     topic_arn: str | None = Field(
-        description="Topic of that notification.",
+        description="Topic of the SNS notification.",
         **_seen("arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Object", "sns:TopicArn", "prov:kfm:topic_arn"),
     )
     subject: str | None = Field(
-        description="Subject of that notification.", **_seen("Amazon S3 Notification", "sns:Subject")
+        description="Subject of the SNS notification.", **_seen("Amazon S3 Notification", "sns:Subject")
     )
     next_attempt_at: Timestamp | None = Field(
         description="When a failed unit is due again; null otherwise.",
@@ -256,7 +256,7 @@ class NoddWalRecord(BaseModel):
     batch_limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum units of the next run that claims it, set after a run with several units died; "
+        description="Maximum units of the next run that claims this unit, set after a run with several units died; "
         "null: no limit.",
         **_seen(250, "ledger: half of the dead run's batch"),
     )

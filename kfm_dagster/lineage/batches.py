@@ -135,7 +135,7 @@ def batch_id_of(content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failing:
-    """A batch that a destination did not accept; `not_taken` counts events the backend refused."""
+    """A batch that a destination did not accept; `not_taken` counts the backend's unaccepted events."""
 
     batch_id: str
     destination: str

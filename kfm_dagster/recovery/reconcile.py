@@ -295,7 +295,7 @@ def repair_day(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Record up to `limit` new objects; with a change reference, also replay up to `limit` lost Items.
+    """Record at most `limit` new objects; with a change reference, replay as many lost Items.
 
     Return the numbers of recorded and repeated units and of remaining differences, and the id of the replay or
     proposal. Raises RefusedError for a dataset that is switched off, GuardError if a replay's guard refuses.

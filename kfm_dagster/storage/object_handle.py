@@ -274,7 +274,7 @@ ObjectHandle = RemoteObject | FolderObject
 def is_inside(path: str, folder: str) -> bool:
     """Return whether a resolved path is in the folder.
 
-    Callers do not resolve the folder's last part, so no path is inside a bucket folder that is itself a link.
+    Callers do not resolve the folder's last part. So if a bucket's folder is itself a link, no path is inside it.
     """
     return f"{path}/".startswith(f"{folder}/")
 

@@ -1,7 +1,7 @@
 """Named SQL statements and numbered migrations, read from `sql/`.
 
 `sql/queries/<room>.sql` contains blocks that begin with `-- name: identifier`; parameters are SQLAlchemy's `:name`. The
-same text is for both databases (`macros.py`); in a statement of two forms, each names its database and the reason.
+same text is for both databases (`macros.py`); if a statement has two forms, each names its database and the reason.
 `sql/queries/duckdb` has the statements for DuckDB, `sql/queries/pgstac` the statements for the database of a STAC API,
 and `sql/schema` the migrations. Nothing here accesses a database.
 

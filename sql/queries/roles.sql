@@ -118,7 +118,7 @@ SELECT
 FROM decision;
 
 -- name: retention
--- Retention reads every table and logs its deletions; it deletes files and Dagster's runs, which no table here contains.
+-- Retention reads every table and logs its deletions; it deletes files and Dagster's runs, which are in no table here.
 SELECT
     c.relname AS relation,
     format(

@@ -723,8 +723,8 @@ CREATE INDEX nodd_wal_deliveries_by_open_state ON nodd_wal_deliveries (state) WH
 -- A deleted message would be missing in every balance (BEY-03).
 @kept(nodd_wal_deliveries, deliveries_are_kept);
 
--- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. The trigger is AFTER, because an upsert fires INSERT
--- triggers only for a new message; a new message with units or rejections has replaced an old message.
+-- sqlite: INSERT OR REPLACE deletes rows without a DELETE trigger. AFTER, because an upsert of an existing row fires
+-- BEFORE INSERT, but not AFTER INSERT; a new row that already has units or rejections has replaced an old row.
 CREATE TRIGGER nodd_wal_deliveries_are_not_replaced AFTER INSERT ON nodd_wal_deliveries
 WHEN
     EXISTS (SELECT 1 FROM nodd_wal_delivery_units AS u WHERE u.message_id = NEW.message_id)
@@ -971,7 +971,7 @@ CREATE TABLE kill_switches (
     )
 ) @strict;
 
--- Two open switches of one dataset could not be told apart when one is released.
+-- Two open switches of a dataset could not be distinguished when one is released.
 CREATE UNIQUE INDEX kill_switches_one_open_per_dataset ON kill_switches (dataset) WHERE released_at IS NULL;
 
 @refuse(
@@ -999,7 +999,7 @@ CREATE TABLE nodd_wal_leases (
     renewed_at @time NOT NULL,
     expires_at @time NOT NULL,
     CONSTRAINT nodd_wal_leases_one_row_per_holder PRIMARY KEY (ingest_run_id, dataset),
-    -- A lease that expires before it begins would be revoked from a living worker.
+    -- A lease that has expired when it is written would be revoked from a living worker.
     CONSTRAINT nodd_wal_leases_lasts CHECK (expires_at > renewed_at)
 ) @strict;
 
@@ -1922,7 +1922,7 @@ CREATE TABLE etl_wal (
     CONSTRAINT etl_wal_payload_is_object CHECK (@json_type(payload) = 'object'),
     -- An effect without its time, or a time without an effect, would be wrong forever in lineage.
     CONSTRAINT etl_wal_applied_has_a_time CHECK ((status = 'APPLIED') = (applied_at IS NOT NULL)),
-    -- Without an effect, lineage would have units as claimed by a run that released them.
+    -- Without an effect, lineage would state that a run claimed units which it has released.
     CONSTRAINT etl_wal_claimed_is_applied
     CHECK (claimed IS NULL OR (status = 'APPLIED' AND @json_type(claimed) = 'object'))
 ) @strict;
