@@ -284,15 +284,12 @@ def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
 def ledger(home: Path) -> dict[str, NoddWalRecord]:
     """A ledger with one unit of each fate, by its status."""
     from kfm_dagster.ingest.pipeline import Pipeline
-    from kfm_dagster_tests.factories import envelope, failed, finished
+    from kfm_dagster_tests.factories import bring, envelope
     from kfm_dagster_tests.transactions import own_tx
 
     pipeline = Pipeline.open(Settings.load())
-    units = [envelope(number) for number in range(3)]
-    ledger = own_tx(pipeline.ledger)
-    ledger.ensure(units)
-    claimed = ledger.claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=2)
-    ledger.settle([finished(claimed[0]), failed(claimed[1])], run_id="run-1")
-    records = ledger.find()
+    for number, status in enumerate(("succeeded", "failed", "pending")):
+        bring(pipeline.ledger, status, [envelope(number)])
+    records = own_tx(pipeline.ledger).find()
     pipeline.close()
     return {record.status: record for record in records}

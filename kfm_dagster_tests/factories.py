@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,11 +24,13 @@ from kfm_dagster.contracts.envelope import (
 )
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.transactions import own_tx
 
 START = datetime(2025, 12, 3, 0, 6, 24, tzinfo=UTC)
+PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 
 
 def envelope(number: int = 0, **changes: Any) -> Envelope:
@@ -103,6 +106,23 @@ def failed(unit: Envelope, code: str = "missing_object") -> Envelope:
     """Return the unit as it leaves a chain that it left at integrity-check."""
     issue = Issue(code=code, severity=Severity.FAILED, message="the object is not there")
     return unit.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,), checks_run=("exists",)))
+
+
+def bring(ledger: Any, status: str, units: Sequence[Envelope], *, code: str | None = None) -> None:
+    """Give units of one dataset and day a record, and take them to a status as runs and people do."""
+    own, ids = own_tx(ledger), [unit.wal_id for unit in units]
+    own.ensure(units)
+    if status == "quarantined":
+        own.quarantine(ids, reason_code=code or "test", decision=PERSON)
+    elif status != "pending":
+        day = {"dataset": units[0].dataset, "partition": units[0].partition}
+        claimed = own.claim(**day, run_id="run-1", limit=len(ids), wal_ids=ids)
+        assert len(claimed) == len(ids)
+        if status != "in_progress":
+            ends = [
+                finished(unit) if status == "succeeded" else failed(unit, code or "missing_object") for unit in claimed
+            ]
+            own.settle(ends, run_id="run-1")
 
 
 _TEXT = st.text(max_size=20)

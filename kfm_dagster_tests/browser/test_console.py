@@ -26,7 +26,7 @@ from kfm_dagster_tests.alerts.recorded import open_alert
 from kfm_dagster_tests.browser.dagster_ui import expect
 from kfm_dagster_tests.browser.pictures import keep_picture
 from kfm_dagster_tests.console import serving
-from kfm_dagster_tests.factories import envelope, failed
+from kfm_dagster_tests.factories import bring, envelope
 from kfm_dagster_tests.integration.chain import Clock, good, open_pipeline, put, run_chain
 from kfm_dagster_tests.transactions import own_tx
 
@@ -37,7 +37,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.one_database]
 
 TOKEN = "annas-token-of-20-chars"
 WCAG_AA = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-BROKEN = "00000004-1111-4111-8111-111111111111"
 REJECTED = "2f6ea231-4157-48d2-976d-1df76d5f9ca6"
 DEPTHS = {"kfm-nodd-primary": 12, "kfm-nodd-dlq": 0}
 PHONE = {"width": 390, "height": 844}
@@ -99,9 +98,7 @@ def served(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     )
     open_alert(pipeline.database, AlertRule.RETRY_STORM, "all stages", run_id=str(uuid.UUID(int=1)), at=clock())
     unit = envelope(1)
-    own_tx(pipeline.ledger).ensure([unit])
-    claimed = own_tx(pipeline.ledger).claim(dataset="nexrad-l2", partition="2025-12-03", run_id=BROKEN, limit=1)
-    own_tx(pipeline.ledger).settle([failed(one) for one in claimed], run_id=BROKEN)
+    bring(pipeline.ledger, "failed", [unit])
     own_tx(pipeline.ledger).quarantine(
         [unit.wal_id], reason_code="looked_odd", decision=Decision(actor="bob", reason="a site that moved")
     )

@@ -27,7 +27,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Environment
-from kfm_dagster_tests.factories import envelope, failed
+from kfm_dagster_tests.factories import bring, envelope
 from kfm_dagster_tests.integration.chain import Clock, open_pipeline
 from kfm_dagster_tests.transactions import own_tx
 
@@ -74,14 +74,11 @@ def console(tmp_path: Path) -> Iterator[Console]:
     pipeline = open_pipeline(tmp_path / "home", None)
     pipeline.clock = clock = Clock()
     units = [envelope(number) for number in range(QUARANTINED + FAILED)]
-    ledger = pipeline.ledger
-    own_tx(ledger).ensure(units)
-    out, broken = ([unit.wal_id for unit in part] for part in (units[:QUARANTINED], units[QUARANTINED:]))
-    claimed = own_tx(ledger).claim(dataset="nexrad-l2", partition="2025-12-03", run_id="run-1", limit=9, wal_ids=broken)
-    own_tx(ledger).settle([failed(unit) for unit in claimed], run_id="run-1")
-    own_tx(ledger).quarantine(out, reason_code="looked_odd", decision=PERSON)
+    bring(pipeline.ledger, "quarantined", units[:QUARANTINED], code="looked_odd")
+    bring(pipeline.ledger, "failed", units[QUARANTINED:])
     clock.forward(1)
-    yield Console(pipeline=pipeline, quarantined=out, failed=broken)
+    ids = [unit.wal_id for unit in units]
+    yield Console(pipeline=pipeline, quarantined=ids[:QUARANTINED], failed=ids[QUARANTINED:])
     pipeline.close()
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from kfm_dagster.contracts.envelope import WalId
-from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import OVERRIDES, TRANSITIONS, Status
 from kfm_dagster.storage.statements import DIALECTS
 from kfm_dagster_tests.docs.wal_pages import PAGES, written
+from kfm_dagster_tests.factories import PERSON
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import announce, open_pipeline, put, run_chain, take, volumes
 from kfm_dagster_tests.integration.test_run_replay import PARTITION
@@ -28,7 +29,6 @@ ROOT = PAGES.parents[1]
 SCHEMA = (ROOT / "sql" / "schema" / "0001_first_schema.sql").read_text(encoding="utf-8")
 DRAWING = PAGES.parent / "images" / "concepts" / "unit-states.svg"
 DATASET = "nexrad-l2"
-PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 NAMES = sorted(page.name for page in PAGES.glob("*.md"))
 
 

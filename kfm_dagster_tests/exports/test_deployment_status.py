@@ -37,8 +37,8 @@ from kfm_dagster_tests.alerts.recorded import Mailbox, Record, desk_over
 from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.catalog.test_following import Mirror, fail
 from kfm_dagster_tests.commands import Call
-from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Clock
+from kfm_dagster_tests.factories import PERSON, envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import DAY, JANE, Clock
 from kfm_dagster_tests.lineage.units import ingest_run, units
 from kfm_dagster_tests.transactions import own_tx
 

@@ -13,7 +13,6 @@ from kfm_dagster.configs import own_folder
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.defs.jobs import ReplayConfig, _started
 from kfm_dagster.errors import ExitCode
-from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.evidence import EvidenceCollector
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState
@@ -23,12 +22,11 @@ from kfm_dagster.recovery.replay.selection import selection_from
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 from kfm_dagster_tests.commands import Call, words_of
 from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.factories import envelope, failed, finished
+from kfm_dagster_tests.factories import PERSON, bring, envelope
 from kfm_dagster_tests.governance.conftest import cases_of, release
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
-PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 NOBODY = "00000000-0000-8000-8000-000000000000"
 STATES = ("pending", "in_progress", "succeeded", "failed", "quarantined", "discarded")
 WHY = ["--reason", "seen by eye"]
@@ -38,15 +36,10 @@ CHANGE = ["--change-ref", "CHG-9"]
 @pytest.fixture
 def units(deployment: Pipeline) -> dict[str, Envelope]:
     """One unit of each state, by its name; two are quarantined, one of them discarded."""
-    ledger = deployment.ledger
     found = {state: envelope(number) for number, state in enumerate(STATES)}
-    own_tx(ledger).ensure(found.values())
-    working = [found[state].wal_id for state in ("in_progress", "succeeded", "failed")]
-    claimed = own_tx(ledger).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=9, wal_ids=working)
-    ends = {found["succeeded"].wal_id: finished, found["failed"].wal_id: failed}
-    own_tx(ledger).settle([ends[unit.wal_id](unit) for unit in claimed if unit.wal_id in ends], run_id="run-1")
-    out = [found["quarantined"].wal_id, found["discarded"].wal_id]
-    own_tx(ledger).quarantine(out, reason_code="looked_odd", decision=PERSON)
+    for state in STATES[:4]:
+        bring(deployment.ledger, state, [found[state]])
+    bring(deployment.ledger, "quarantined", [found["quarantined"], found["discarded"]], code="looked_odd")
     own_tx(cases_of(deployment)).discard({found["discarded"].wal_id: 2}, decision=PERSON)
     return found
 

@@ -25,7 +25,7 @@ from kfm_dagster.recovery.replay.limits import LIMITS
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster_tests.commands import Answer, Call
 from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.factories import envelope, finished
+from kfm_dagster_tests.factories import bring, envelope, finished
 from kfm_dagster_tests.governance.conftest import release
 from kfm_dagster_tests.transactions import own_tx
 
@@ -48,11 +48,8 @@ def prod(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe
     opened = Pipeline.open(Settings.load())
     ledger = opened.ledger
     ledger.review.work_in(opened.settings)
-    own_tx(ledger).ensure([envelope(0), envelope(1)])
-    claimed = own_tx(ledger).claim(
-        dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[envelope(1).wal_id]
-    )
-    own_tx(ledger).settle([finished(unit) for unit in claimed], run_id="run-1")
+    own_tx(ledger).ensure([envelope(0)])
+    bring(ledger, "succeeded", [envelope(1)])
     own_tx(ledger).quarantine([envelope(0).wal_id], reason_code="looked_odd", decision=JANE)
     yield opened
     opened.close()

@@ -22,12 +22,11 @@ from kfm_dagster.ledger.reports import MoveCount
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.factories import bring
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
 EVENTS = "kfm_dagster.ledger.events"
-PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 JANE = Decision(actor="jane", reason="looked at it", change_ref="CHG-2")
 HISTORY_BY_MOVE = """
     SELECT dataset, to_status, replay_reason, attempt, count(*) AS moves
@@ -79,17 +78,7 @@ class Bench:
 
     def bring_to(self, status: str, unit: Envelope) -> None:
         """Give the unit a record and take it there by legal transitions."""
-        self.ledger.ensure([unit])
-        if status == "pending":
-            return
-        if status == "quarantined":
-            self.ledger.quarantine([unit.wal_id], reason_code="test", decision=PERSON)
-            return
-        claimed = self.claim(unit)
-        if status == "succeeded":
-            self.ledger.settle([finished(one) for one in claimed], run_id="run-1")
-        elif status == "failed":
-            self.ledger.settle([failed(one) for one in claimed], run_id="run-1")
+        bring(self.ledger, status, [unit])
 
     def type_by_hand(self, sql: str, **parameters: Any) -> int:
         """Run SQL as a person with a database shell would; return the number of rows."""

@@ -30,8 +30,8 @@ from kfm_dagster.ledger.reports import FailingUnits, RecoverReport
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.telemetry.totals import Total, kept_totals
-from kfm_dagster_tests.factories import envelope, envelopes, failed, finished
-from kfm_dagster_tests.ledger.bench import DAY, JANE, PERSON, Bench, make_bench
+from kfm_dagster_tests.factories import PERSON, envelope, envelopes, failed, finished
+from kfm_dagster_tests.ledger.bench import DAY, JANE, Bench, make_bench
 from kfm_dagster_tests.transactions import own_tx
 
 RUN = "run-1"
@@ -368,28 +368,6 @@ def test_a_run_that_dies_again_is_halved_until_its_cause_is_alone(bench: Bench, 
     assert len(sizes) <= most
     assert [record.wal_id for record in bench.ledger.find(status=Status.QUARANTINED)] == [cause]
     assert bench.ledger.counts()["nexrad-l2"][Status.SUCCEEDED] == 19
-
-
-@pytest.mark.clause("WSM-11", "SEC-09")
-def test_what_ends_a_process_costs_the_units_of_another_dataset_in_its_run_nothing(bench: Bench) -> None:
-    """A run over several datasets is one process."""
-    volumes = [envelope(number) for number in range(12)]
-    scans = [envelope(number, dataset="goes-abi", object_uri=f"s3://b/{number}") for number in range(6)]
-    cause = volumes[7].wal_id
-    bench.ledger.ensure([*volumes, *scans])
-    for number in range(60):
-        run_id = f"run-{number}"
-        claimed = [
-            unit
-            for dataset in ("nexrad-l2", "goes-abi")
-            for unit in bench.ledger.claim(dataset=dataset, partition=DAY, run_id=run_id, limit=50)
-        ]
-        if cause in {unit.wal_id for unit in claimed}:
-            bench.ledger.release_lost(run_ids=[run_id])
-        else:
-            bench.ledger.settle([finished(unit) for unit in claimed], run_id=run_id)
-    assert [record.wal_id for record in bench.ledger.find(status=Status.QUARANTINED)] == [cause]
-    assert sum(counts[Status.SUCCEEDED] for counts in bench.ledger.counts().values()) == 17
 
 
 @pytest.mark.clause("SEC-09")

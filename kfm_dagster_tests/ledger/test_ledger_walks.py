@@ -21,8 +21,8 @@ from kfm_dagster.contracts.issues import FenceIssue
 from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster.ledger.state_machine import LEGAL, Status
-from kfm_dagster_tests.factories import envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import JANE, PERSON, Bench, expected_event, heard
+from kfm_dagster_tests.factories import PERSON, envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import JANE, Bench, expected_event, heard
 from kfm_dagster_tests.transactions import own_tx
 
 NUMBERS = itertools.count()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,8 +15,8 @@ from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest.recording import completion_of
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.factories import envelope, finished
-from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
+from kfm_dagster_tests.factories import PERSON, envelope, finished
+from kfm_dagster_tests.ledger.bench import Bench, make_bench
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.clause("BEY-04")
@@ -124,11 +125,8 @@ def test_admissions_at_the_same_time_lose_no_peer(database: Database, contracts:
         for number in range(5):
             own_tx(ledgers[place].ledger).ensure([volume(100 * place + number, size=100 * (place + 1) + number)])
 
-    threads = [threading.Thread(target=admit, args=(place,)) for place in range(len(ledgers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(ledgers)) as pool:
+        list(pool.map(admit, range(len(ledgers))))
     ((_, _, sizes),) = kept(ledgers[0])
     assert sorted(sizes) == [100 * (place + 1) + number for place in range(4) for number in range(5)]
     assert len(ledgers[0].claim()) == 20

@@ -28,7 +28,7 @@ from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster_tests.clocks import locked
-from kfm_dagster_tests.factories import failed, finished
+from kfm_dagster_tests.factories import bring, finished
 from kfm_dagster_tests.integration.chain import Clock, announce, assert_conserved, raw_message
 from kfm_dagster_tests.transactions import own_tx
 
@@ -103,18 +103,9 @@ class DlqFixture:
         """Put messages on the dead-letter queue that the pipeline has never seen."""
         self._send(self.pipeline.dead_letters.send(bodies), bodies)
 
-    def bring_to(self, status: str, numbers: Iterable[int], *, code: str = "missing_object") -> None:
+    def bring_to(self, status: str, numbers: Iterable[int], *, code: str | None = None) -> None:
         """Take pending units to another status, as runs do."""
-        wanted = self.wal_ids(numbers)
-        ledger = self.pipeline.ledger
-        if status == "quarantined":
-            own_tx(ledger).quarantine(wanted, reason_code="test", decision=DECISION)
-            return
-        claimed = own_tx(ledger).claim(dataset=DATASET, partition=PARTITION, run_id="run", limit=10_000, wal_ids=wanted)
-        assert len(claimed) == len(wanted)
-        if status != "in_progress":
-            end = finished if status == "succeeded" else lambda unit: failed(unit, code)
-            own_tx(ledger).settle([end(unit) for unit in claimed], run_id="run")
+        bring(self.pipeline.ledger, status, [self.unit(number) for number in numbers], code=code)
 
     def finish_everything(self) -> None:
         """Work what is pending or in progress to its success, and acknowledge."""

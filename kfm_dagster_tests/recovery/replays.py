@@ -23,7 +23,7 @@ from kfm_dagster.recovery.replay.engine import Advance, ReplayEngine
 from kfm_dagster.recovery.replay.limits import LIMITS, Limits
 from kfm_dagster.recovery.replay.selection import Selection, selection_of
 from kfm_dagster.settings import Environment
-from kfm_dagster_tests.factories import START, envelope, failed, finished
+from kfm_dagster_tests.factories import START, bring, envelope, finished
 from kfm_dagster_tests.integration.chain import Clock, open_pipeline
 from kfm_dagster_tests.transactions import own_tx
 
@@ -74,16 +74,8 @@ class Stand:
 
     def bring(self, status: str, count: int = 1, *, first: int = 0, **changes: Any) -> list[Envelope]:
         """Give units a record and take them to a state by legal transitions."""
-        ledger = self.pipeline.ledger
         units = [envelope(number, **changes) for number in range(first, first + count)]
-        own_tx(ledger).ensure(units)
-        if status in {"succeeded", "failed", "in_progress"}:
-            claimed = self.claim(units)
-            if status != "in_progress":
-                ending = finished if status == "succeeded" else failed
-                own_tx(ledger).settle([ending(unit) for unit in claimed], run_id="run-1")
-        if status == "quarantined":
-            own_tx(ledger).quarantine([unit.wal_id for unit in units], reason_code="bad_magic", decision=PERSON)
+        bring(self.pipeline.ledger, status, units)
         return units
 
     def claim(self, units: Sequence[Envelope] | None = None, *, run_id: str = "run-1") -> list[Envelope]:

@@ -14,7 +14,7 @@ from functools import partial
 
 from kfm_dagster.contracts.envelope import Lane, RawReference, WalId
 from kfm_dagster.errors import KfmError
-from kfm_dagster.governance.log import Decision, GovernanceAction
+from kfm_dagster.governance.log import GovernanceAction
 from kfm_dagster.ingest import intake
 from kfm_dagster.ingest.chain import retry_in, roll_back_or_leave
 from kfm_dagster.ingest.evidence import EvidenceCollector
@@ -27,11 +27,10 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery.dead_letters.treatments import drain, redrive
 from kfm_dagster.recovery.dead_letters.work import Bounds
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster_tests.factories import PERSON
 from kfm_dagster_tests.simulation.scheduling import Actor
 from kfm_dagster_tests.simulation.world import UNITS_PER_RUN, Order, World
 from kfm_dagster_tests.transactions import own_tx
-
-PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 
 
 def sensor(world: World, actor: Actor) -> None:

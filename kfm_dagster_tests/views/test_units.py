@@ -30,8 +30,8 @@ from kfm_dagster.views import decisions, feeds, units
 from kfm_dagster.views.feeds import GAPS
 from kfm_dagster.views.units import FailureFilter, UnitCount, count_units, failure_groups, search_units
 from kfm_dagster.views.view import View
-from kfm_dagster_tests.factories import START, envelope, failed, finished
-from kfm_dagster_tests.ledger.bench import PERSON, Bench, make_bench
+from kfm_dagster_tests.factories import PERSON, START, envelope, failed, finished
+from kfm_dagster_tests.ledger.bench import Bench, make_bench
 
 UNITS = 12
 MIDDLE = START + timedelta(minutes=5, seconds=UNITS // 2)
