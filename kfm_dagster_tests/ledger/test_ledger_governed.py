@@ -203,18 +203,23 @@ def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Ben
         type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
 
 
-@pytest.mark.clause("BEY-06")
-def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_all_the_same(bench: Bench) -> None:
+@pytest.mark.clause("BEY-06", "WSM-20")
+def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_and_its_entry_all_the_same(bench: Bench) -> None:
     unit = envelope()
-    bench.ledger.ensure([unit])
+    bench.bring_to("failed", unit)
+    # The name is longer than an entry takes: that is no reason to stay where it was.
     bench.type_by_hand(
-        "UPDATE nodd_wal_records SET status = 'quarantined', last_error_code = 'x', version = version + 1, "
-        "changed_by = 'person', change_reason = 'by hand'"
+        "UPDATE nodd_wal_records SET status = 'quarantined', next_attempt_at = NULL, version = version + 1, "
+        "changed_by = :by, change_reason = 'by hand'",
+        by="x" * 300,
     )
+    [entry] = own_tx(bench.ledger.log).entries(action=GovernanceAction.QUARANTINE, wal_id=unit.wal_id)
+    assert (entry.actor, entry.reason, entry.change_ref) == ("x" * 200, "by hand", None)
+    assert entry.details == {"run_id": "run-1", "error_code": "missing_object", "reason_code": "by hand"}
     cases = QuarantineCases(bench.database, clock=bench.clock)
     [case] = own_tx(cases).of(unit.wal_id)
-    assert (case.state, case.reason, case.quarantined_version) == (CaseState.OPEN, "by hand", 2)
-    type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
+    assert (case.state, case.reason, case.quarantined_version) == (CaseState.OPEN, "by hand", 4)
+    type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 4)), (BACK, {"wal_id": unit.wal_id}))
     [case] = own_tx(cases).of(unit.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "person", "CHG-1")
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-import yaml
 from sqlalchemy.exc import DBAPIError
 
-from kfm_dagster.contracts.loader import parse_contract
 from kfm_dagster.contracts.model import CANONICAL_FIELDS
-from kfm_dagster.errors import ContractError
 from kfm_dagster.ledger.record import NoddWalRecord, replay_history
 from kfm_dagster_tests.docs.wal_pages import EXTENSION_COLUMNS
 from kfm_dagster_tests.factories import envelope, failed
@@ -82,20 +79,6 @@ def test_a_record_in_any_state_is_valid_under_the_published_schema(bench: Bench)
     for number, state in enumerate(("pending", "in_progress", "succeeded", "failed", "quarantined")):
         bench.bring_to(state, envelope(number))
         validator.validate(bench.ledger.get(envelope(number).wal_id).model_dump(mode="json"))
-
-
-@pytest.mark.clause("WAL-16")
-def test_an_extension_field_with_a_canonical_name_is_a_configuration_error() -> None:
-    text = (ROOT / "kfm_dagster" / "contracts" / "datasets" / "nexrad-l2.yaml").read_text(encoding="utf-8")
-    for name in CANONICAL_FIELDS:
-        document = yaml.safe_load(text)
-        grammar = document["storage"]["key_grammar"]
-        # A group of that name somewhere in the pattern, or it would be refused for not being there.
-        grammar["pattern"] = grammar["pattern"].replace("(?P<version>", "(?P<volume_version>") + f"(?P<{name}>)"
-        document["ledger"] = {"extension_fields": [name]}
-        del document["integrity"]["peers"]  # which names the group that is renamed
-        with pytest.raises(ContractError, match="shadow canonical fields"):
-            parse_contract(yaml.safe_dump(document), source="shadow.yaml")
 
 
 FIELDS = """    station: str | None = extension("which station announced the unit")

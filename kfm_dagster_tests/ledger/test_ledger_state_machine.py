@@ -132,18 +132,6 @@ def test_hand_typed_sql_is_refused_for_every_pair_that_is_not_legal(bench: Bench
     assert accepted == LEGAL == {(rule.from_status, rule.to_status) for rule in TRANSITIONS}
 
 
-@pytest.mark.clause("WSM-02")
-def test_a_refusal_in_a_statement_of_many_rows_leaves_all_of_them(bench: Bench) -> None:
-    units = [envelope(number) for number in range(5)]
-    bench.ledger.ensure(units)
-    bench.bring_to("succeeded", units[4])
-    with pytest.raises(DBAPIError, match="succeeded > quarantined"):
-        bench.type_by_hand(
-            "UPDATE nodd_wal_records SET status = 'quarantined', version = version + 1, last_error_code = 'x'"
-        )
-    assert sorted(bench.ledger.statuses(unit.wal_id for unit in units).values()) == ["pending"] * 4 + ["succeeded"]
-
-
 def test_the_databases_refusal_becomes_an_error_with_the_facts(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("succeeded", unit)
