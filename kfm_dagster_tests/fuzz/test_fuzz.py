@@ -173,11 +173,16 @@ def test_a_flipped_bit_under_any_checksum_is_refused() -> None:
     assert seen > 50
 
 
-def test_libhdf5_s_death_is_reported_and_outlived() -> None:
+@pytest.mark.clause("OPR-07")
+def test_libhdf5_s_death_is_reported_and_outlived_and_our_reader_refuses_its_cause() -> None:
     """The length that made it copy memory until its process died (docs/adr/003)."""
-    content = SUBJECTS["goes-abi"].samples[0].content
+    subject = SUBJECTS["goes-abi"]
+    specimen = subject.samples[0]
+    content = specimen.content
+    # A continuation message: type 16, 16 bytes, then address and length of the continuation.
     start = content.index(b"\x10\0\x10\0\0\0\0\0")
     spoilt = content[: start + 16] + b"\xff" * 8 + content[start + 24 :]
+    assert trial.examine(subject, whole(replace(specimen, content=spoilt))).fate == "resource_limit"
     asked = [Question("", "text", "platform_ID", "G19")]
     with Libhdf5() as libhdf5:
         assert len(libhdf5.differences(spoilt, asked)) == 1

@@ -242,7 +242,7 @@ def test_index_of_another_object_is_a_finding_and_no_sidecar() -> None:
     }.items():
         found = read(SAMPLE, key=SAMPLE_KEY, groups=groups_of(), index=index)
         assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH], what
-        assert found.sidecars == (), what
+        assert (found.sidecars, found.layers) == ((), ()), what
         assert "grib:variables" not in found.properties, what
 
 
@@ -313,18 +313,9 @@ def test_data_that_look_like_an_end_hide_no_cut_and_no_hole(room: int) -> None:
         assert code_of(read, cut, groups=groups_of(), index=beside) is MetadataIssue.TRUNCATED_OBJECT
 
 
-def test_object_without_its_own_index_has_no_layers() -> None:
-    assert [layer[:4] for layer in read(SAMPLE, groups=groups_of(), index=SAMPLE_INDEX).layers] == [
-        ("TMP", "2 m above ground", "7 hour fcst", ""),
-        ("GUST", "surface", "7 hour fcst", ""),
-        ("APCP", "surface", "0-7 hour acc fcst", ""),
-    ]
-    assert read(SAMPLE, groups=groups_of()).layers == ()
-    assert read(SAMPLE, groups=groups_of(), index=OTHER_RUN).layers == ()
-
-
 def test_object_without_index_is_walked_only_so_far() -> None:
-    assert read(SAMPLE).properties["grib:message-count"] == 3
+    alone = read(SAMPLE)
+    assert (alone.properties["grib:message-count"], alone.layers) == (3, ())
     source = CountingSource(SAMPLE * 1000)
     found = read(source)
     assert "grib:message-count" not in found.properties

@@ -21,7 +21,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples import netcdf4
 from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers.stored_values import PROPERTIES, band_fields
-from kfm_dagster_tests.readers.reading import Change, allocating_at_most, code_of, deleted, header_of, rewritten
+from kfm_dagster_tests.readers.reading import Change, code_of, deleted, header_of, rewritten
 
 DAY = date(2025, 12, 3)
 read = partial(header_of, "netcdf-grid", key="grid.nc")
@@ -352,21 +352,6 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
     # NetCDF 3, and a key of another day.
     assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
-
-
-@pytest.mark.clause("OPR-07")
-def test_a_decompressed_axis_stays_small() -> None:
-    """An axis of 65,536 values in one chunk, of which five are read."""
-
-    def packed(file: h5py.File) -> None:
-        del file["lon"]
-        values = np.linspace(0, 359, 1 << 16)
-        attributes = {"units": "degrees_east"}
-        netcdf4.axis(file, "lon", values, 2, attributes, chunks=(1 << 16,), compression="gzip", shuffle=True)
-
-    content = rewritten(grid(), packed)
-    with allocating_at_most(16_000_000):
-        assert read(content).properties["proj:shape"] == [2, 1 << 16]
 
 
 @pytest.mark.clause("OPR-21")
