@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -26,7 +27,7 @@ from kfm_dagster.storage.fence import Fence, open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import Register, codes
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad
-from kfm_dagster_tests.databases import ask
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.moments import dying, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
@@ -44,11 +45,6 @@ def refusing(*units: Envelope, issue: FenceIssue = FenceIssue.CLAIM_LOST, from_c
         return {wal_id: issue for wal_id in attempts if wal_id in lost}
 
     return fence
-
-
-def index_rows(database: Database) -> Sequence[Any]:
-    with database.snapshot() as tx:
-        return tx.connection.exec_driver_sql("SELECT * FROM catalog_items ORDER BY item_id").all()
 
 
 def nothing(_root: Path, _href: str) -> None:
@@ -77,26 +73,20 @@ def test_a_refused_unit_changes_neither_index_nor_file_and_its_neighbours_go_on(
     for result in first:
         disturb(root, str(result.item_href))
     lost = goes(1, **change)
-    row, file = index_rows(database)[1], _content(root, first[1])
+    row, file = every_row(database)["catalog_items"][1], _content(root, first[1])
     fence = refusing(lost, issue=issue, from_call=from_call)
     results = register(goes(0, **change), lost, goes(2), fence=fence)
     assert [result.write_status for result in results] == statuses
     assert codes(results) == [None, issue, None]
-    assert index_rows(database)[1] == row
+    assert every_row(database)["catalog_items"][1] == row
     assert _content(root, first[1]) == file
     # The worker that holds the claim now does it.
     again = register(lost)
     assert again[0].write_status is statuses[0]
+    # Even a no-op is no answer for a lost unit.
+    [late] = register(lost, fence=refusing(lost, issue=issue))
+    assert (late.write_status, late.item_href) == (FAILED, None)
     trees.assert_consistent(root)
-
-
-@pytest.mark.clause("BEY-02")
-def test_even_a_no_op_is_no_answer_for_a_lost_unit(register: Register, root: Path) -> None:
-    register(goes(0))
-    before = trees.files(root)
-    [result] = register(goes(0), fence=refusing(goes(0)))
-    assert (result.write_status, result.item_href) == (FAILED, None)
-    assert trees.files(root) == before
 
 
 @pytest.mark.clause("BEY-02")
@@ -112,8 +102,8 @@ def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
         results = register(*mine, fence=ledger.leases.fence("slow"))
     assert codes(results) == [FenceIssue.CLAIM_LOST] * 2
     assert trees.files(root) == {}
-    assert index_rows(database) == []
-    assert ask(database, "SELECT * FROM catalog_collections") == []
+    rows = every_row(database)
+    assert rows["catalog_items"] == rows["catalog_collections"] == []
 
 
 @pytest.mark.clause("BEY-02")
@@ -265,38 +255,28 @@ def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
     """Three writers with Items of their own and one that all of them want, while a reader walks the tree."""
     rounds, writers = 6, 3
     outcomes: list[StacStatus] = []
-    problems: list[BaseException] = []
     done = threading.Event()
 
     def write(writer: int) -> None:
         catalog = open_catalog()
-        try:
-            for turn in range(rounds):
-                number = 1 + writer * rounds + turn
-                batch = candidates(contracts, [goes(number), goes(0, platform=f"goes-{writer}{turn}")])
-                own, shared = catalog.register(batch, fence=open_fence)
-                assert own.write_status is StacStatus.CREATED
-                outcomes.append(shared.write_status)
-        except BaseException as error:
-            problems.append(error)
+        for turn in range(rounds):
+            number = 1 + writer * rounds + turn
+            batch = candidates(contracts, [goes(number), goes(0, platform=f"goes-{writer}{turn}")])
+            own, shared = catalog.register(batch, fence=open_fence)
+            assert own.write_status is StacStatus.CREATED
+            outcomes.append(shared.write_status)
 
     def read() -> None:
-        try:
-            while not done.is_set():
-                _assert_whole(root)
-        except BaseException as error:
-            problems.append(error)
+        while not done.is_set():
+            _assert_whole(root)
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    reader.join()
-    assert problems == []
+    with ThreadPoolExecutor(writers + 1) as pool:
+        reader = pool.submit(read)
+        try:
+            list(pool.map(write, range(writers)))
+        finally:
+            done.set()
+        reader.result()
     assert len(trees.item_ids(root)) == 1 + writers * rounds
     assert outcomes.count(StacStatus.CREATED) == 1
     assert set(outcomes) <= {StacStatus.CREATED, StacStatus.UPDATED, StacStatus.FAILED}
@@ -325,25 +305,17 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
         # With the rival locked out this waits in vain; without a lock the rival is done long before.
         finished.wait(timeout=1)
 
-    results: list[StacStatus] = []
-
-    def register(envelope: Envelope) -> None:
+    def register(envelope: Envelope) -> StacStatus:
         [result] = open_catalog().register(candidates(contracts, [envelope]), fence=open_fence)
-        results.append(result.write_status)
+        return result.write_status
 
-    first = threading.Thread(target=register, args=(goes(0),))
-    second = threading.Thread(target=register, args=(rival,))
     # The documents are staged after the Item.
-    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, stop, nth=2):
-        first.start()
+    with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, stop, nth=2), ThreadPoolExecutor(2) as pool:
+        first = pool.submit(register, goes(0))
         assert composed.wait(timeout=30)
-        second.start()
-        second.join(timeout=0.9)
-        if not second.is_alive():
-            finished.set()
-        first.join()
-        second.join()
-    assert results == [StacStatus.CREATED] * 2
+        second = pool.submit(register, rival)
+        second.add_done_callback(lambda _: finished.set())
+        assert first.result() is second.result() is StacStatus.CREATED
     assert len(trees.item_ids(root)) == 3
     trees.assert_consistent(root)
     trees.assert_counted(database)

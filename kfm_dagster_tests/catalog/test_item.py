@@ -6,7 +6,6 @@ import base64
 import copy
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,6 @@ from kfm_dagster.contracts.issues import IntegrityIssue, Issue, MetadataIssue, S
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.demo.samples.hrrr import make_hrrr
-from kfm_dagster.readers.base import Layer
-from kfm_dagster.readers.grib2_cube import cube
-from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 from kfm_dagster_tests.factories import JSON
@@ -74,17 +69,6 @@ def test_the_item_of_each_dataset_is_the_golden_one(contracts: ContractRegistry,
     item = item_of(contracts, envelope)
     assert item == json.loads((GOLDEN / f"{envelope.dataset}.json").read_text(encoding="utf-8"))
     assert validate_item(item) == []
-
-
-def test_pystac_reads_an_item_and_writes_the_same(contracts: ContractRegistry) -> None:
-    item = item_of(contracts, hrrr())
-    read = pystac.Item.from_dict(item)
-    assert read.datetime is not None
-    written = read.to_dict(include_self_link=False, transform_hrefs=False)
-    # pystac writes its own links, and whole seconds without decimals.
-    written["links"], written["properties"]["datetime"] = item["links"], item["properties"]["datetime"]
-    assert written == item
-    assert set(read.assets) == {"data", "index"}
 
 
 @pytest.mark.clause("OPR-05")
@@ -200,30 +184,6 @@ def test_a_picture_of_the_footprint_comes_and_goes_with_its_item(contracts: Cont
         item["assets"]["thumbnail"] = one
         assert validate_item(item) == []
         assert pystac.Item.from_dict(item).assets["thumbnail"].href == one["href"]
-
-
-def test_an_item_of_as_many_messages_as_native_levels_have_stays_small(contracts: ContractRegistry) -> None:
-    """HRRR's native levels: some 1,100 messages of 22 variables on 50 levels, and a hundred on one."""
-    names = [(f"VAR{name}", f"{level} hybrid level") for level in range(1, 51) for name in range(22)]
-    names += [(f"SFC{number}", "surface") for number in range(100)]
-    layers = [Layer(*name, "12 hour fcst", "", 600_000_000, 1_000_000) for name in names]
-    run = datetime(2025, 12, 3, tzinfo=UTC)
-    _, message, _ = make_hrrr(run=run, lead=1)
-    # Section 3 of the sample is that of the real grid (readers/test_grib2.py).
-    grid = describe_grid(message[37:118])
-    of_sample = hrrr()
-    assert of_sample.metadata is not None
-    properties = of_sample.metadata.stac_properties
-    envelope = with_metadata(
-        of_sample,
-        stac_properties={**properties, **cube(grid, layers, reference=run, valid=(run,))},
-        layers={layer.name: (layer.offset, layer.length) for layer in layers},
-    )
-    item = item_of(contracts, envelope)
-    assert len(item["properties"]["cube:variables"]) == 122
-    assert len(item["assets"]["data"]["grib:layers"]) == 1200
-    assert validate_item(item) == []
-    assert len(canonical(item)) < 160 * 1024
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import Register, codes
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.official import OfficialSchemas
+from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.moments import full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
@@ -313,10 +314,10 @@ def test_an_item_that_the_index_does_not_know_is_told_and_nothing_is_made_up(
 ) -> None:
     (result,) = register(goes(0))
     stranger = replace(result, item_id="nobody", content_sha256="0" * 64)
-    before = _collections(database)
+    before = every_row(database)["catalog_collections"]
     with pytest.raises(DependencyUnavailableError, match=r"observed goes-abi.*expected content 0"):
         catalog.verify("hrrr", [stranger])
-    assert _collections(database) == before
+    assert every_row(database)["catalog_collections"] == before
 
 
 def test_another_writers_promotion_is_waited_for(
@@ -329,11 +330,6 @@ def test_another_writers_promotion_is_waited_for(
     readings = [{path: whole.replace(b"goes-19", b"goes-18")}, {path: whole}]
     monkeypatch.setattr(FolderPublisher, "read", Mock(side_effect=readings))
     catalog.verify(DATASET, told)
-
-
-def _collections(database: Database) -> list[object]:
-    with database.snapshot() as tx:
-        return list(tx.connection.exec_driver_sql("SELECT * FROM catalog_collections"))
 
 
 BUCKET = "catalog-bucket"
