@@ -56,7 +56,7 @@ def _compilable(pattern: str) -> str:
 
 Regex = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_compilable)]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""A line of free text: a control character breaks the lines of a log, and no database keeps a NUL."""
+"""Free text without control characters, because these break the lines of a log, and no database stores a NUL."""
 
 Duration = Annotated[
     timedelta,

@@ -138,11 +138,11 @@ class StoreAccessError(DependencyUnavailableError):
 
 
 class PreflightError(DependencyUnavailableError):
-    """Nothing is received: what the deployment needs is not there."""
+    """Nothing is received, because a requirement of the deployment is not met."""
 
 
 class ForeignRootError(KfmError):
-    """A place of files is not known to be this deployment's."""
+    """A root is not marked as this deployment's."""
 
     exit_code = ExitCode.REFUSED
 

@@ -98,7 +98,7 @@ BATCH = 10_000
 PAGE = 1000
 """Files per page of a listing: S3's maximum."""
 DELETES = 16
-"""Deletions at the same time; a bucket takes tens of milliseconds for each."""
+"""Parallel deletions, because a bucket takes tens of milliseconds for each."""
 _NAME = re.compile(r"(?P<folder>[a-z]+)/(?P<two>[0-9a-f]{2})/(?P<sha256>(?P=two)[0-9a-f]{62})\.[a-z.]+")
 
 

@@ -34,7 +34,7 @@ class AlertState(StrEnum):
     FIRING = "firing"
     """It is open, and not acknowledged."""
     ACKNOWLEDGED = "acknowledged"
-    """A person has acknowledged it; it is not sent again unless its level rises."""
+    """A person has acknowledged it; it is sent again only if its level rises."""
     RESOLVED = "resolved"
     """Its events are older than the rule's window."""
 

@@ -34,7 +34,7 @@ from kfm_dagster.settings import Settings, environment
 from kfm_dagster.storage.private import private_folder
 
 PREPARE_LOCK = 0x646167
-"""PostgreSQL advisory lock ("dag"): a single process at a time creates or migrates Dagster's tables."""
+"""PostgreSQL advisory lock ("dag"), by which only one process at a time creates or migrates Dagster's tables."""
 
 
 def prepare(home: Path, *, dagster_yaml: str | None = None) -> bool:

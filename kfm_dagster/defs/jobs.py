@@ -35,7 +35,7 @@ PATH_JOB = "path_arrival"
 GAP_JOB = "feed_gaps"
 EVIDENCE_JOB = "nodd_evidence"
 LISTED_DAILY = "40 6 * * *"
-"""Not on the full hour, when most jobs start. Late enough for GFS: the last files of a day settle within six hours."""
+"""Not on the full hour, when most jobs start. Late enough for GFS, whose last files settle within six hours."""
 
 _BY_HAND = {LANE_TAG: Lane.BULK.value}
 """Manual runs and backfills in the UI list a day, so they are bulk work. The sensors set the lane of their runs."""

@@ -215,7 +215,7 @@ def _why_nothing_is_asked_for(
 
 
 INTERVALS = 3
-"""`nodd_due` ticks once per 3 ticks of the others: listing a day takes longer, and alerts have windows of minutes."""
+"""`nodd_due` ticks once per 3 ticks of the others: a listing takes longer, and alerts have windows of minutes."""
 NAMED = 5
 """Alerts that a tick names; `kfm alerts list` has all."""
 

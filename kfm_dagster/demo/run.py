@@ -28,7 +28,7 @@ from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.settings import FeedKind, Settings, environment
 
 DEMO_ENVIRONMENT: Mapping[str, str] = {
-    # A demo is watched: ticks and retries come in seconds instead of minutes.
+    # A person watches the demo, so ticks and retries come after seconds instead of minutes.
     "KFM_SENSOR_INTERVAL_SECONDS": "2",
     "KFM_RETRY_BACKOFF_SECONDS": "1",
     # A demo has some objects of a day, samples or the user's, but no whole day, unless the user sets this.

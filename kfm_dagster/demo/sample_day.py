@@ -1,7 +1,7 @@
 """The demo's objects: two days of three datasets, and a delivery of each bad kind.
 
 Belongs here: the list of objects, small and in their true formats, and their messages. Does not belong here: making an
-object (`samples/`) or publishing it (`feed.py`). Everything is fixed: publishing it again changes nothing.
+object (`samples/`) or publishing it (`feed.py`). All bytes are fixed, so publishing them again changes nothing.
 """
 
 from __future__ import annotations

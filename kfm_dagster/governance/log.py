@@ -33,7 +33,7 @@ class GovernanceAction(StrEnum):
     RELEASE = "release"
     """Requeued quarantined units."""
     DISCARD = "discard"
-    """Closed the case of a quarantined unit: it is excluded permanently."""
+    """Closed the case of a quarantined unit, which is then excluded permanently."""
     REPAIR_AND_REPLACE = "repair_and_replace"
     """Requeued succeeded units; their result may differ."""
     REPEAT = "repeat"

@@ -1,6 +1,6 @@
 """Governance rules: allow, mask or refuse a unit before it is registered (SEC-03).
 
-Pure, over a contract's governance section, a unit's metadata and the run's reference time: no rule reads a clock.
+Pure: rules read a contract's governance section, a unit's metadata and the run's reference time, but no clock.
 Belongs here: the rules, their order, and the effect of a ruling on an envelope. Does not belong here: generalising
 locations (`masking.py`), quarantine (`ledger/`).
 """
@@ -31,7 +31,7 @@ class RuleId(StrEnum):
     CONSENT = "consent"
     """Data of Indigenous peoples need a valid consent."""
     EMBARGO = "embargo"
-    """A unit stays out until its embargo is over."""
+    """A unit is refused until its embargo is over."""
     SENSITIVITY = "sensitivity"
     """A sensitive location is shown generalised, or not at all."""
 
@@ -49,7 +49,7 @@ class Objection(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """The rules of a dataset at a reference time (aware): when the run claimed its units."""
+    """The rules of a dataset at a reference time (aware), the time of the run's claims."""
 
     governance: Governance
     at: datetime
@@ -65,8 +65,8 @@ class Rules:
     def applied(self, unit: Envelope) -> Envelope:
         """Return a unit as it may be stored: with its location masked, and any hard fail added.
 
-        A unit that left the chain before is masked as well, because its envelope is also stored; it keeps its own
-        reason.
+        A unit that left the chain before keeps its own reason. It is masked as well, because its envelope is also
+        stored.
         """
         failed, objection = unit.failure is not None, self.objection(unit)
         if unit.metadata is not None:

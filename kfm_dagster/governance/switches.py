@@ -21,7 +21,7 @@ EVERY_DATASET = "*"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KillSwitch:
-    """An engaged switch; without `expires_at` it stays until it is released."""
+    """An engaged switch; without `expires_at` it is on until a person releases it."""
 
     dataset: str
     engaged_at: datetime

@@ -1,6 +1,6 @@
 """A dataset's chain without Dagster, and the rollback of a run after a final failure (PCS-03).
 
-A rollback also undoes the run's other stages: the stages before the failed stage, and later stages that an earlier
+A rollback also undoes the run's other stages, both those before the failed stage and later ones that an earlier
 process of the run has executed, because a re-execution may fail at an earlier stage. One transaction first releases the
 claims, so that only effects are undone that no other run may rely on. Then, in reverse topological order, it withdraws
 lineage, restores Items byte for byte, and revokes each stage's output in run-state (after the commit if run-state is

@@ -1,7 +1,7 @@
 """Evidence: facts for the decision on a quarantined unit, once per quarantine (BEY-06).
 
 The collector first withdraws Items of units that were quarantined before their lineage was recorded (ADR 014). The next
-attempt of such a unit would complete its Item, but without a successful attempt the Item would stay. A case without
+attempt of such a unit would complete its Item; if none succeeds, the Item would stay without lineage. A case without
 evidence is due. The collector stores a bundle under its hash before the case names it, so that a crash in between
 leaves an unused file, and the case is still due. Belongs here: collecting and reading evidence. Does not belong here:
 a bundle's content (`evidence_bundle.py`), cases (`ledger/cases.py`), Items that a rollback withdraws (`chain.py`).

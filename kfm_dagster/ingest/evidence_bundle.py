@@ -34,7 +34,7 @@ _DEPTH = 20
 """Limit of nesting, against forged messages. An S3 event in a text in a notification is 8 levels deep."""
 
 _NO_JSON_NUMBER = 2**63
-"""orjson refuses integers from here on; such a number in a message must not prevent its unit's evidence."""
+"""orjson may refuse integers of this size or more; such a number in a message must not prevent its unit's evidence."""
 
 _COLUMNS = ("integrity_status", "metadata_status", "stac_status", "provenance_status")
 _OPERATORS = dict(zip(_COLUMNS, OPERATORS, strict=True))

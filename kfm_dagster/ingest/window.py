@@ -18,7 +18,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database, Transaction
 
 DEFAULT_DAYS = timedelta(days=1_000)
-"""Number of past days with partitions in a new database: as many as the UI shows at once."""
+"""Number of past days with partitions in a new database, as many as the UI shows at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def default_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> d
 def stored_first_day(settings: Settings, *, clock: Callable[[], datetime]) -> date:
     """Return a deployment's first day, even if its database is missing; change nothing.
 
-    A code location must load without its database; then it uses the default until the next load.
+    A code location must load without its database, and then uses the default until the next load.
     """
     try:
         database = Database.open(settings.database_url, read_only=True)

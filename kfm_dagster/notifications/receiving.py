@@ -35,11 +35,11 @@ EMPTY_RECEIVES = 3
 
 
 MAX_RECEIVED_BYTES = 32 * MAX_BODY_BYTES
-"""Default limit of the bodies of a receive call: ten thousand messages of NOAA's usual size."""
+"""Default limit of the bodies of a receive call, enough for ten thousand messages of NOAA's usual size."""
 
 PART_BYTES = 8 * MAX_BODY_BYTES
 PART_UNITS = 5_000
-"""Limits of a part, which is landed, parsed and recorded at once: a unit takes about 10 KB until it is recorded."""
+"""Limits of a part, which is landed, parsed and recorded at once. A unit takes about 10 KB until it is recorded."""
 
 
 def announced(message: SqsMessage) -> int:

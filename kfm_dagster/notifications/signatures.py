@@ -117,7 +117,7 @@ def signed(message: Mapping[str, Any], *, extra_url: str | None = None) -> Signe
 def verify(message: SignedMessage, chain: Sequence[x509.Certificate], *, anchors: Sequence[x509.Certificate]) -> None:
     """Check the chain to an anchor at the message's time, and the signature by its leaf.
 
-    The message's time is signed, and counts instead of the present: late or repeated messages stay valid. Raises
+    The message's time is signed, and counts instead of the present, so late or repeated messages stay valid. Raises
     SignatureError.
     """
     leaf = chain[0]

@@ -176,7 +176,7 @@ class Worker:
 
     def stop(self) -> None:
         """End after the current batch. Signal handlers may call this."""
-        # Not a threading.Event: a signal handler that interrupts Event.wait would deadlock on the Event's lock.
+        # Not a threading.Event, because a signal handler that interrupts Event.wait would deadlock on the Event's lock.
         self.stopping = True
 
     def work(self, *, until_empty: bool = False, max_batches: int | None = None) -> None:

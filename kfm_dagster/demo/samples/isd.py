@@ -15,7 +15,7 @@ BUCKET = "noaa-isd-pds"
 MAX_STATIONS = 100_000
 """Number of possible identifiers: a letter and five digits."""
 REPORT_HOURS = 6
-"""Between two reports: the synoptic hours."""
+"""Hours between two reports, which are at the synoptic hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Station:
 
 
 def make_isd(station: Station, *, until: date) -> tuple[str, bytes]:
-    """Key and content of a station's year to a day, inclusive: the same bytes for the same arguments."""
+    """Return key and content of a station's year up to and including a day, by the arguments alone."""
     start = datetime(until.year, 1, 1, tzinfo=UTC)
     hours = range(0, ((until - start.date()).days + 1) * 24, REPORT_HOURS)
     text = b"".join(_report(station, start + timedelta(hours=hour)) for hour in hours)
@@ -52,7 +52,7 @@ def isd_samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 
 def sample_station(index: int) -> Station:
-    """Return the station of a number: all over the inhabited latitudes, every second with a call sign."""
+    """Return a number's station, somewhere in the inhabited latitudes; every second has a call sign."""
     return Station(
         usaf=f"A{index:05d}",
         wban=f"{index:05d}",

@@ -25,8 +25,8 @@ TDWR_ELEVATIONS = (0.599, 0.3, 1.0, 2.5, 5.1, 8.2, 11.6, 15.6, 20.6, 28.3, 42.7,
 """Target elevations of a TDWR's volume, degrees; the first cut is the long range scan, of reflectivity alone, as
 in a real volume of TDAL (Unidata MetPy, tests/io/test_nexrad.py)."""
 GATES = 40
-"""Gates per radial: a real radial has up to 1,840, but only the number of the lowest cut matters to the reader:
-it gives the radar's range. So only the lowest cut has all of its gates."""
+"""Gates per radial. A real radial has up to 1,840, but the reader uses the number of gates only in the lowest cut,
+for the radar's range. So only the lowest cut has all of its gates."""
 RADIALS = 3
 """Radials of a cut."""
 MOMENTS = ("REF", "VEL", "SW", "ZDR", "PHI", "RHO")
@@ -85,8 +85,8 @@ _FEEDHORN_M = 20
 def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) -> tuple[str, bytes]:
     """Key and content of a volume of a site of either table; the same arguments give the same bytes.
 
-    start: aware; the header and the first radial carry it in milliseconds, the key in seconds.
-    Raises KeyError when the site is in none.
+    start: aware; the header and the first radial have it in milliseconds, the key in seconds.
+    Raises KeyError when the site is in neither table.
     """
     start = start.astimezone(UTC)
     location, scan = radar_site(site), _scan(site)

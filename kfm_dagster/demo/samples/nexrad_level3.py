@@ -22,7 +22,7 @@ GENERATED_AFTER = timedelta(seconds=45)
 """Time from the volume scan's start to the product."""
 RADIALS = 36
 GATES = 40
-"""Gates of 0.25 to 1 km: a real radial has up to 1,840, but the reader's result does not depend on their number."""
+"""Gates of 0.25 to 1 km. A real radial has up to 1,840, but the reader's result does not depend on their number."""
 _FEET = 0.3048
 _DIVIDER = -1
 _DESCRIPTION_END = 120

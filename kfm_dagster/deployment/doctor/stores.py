@@ -153,7 +153,7 @@ LEAST_FREE, LITTLE_FREE = GIB, 5 * GIB
 
 
 def check_store(name: str, setting: str, place: str) -> Iterator[Diagnosis]:
-    """Check that a store takes files. Raises DependencyUnavailableError where it does not."""
+    """Check that a store accepts files. Raises DependencyUnavailableError if it does not."""
     refuse_unwritable(place, what=name, setting=setting, leave_nothing=True)
     yield ok(f"{name} {place} takes files")
 

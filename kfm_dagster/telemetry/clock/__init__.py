@@ -2,5 +2,5 @@
 
 Readings come from the kernel and from the Date of a server's answer, once per run (`sources.py`); they are recorded
 and judged by the configured rule (`reading.py`), and summarised as KPIs (`quality.py`). This package never sets a clock
-and never fails a run: the stage acts on a decision.
+and never fails a run; the stage acts on the decision.
 """

@@ -19,7 +19,7 @@ TAUS = (timedelta(minutes=10), timedelta(hours=1), timedelta(hours=6), timedelta
 """Averaging times to report: from the time between two runs to `tau_calib`."""
 
 TOLERANCE = 0.1
-"""Largest deviation from tau, as a share of tau, of two readings that count as tau apart."""
+"""Two readings count as tau apart if their distance differs from tau by at most this share of tau."""
 RESOLUTION_SECONDS = 1e-6
 """Resolution of the times of readings."""
 
@@ -76,8 +76,8 @@ def allan_deviation(at: NDArray[np.float64], error: NDArray[np.float64], tau: fl
 
     sigma_y^2(tau) = 1/2 <(ybar_2 - ybar_1)^2> over all pairs of neighbouring mean frequencies ybar = dx / dt over tau
     (IEEE Std 1139), overlapping: a pair begins at every reading, which for evenly spaced data is Riley, NIST SP 1065
-    (2008), eq. 11. Each mean takes its own dt, so that irregular times add nothing
-    and a constant frequency offset still cancels; a gap only makes terms fewer.
+    (2008), eq. 11. Each mean uses its own dt, so that irregular times add nothing
+    and a constant frequency offset still cancels; a gap only reduces the number of terms.
     """
     at, first = np.unique(at, return_index=True)
     error = error[first]

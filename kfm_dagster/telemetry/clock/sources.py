@@ -104,7 +104,7 @@ def reading_of(date: str | None, *, host: str, sent_at: datetime, received_at: d
     """Return the reading of a Date that a server set between `sent_at` and `received_at`.
 
     The server's time was within [date, date + 1 s), this clock's within [sent_at, received_at]. Raises ValueError for
-    a text that is not a date, and for an answer before its request: the clock was set back meanwhile.
+    a text that is not a date, and for an answer before its request, because the clock was set back meanwhile.
     """
     if received_at < sent_at:
         raise ValueError("the clock was set back while an answer was on its way")
