@@ -69,13 +69,13 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
         from_status=Status.IN_PROGRESS,
         to_status=Status.FAILED,
         trigger="an operator failed hard, or the run died",
-        condition="an error code and a redacted message are given",
+        condition="the failure has an error code and a redacted message",
     ),
     TransitionRule(
         from_status=Status.FAILED,
         to_status=Status.PENDING,
         trigger="a retry or a replay",
-        condition="attempts remain, the policy allows the error code, and a governed replay reason is given",
+        condition="attempts remain, the policy allows the error code, and the transition has a governed replay reason",
     ),
     TransitionRule(
         from_status=Status.PENDING,
@@ -94,7 +94,7 @@ TRANSITIONS: tuple[TransitionRule, ...] = (
 itself."""
 
 _DECIDED = (
-    "a decision on record for exactly this version: actor, reason, change reference; in prod a second actor's approval"
+    "a logged decision on exactly this version: actor, reason, change reference; in prod a second actor's approval"
 )
 
 OVERRIDES: tuple[TransitionRule, ...] = (
@@ -107,7 +107,7 @@ OVERRIDES: tuple[TransitionRule, ...] = (
     TransitionRule(
         from_status=Status.SUCCEEDED,
         to_status=Status.PENDING,
-        trigger="a person has the unit done again",
+        trigger="a person has the unit ingested again",
         condition=_DECIDED,
     ),
 )

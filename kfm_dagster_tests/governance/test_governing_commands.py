@@ -58,7 +58,7 @@ REFUSED: dict[str, list[str]] = {
     "discard {discarded} {why}": ["is discarded permanently"],
     "discard {quarantined} --version 3 {why}": ["at version 2"],
     "quarantine add {succeeded} --reason-code odd {why}": [
-        "succeeded > quarantined", "expected succeeded > pending (a person has the unit done again); next:"
+        "succeeded > quarantined", "expected succeeded > pending (a person has the unit ingested again); next:"
     ],
     "quarantine add {in_progress} --reason-code odd {why}": [
         "in_progress > quarantined", "expected in_progress > succeeded (every operator completed) or in_progress > f"
