@@ -1,8 +1,8 @@
 """An Item's assets: the addresses of its object and sidecars, and the arguments to open them.
 
 An href is the object's own `s3://` address. Public objects also have `https` addresses, in the bucket itself and in the
-mirrors that the contract names (alternate-assets extension 1.2.0). The storage extension 2.0.0 has region and bucket,
-and xarray-assets 1.0.0 has the arguments of `xarray.open_dataset`. Does not belong here: Items' properties (`item.py`).
+mirrors that the contract names (alternate-assets extension 1.2.0). The storage extension 2.0.0 defines region and
+bucket, xarray-assets 1.0.0 the arguments of `xarray.open_dataset`. Does not belong here: Items' properties (`item.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MULTIHASH_MD5 = "d50110"
 _IRI_SAFE = "/:@!$&'()*+,;=~-._"
 """Characters that a path segment of an IRI may hold unescaped (RFC 3986, 3.3)."""
 _HTTPS_SAFE = _IRI_SAFE.replace("+", "")
-"""Without `+`, which S3 reads as a space in a URL's path."""
+"""Like _IRI_SAFE without `+`, which S3 reads as a space in a URL's path."""
 
 
 def storage_schemes(envelope: Envelope, contract: DatasetContract) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def assets(
 
 @lru_cache(maxsize=1024)
 def _picture(geometry: bytes) -> str:
-    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397); cached, as Items share footprints."""
+    """Draw a map of a GeoJSON geometry as a data URL (RFC 2397); cached, because Items share footprints."""
     # Imported here, because it loads numpy and shapely, which most commands and datasets do not need.
     from kfm_dagster.drawing.footprints import THUMBNAIL, draw  # noqa: PLC0415
 
@@ -128,7 +128,7 @@ def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) ->
     addresses["storage:refs"] = [_SCHEME]
     if anyone_reads(contract):
         path = quote(key, safe=_HTTPS_SAFE)
-        # Groups outside of the match are empty text in a template.
+        # In a template, a group without a match is an empty text.
         texts = defaultdict(str, groups, bucket=bucket, key=path)
         mirrors = {name: {"href": href.format_map(texts)} for name, href in contract.storage.mirrors.items()}
         own = {"href": f"{bucket_endpoint(bucket, contract.storage.region)}/{path}", "storage:refs": [_SCHEME]}
@@ -138,7 +138,7 @@ def addresses(uri: str, contract: DatasetContract, groups: Mapping[str, str]) ->
 
 
 def bucket_endpoint(bucket: str, region: str) -> str:
-    """Return the https address of a bucket; a name with dots is in the path."""
+    """Return the https address of a bucket; a name with dots goes into the path."""
     if "." in bucket:  # the certificate covers a single label before `.s3.`
         return f"https://s3.{region}.amazonaws.com/{bucket}"
     return f"https://{bucket}.s3.{region}.amazonaws.com"

@@ -1,8 +1,8 @@
 """Changes of the catalog: the record of an Item's change, and the interface of followers.
 
-Every change of an Item in the index is a row, written in the transaction of the change. A follower is an output that
-has the same Items in another form (a search index, a receiver of announcements). Followers are updated after the commit
-(`following.py`), so that an output that is down fails no unit.
+Every change of an Item in the index is recorded as a row, in the transaction of the change. A follower is an output
+that has the same Items in another form (a search index, a receiver of announcements). Followers are updated after the
+commit (`following.py`), so an unavailable output fails no unit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ItemChange:
 
     `change_id` grows within a collection, `partition` is the Item's day in the catalog (YYYY-MM-DD), `path` the Item's
     file below the catalog's root. `content` is the file's; `content` and `content_sha256` are None once the Item is
-    withdrawn. An Item that was created and withdrawn before a follower got it is delivered as withdrawn.
+    withdrawn. If an Item was created and withdrawn before a follower received it, only the withdrawal is delivered.
     """
 
     change_id: int

@@ -1,6 +1,6 @@
 """Catalog documents: root, Collection, year, day and page, from the current index.
 
-pystac builds Collections; it takes 0.2 s to import, so only writers of a Collection import it. Does not belong here:
+pystac builds Collections. Its import takes 0.2 s, so only writers of a Collection import it. Does not belong here:
 Items (`item.py`), paths (`layout.py`), queries (`index.py`), publishing documents (`store.py`, `undo.py`).
 """
 
@@ -39,7 +39,7 @@ ROOT_DESCRIPTION = (
     "NOAA Open Data Dissemination (NODD) objects, catalogued with their provenance as they are published."
 )
 MAX_SUMMARY_VALUES = 500
-"""Maximum distinct values that a Collection lists per property; with more it has their range. NEXRAD has 160 sites."""
+"""Maximum distinct values that a Collection lists per property; of more it has the range. NEXRAD has 160 sites."""
 
 
 def tree(
@@ -47,8 +47,8 @@ def tree(
 ) -> list[Level]:
     """Return documents from the root to these days' pages, by level. Raises PublishError.
 
-    A collection, year or day without Items has None. Without `root` the root is left out. `pages` limits the pages to
-    return; these pages must have Items.
+    The document of a collection, year or day without Items is None. Without `root` the root is left out. `pages` limits
+    the pages to return; these pages must have Items.
     """
     contract, collection = index.contract, index.contract.stac.collection
     pages_of = {day: index.pages(day) for day in sorted(set(days))}
@@ -147,7 +147,7 @@ def collection_document(
     upward = [link(rel, "../catalog.json", title=ROOT_TITLE) for rel in ("root", "parent")]
     return {
         **collection.to_dict(include_self_link=False, transform_hrefs=False),
-        # Not pystac's own links, which need the linked documents in memory.
+        # pystac's own links are not used, because they need the linked documents in memory.
         "links": [*upward, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
     }
 

@@ -41,7 +41,7 @@ class FollowerContext:
 
 
 class FollowerSource(ABC):
-    """Base of the classes that entry points name: creates the configured followers."""
+    """Base of the classes that entry points name; a source creates the configured followers."""
 
     title: ClassVar[str] = ""
     """Name of the source's check in `kfm doctor`; by default the name of the entry point."""
@@ -69,7 +69,7 @@ class FollowerSources:
 
     @classmethod
     def load(cls, settings: Settings, registry: ContractRegistry) -> Self:
-        """Load installed sources. Raises ConfigurationError; other errors only drop their source."""
+        """Load installed sources. Raises ConfigurationError; any other error drops only its source."""
         loaded: dict[str, FollowerSource] = {}
         errors: dict[str, str] = {}
         for entry in sorted(_installed(tuple(sys.path)), key=lambda entry: entry.name):
@@ -83,7 +83,7 @@ class FollowerSources:
         return cls(loaded=loaded, errors=errors)
 
     def followers(self, context: FollowerContext) -> list[Follower]:
-        """Return all sources' followers, ordered by `after`; an error only drops its source."""
+        """Return all sources' followers, ordered by `after`; a source that fails is left out."""
         followers: list[Follower] = []
         for name, source in self.loaded.items():
             try:

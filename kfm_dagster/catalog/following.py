@@ -1,10 +1,9 @@
 """Following: bring followers of the catalog up to date, with a cursor for each follower and collection.
 
 A collection has a single writer at a time, so its changes are committed in the order of their numbers. A cursor
-therefore skips no change. A follower in a collection is advanced by a single process at a time.
+therefore skips no change. Only one process at a time advances a follower in a collection.
 
-Does not belong here: writing changes (`index.py`), types of changes and followers (`changes.py`), leases and retries
-(`outbox.py`).
+Does not belong here: writing changes (`index.py`), types of changes and followers (`changes.py`), leases (`outbox.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ LEASE = timedelta(minutes=10)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerState:
-    """A follower's position in a collection: `behind` in changes; without failures no error and no next attempt."""
+    """A follower's position in a collection; `behind` counts changes, the last two are None without failures."""
 
     follower: str
     collection_id: str
@@ -82,7 +81,7 @@ class FollowerRunner:
     def rebuild(self, follower: Follower, contract: DatasetContract) -> int:
         """Remove a collection from a follower's output, refill it, and return the number of changes.
 
-        Raises FollowError, also while another process has the claim; later calls of `catch_up` then refill the output.
+        Raises FollowError, also while another process has the claim. `catch_up` then refills the output.
         """
         owner = self._owners[contract.stac.collection]
         entry = self._outbox.take(follower.name, owner.stac.collection)
@@ -116,7 +115,7 @@ class FollowerRunner:
             return [self._owners[row.collection_id] for row in rows]
 
     def _advance(self, follower: Follower, contract: DatasetContract) -> int:
-        """Advance a follower by a batch; return its size, 0 if not claimable. Raises FollowError."""
+        """Advance a follower by a batch; return the batch's size, 0 if not claimable. Raises FollowError."""
         entry = self._outbox.take(follower.name, contract.stac.collection)
         if entry is None:
             return 0
@@ -129,7 +128,7 @@ class FollowerRunner:
 
     @contextmanager
     def _deferring(self, entry: Entry) -> Iterator[None]:
-        """Defer a follower on any error it raises, and raise FollowError."""
+        """On any error of a follower, defer the follower and raise FollowError."""
         try:
             yield
         except Exception as error:
@@ -167,13 +166,13 @@ class FollowerRunner:
             ]
 
     def _current(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> list[ItemChange]:
-        """Return each Item's last change with content, without Items that have changed since.
+        """Return each Item's last change with content; leave out Items that have changed since.
 
-        An Item left out is delivered with its later change, or, if its file is lost, when the file is written again.
+        An Item left out is delivered with its later change; if its file is lost, once the file is written again.
         """
         confirmed, unsure = self._read(contract, _last(changes))
         if unsure:
-            # A writer promotes files a moment before it commits the index, so wait until it has ended.
+            # Writers promote files shortly before they commit the index, so wait for the current writer.
             with self._database.transaction() as tx, CollectionIndex(tx, contract, page_size=1).only_writer():
                 reread, missing = self._read(contract, unsure)
             confirmed += reread

@@ -1,6 +1,6 @@
 """The catalog's index: rows in the database, used per collection and inside one transaction.
 
-Reads current Items, compares and swaps revisions, assigns pages, and answers the queries of the catalog documents. Does
+Belongs here: current Items, comparing and swapping revisions, pages, and the queries for the catalog documents. Does
 not belong here: decisions (`store.py`) and files (`publisher.py`).
 """
 
@@ -36,8 +36,8 @@ Bbox = tuple[float, float, float, float]
 class Extent:
     """True extent of a Collection's Items.
 
-    bbox is (west, south, east, north) in WGS 84 degrees, west > east if it crosses the antimeridian, None if no Item
-    has a geometry; start and end are RFC 3339.
+    bbox is (west, south, east, north) in WGS 84 degrees; west > east if it crosses the antimeridian. It is None if no
+    Item has a geometry. start and end are RFC 3339.
     """
 
     bbox: Bbox | None
@@ -68,7 +68,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Write:
-    """Intended write of a candidate that replaces `base`, or is new if base is None.
+    """Intended write of a candidate, which replaces `base`, or creates an Item if base is None.
 
     `promotion_id` is the write's entry in the undo log; a write that only restores a lost file adds no entry.
     """
@@ -103,9 +103,10 @@ class CollectionIndex:
 
     @contextmanager
     def only_writer(self) -> Iterator[bool]:
-        """Wait to be the collection's only writer; yield whether the root does not list it yet.
+        """Wait to be the collection's only writer.
 
-        If the collection has no Items when the block ends, it is dropped, and the next writer must list it again.
+        Yields True if the root does not list the collection yet. If the collection has no Items when the block ends,
+        its row is dropped, and the next writer must list it again.
         """
         opened = self._tx.run(
             "catalog.open_collection",
@@ -127,7 +128,7 @@ class CollectionIndex:
         return {entry.item_id: entry for entry in rows}
 
     def apply(self, writes: Sequence[Write]) -> dict[Page, list[Write]]:
-        """Compare and swap; return the applied writes by page, without those on an outdated base."""
+        """Compare and swap; return the applied writes by page. Writes with an outdated base are not applied."""
         new_pages = self._assign_pages(writes)
         page_of = {
             write.candidate.item_id: write.base.page if write.base else new_pages[write.candidate.item_id]
@@ -167,7 +168,7 @@ class CollectionIndex:
     def replace_rows(self, taken_back: Iterable[str], put_back: Iterable[int]) -> None:
         """Remove Items, restore rows that promotions replaced, update or drop pages and summaries.
 
-        A restored Item keeps its page. A restored row gets no new revision: it equals the earlier row in every column.
+        A restored Item keeps its page. A restored row equals the earlier row in every column, also in its revision.
         """
         change: Counter[tuple[str, str]] = Counter()
         pages: set[Page] = set()

@@ -1,7 +1,6 @@
 """STAC Items: from an enriched envelope to a STAC 1.1.0 Item, its canonical bytes and its content hash.
 
-Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), assets (`assets.py`), current Items
-(`store.py`).
+Pure. Does not belong here: validation (`validation.py`), files (`publisher.py`), assets (`assets.py`), current Items.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _VOLATILE_PROPERTIES = frozenset({"kfm:run_state", "created", "updated"})
 class Candidate:
     """An Item to be registered in the catalog.
 
-    `content` is the canonical JSON to write, and `bbox` and `properties` (without objects) are of it: a batch of parsed
-    Items would take ten times the memory. `precedence`, `sequencer` (both may be empty) and `event_time` order
-    re-issues. `attempt` is the attempt of the unit's claim, for the fence; `run_id` is the run for the undo log, None
-    outside of any run.
+    `content` is the canonical JSON to write. Only `bbox` and `properties` (without objects) are parsed, because a batch
+    of parsed Items would take ten times the memory. `precedence`, `sequencer` (both may be empty) and `event_time`
+    order re-issues. The fence needs `attempt`, the attempt of the unit's claim; the undo log needs `run_id` (None
+    outside a run).
     """
 
     dataset: str
@@ -67,7 +66,7 @@ class Candidate:
 
 
 class NoItemError(Exception):
-    """The envelope gives no Item: no id by its key, or no JSON form that a database can store."""
+    """The envelope gives no Item: its key gives no id, or the Item has no JSON form that a database can store."""
 
 
 def build_candidate(
@@ -149,7 +148,7 @@ def content_of(file: bytes | None) -> str | None:
 
 
 def used_extensions(contract: DatasetContract, names: Iterator[str]) -> list[str]:
-    """Return the extensions, of the contract and of assets, with at least one used field name."""
+    """Return the extensions of contract and assets that define at least one of the field names."""
     used = {name.split(":", 1)[0] for name in names if ":" in name}
     return [uri for uri in (*contract.stac.extensions, *EXTENSIONS) if _prefix(uri) in used]
 
@@ -192,7 +191,7 @@ def _properties(
 
 
 def item_notice(governance: Governance) -> dict[str, str]:
-    """Return an Item's properties from its dataset's governance; none for an open dataset."""
+    """Return an Item's properties by its dataset's governance; an open dataset has none."""
     notice: dict[str, str] = {}
     if governance.sensitivity != "none":
         notice["kfm:sensitivity"] = governance.sensitivity

@@ -16,7 +16,7 @@ from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:
-    """Return the newest candidate per Item id (the last of equals), as if registered in order."""
+    """Return the newest candidate per Item id, the last of equals, as registering in order would."""
     latest: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = latest.get(candidate.item_id)
@@ -35,7 +35,7 @@ def is_older(candidate: Candidate, other: Candidate | CatalogEntry) -> bool:
         # S3 event notification message structure: pad the shorter sequencer with zeros on the right, compare as text.
         width = max(len(candidate.sequencer), len(other.sequencer))
         return candidate.sequencer.ljust(width, "0") < other.sequencer.ljust(width, "0")
-    # A listing has no sequencers; admission also orders its versions by event time (ADR 008).
+    # Listed units have no sequencers; admission also orders their versions by event time (ADR 008).
     return other.event_time is not None and candidate.event_time < other.event_time
 
 
@@ -45,7 +45,7 @@ def attempts_of(candidates: Iterable[Candidate]) -> dict[WalId, int]:
 
 
 def is_restoration(write: Write) -> bool:
-    """Return whether a write only restores a file, with the content that the index has."""
+    """Return whether a write only restores a lost file: its content equals the index's."""
     return write.base is not None and write.base.content_sha256 == write.candidate.content_sha256
 
 
@@ -61,7 +61,7 @@ def written(write: Write) -> StacResult:
 def unchanged(write: Write, current: CatalogEntry) -> StacResult:
     """Return the result of a unit with an already current Item.
 
-    The result names the replaced unit again, because an earlier result may have been lost with its run.
+    It names the replaced unit again, because an earlier result may have been lost with its run.
     """
     return _result(write, StacStatus.NO_OP, replaces=current.replaces)
 
@@ -79,8 +79,8 @@ def superseded(write: Write, current: CatalogEntry) -> StacResult:
 def duplicate_of(candidate: Candidate, winner: Candidate, result: StacResult) -> StacResult:
     """Return the result of a candidate that shares its Item id with the chosen candidate."""
     if {issue.code for issue in result.issues} & set(FenceIssue):
-        # The fence refused the other unit, not this candidate's.
-        message = f"{winner.wal_id} was to write the Item and lost its claim"
+        # The fence refused the winner's unit, not this candidate's unit.
+        message = f"{winner.wal_id}, which was chosen to write the Item, lost its claim"
         return failed(candidate, StacIssue.CATALOG_CONFLICT, message)
     if result.write_status is StacStatus.FAILED:
         return result
@@ -100,7 +100,7 @@ def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dic
         if now is not None and now.content_sha256 == candidate.content_sha256:
             outcome[candidate.item_id] = unchanged(write, now)
             continue
-        text = "the Item that this unit's Item replaces was undone meanwhile"
+        text = "the Item to be replaced was undone meanwhile"
         if now is not None:
             text = f"another writer changed the Item: revision {now.revision}, sha256 {now.content_sha256[:12]}"
         outcome[candidate.item_id] = failed(candidate, StacIssue.CATALOG_CONFLICT, text)

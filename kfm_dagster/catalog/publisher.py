@@ -31,7 +31,7 @@ from kfm_dagster.storage.s3 import Store
 
 
 class Ranges(io.RawIOBase):
-    """A file of known size whose bytes [start, end) are fetched when they are read."""
+    """A file of known size that fetches bytes only when they are read."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Ranges(io.RawIOBase):
 
 STAGING = ".staging"
 FSYNC_LIMIT = 16
-"""Maximum files that are synced individually (0.3 ms each); above it, syncfs costs 2.5 ms, or 0.014 ms a file."""
+"""Maximum files that are synced individually (0.3 ms each); for more files syncfs costs 2.5 ms, or 0.014 ms a file."""
 CONCURRENT_REQUESTS = 128
 RANGE_BYTES = 64 * 1024
 """Minimum size of a range request, because the following bytes are often read next."""
@@ -78,7 +78,7 @@ Level = Mapping[str, bytes | None]
 
 
 class PublishError(Exception):
-    """A file could not be read, staged or put in its place; `code` names the failure."""
+    """A file could not be read, staged or promoted; `code` names the failure."""
 
     def __init__(self, code: StacIssue, message: str) -> None:
         self.code = code
@@ -89,7 +89,7 @@ class Staged(NamedTuple):
     """Files that no reader sees yet."""
 
     promote: Callable[[Sequence[str]], Mapping[str, PublishError]]
-    """Makes files visible, each atomically, in any order; returns the errors by path."""
+    """Renames or uploads files so that readers see them, each atomically, in any order; returns errors by path."""
     settle: Callable[[], None]
     """Makes the names of the promoted files durable against a power loss. Raises PublishError."""
 
@@ -172,7 +172,7 @@ class FolderPublisher:
         return []
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Unlink files, which may be absent, then emptied folders, durably against a power loss."""
+        """Unlink files (absent files are no error), then emptied folders, durably against a power loss."""
         folders = {parent for path in paths for parent in (self._root / path).parents if parent != self._root}
         folders = {folder for folder in folders if folder.is_relative_to(self._root)}
         with _in_folder():
@@ -330,7 +330,7 @@ def _in_folder() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Only the reason, because the path in an OSError is absolute and differs between runs.
+        # Without the error's path, which is absolute and differs between runs.
         raise PublishError(StacIssue.IO_ERROR, error.strerror or type(error).__name__) from error
 
 

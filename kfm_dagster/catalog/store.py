@@ -63,8 +63,7 @@ class Catalog:
         """Register a batch of a dataset; return results in the order of the candidates.
 
         A unit that cannot be registered, or that the fence refuses, gets FAILED with its issue and changes nothing.
-        Raises ValueError for a batch of several datasets, and the database's error if the database is unavailable. In
-        both cases nothing is registered.
+        Nothing is registered if the batch has several datasets (ValueError) or the database fails (its own error).
         """
         results: dict[int, StacResult] = {}
         for position, candidate in enumerate(candidates):
@@ -75,7 +74,7 @@ class Catalog:
             return list(results.values())
         contract = self._contract(list(valid.values()))
         with self._database.transaction() as tx:
-            # Checked here, so that a unit without its claim does not win over another unit; `_commit` checks again.
+            # Checked here, so that a unit that lost its claim does not win over another unit; `_commit` checks again.
             refused = fence(tx, outcomes.attempts_of(valid.values()))
             current = self._index(tx, contract).current({candidate.item_id for candidate in valid.values()})
         latest = outcomes.select_latest(candidate for candidate in valid.values() if candidate.wal_id not in refused)
@@ -110,7 +109,7 @@ class Catalog:
             return
         with self._database.transaction() as tx:
             index = self._index(tx, self._registry[dataset])
-            # Another writer promotes files a moment before it commits the index, so wait until it has ended.
+            # Other writers promote files shortly before they commit the index, so wait for the current writer.
             with index.only_writer():
                 current = index.current(differing)
                 files = self._contents(differing.values())
@@ -127,10 +126,10 @@ class Catalog:
     def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
         """Undo a run's writes, byte for byte; Items that a later run replaced stay.
 
-        Waits for the collection's current writer. A repeated call continues after a crash, and does nothing after a
-        success. Release the run's claims first, because a run with claims can write again afterwards. Raises
+        Waits for the collection's current writer. After a crash a repeated call continues; after a success it does
+        nothing. Release the run's claims first, because a run with claims can write again afterwards. Raises
         CatalogUndoError when the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the
-        database's error; repeat the call then.
+        database's error; repeat the call after any of them.
         """
         contract = self._registry[dataset]
         with self._undoing(f"{dataset}, run {run_id}"):
@@ -216,7 +215,7 @@ class Catalog:
         overwritten = [write.path for write in writes if write.base and not outcomes.is_restoration(write)]
         try:
             before = self._publisher.read(overwritten) if overwritten else {}
-            # Commit the contents to be replaced before any file is replaced.
+            # Commit the current contents before any file is replaced.
             with self._database.transaction() as tx:
                 writes = PromotionLog(tx, contract).enter(writes, before)
             with self._publisher.staging(files) as staged, self._database.transaction() as tx:
@@ -277,7 +276,7 @@ class Catalog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """A current Item of a quarantined unit whose run died before it recorded the lineage."""
+    """A current Item of a quarantined unit; its run died before it recorded the lineage."""
 
     dataset: str
     run_id: str
@@ -289,9 +288,10 @@ class Orphan:
 def _promote(
     tx: Transaction, index: CollectionIndex, writes: Sequence[Write], staged: Staged
 ) -> tuple[dict[Page, list[Write]], Mapping[str, PublishError]]:
-    """Swap the index and promote the winners; return these by page, and errors by path.
+    """Swap the index and promote the winners.
 
-    Writes that could not be promoted are removed from the index. A write in neither result lost to another writer.
+    Returns the promoted writes by page, and errors by path. Writes that could not be promoted are removed from the
+    index. A write in neither result lost to another writer.
     """
     with tx.connection.begin_nested() as savepoint:
         applied = index.apply(writes)

@@ -1,13 +1,13 @@
 """The catalog's undo log, and undoing by it: each Item regains its earlier state, byte for byte (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
-file. A column of the index has the entry of an Item's current version; an entry that was never in it did not commit.
-Earlier bytes are kept in the database under their hash: a commit makes them durable together with the entries that
-name them, and rewritten Items are few and small (a kilobyte each, compressed).
+file. The index has, for each Item, the entry of the current version; the write of an entry that was never in the index
+did not commit. Earlier bytes are stored in the database under their hash, because a commit then makes them durable
+together with the entries that name them. Rewritten Items are few and small (a kilobyte each, compressed).
 
-Undoing is a transaction under the collection's lock: rows first, then the documents from the root down, so that no link
-ever leads to a missing file, then Items, then unlinked files. A crash before its commit leaves the index unchanged, and
-undoing can be repeated. Visible files of a promotion that died before its commit are undone as well.
+An undo is a transaction under the collection's lock. It changes rows first, then the documents from the root down, so
+that no link ever leads to a missing file, then Items, then unlinked files. A crash before the commit leaves the index
+unchanged, and the undo can be repeated. It also undoes files of a promotion that died before its commit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CODEC = "zstd"
 class Promotion:
     """An entry of the log: an Item's file that a run wrote, or died before writing.
 
-    The `before_...` fields are None if the Item is new; before_promotion_id also if the Item's row is older than the
-    log, and before_sha256 also if the Item's file was lost. `withdrawn`: the promotion was undone.
+    The `before_...` fields are None if the Item is new; before_promotion_id is also None if the Item's row is older
+    than the log, before_sha256 if the Item's file was lost. `withdrawn`: the promotion was undone.
     """
 
     promotion_id: int
@@ -130,8 +130,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file that an uncommitted promotion of the same row has left was never current. In this case, the hash of the
-        earlier file is returned, which that promotion's entry has.
+        A file that an uncommitted promotion of the same row has left was never current. For such a file, the hash of
+        the earlier file is returned, from that promotion's entry.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -179,9 +179,9 @@ _PAGE_FILE = re.compile(r"page-(\d{4,})\.json")
 class UndoReport:
     """Sorted ids of the Items whose promotions were undone, by result.
 
-    `restored` Items have their earlier content again, `removed` Items did not exist before. `superseded` Items stay,
-    because a later promotion replaced them; undoing that promotion restores the state before both. Items without a
-    promotion to undo are not listed.
+    `restored` Items have their earlier content again, `removed` Items did not exist before. `superseded` Items are
+    unchanged, because a later promotion replaced them; undoing that promotion restores the state before both. Items
+    without a promotion to undo are not listed.
     """
 
     restored: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class UndoReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Planned undo of an Item to its state before `oldest`; not `in_index` if only the file differs."""
+    """Planned undo of an Item to its state before `oldest`; `in_index` is False if only the file differs."""
 
     oldest: Promotion
     path: str
@@ -199,7 +199,7 @@ class _Step:
 
 
 def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, dataset: str, run_id: str) -> UndoReport:
-    """Undo a run in the open transaction, which must not be committed on PublishError."""
+    """Undo a run in the open transaction. On PublishError the caller must not commit it."""
     if not log.items_of(run_id):
         return UndoReport()
     with index.only_writer():
@@ -211,9 +211,9 @@ def undo_run(index: CollectionIndex, log: PromotionLog, publisher: Publisher, da
 def undo_items(
     index: CollectionIndex, log: PromotionLog, publisher: Publisher, promotions: Mapping[str, int]
 ) -> UndoReport:
-    """Undo single promotions, by Item id, in the open transaction; skip outdated promotions.
+    """Undo single promotions, by Item id, in the open transaction.
 
-    The transaction must not be committed on PublishError.
+    Outdated promotions are skipped. On PublishError the caller must not commit the transaction.
     """
     with index.only_writer():
         entries = log.of_items(
@@ -248,7 +248,7 @@ def _undo(
             if any(map(is_own, ancestors)):  # the current version came after the promotions to undo
                 superseded.append(item_id)
     steps += _left_in_sight(index, publisher, own, untouched)
-    # First, because an Item can leave the index only once its promotion is withdrawn.
+    # Before the rows, because an Item can leave the index only once its promotion is withdrawn.
     log.withdraw(entry.promotion_id for logged in own.values() for entry in logged)
     index.replace_rows(
         [step.oldest.item_id for step in steps if step.in_index],
@@ -301,7 +301,7 @@ def _left_in_sight(
     own: Mapping[str, Sequence[Promotion]],
     untouched: Mapping[str, CatalogEntry | None],
 ) -> list[_Step]:
-    """Return steps for files without a row, which a promotion or an undo left by dying."""
+    """Return steps for files without a row, left by a promotion or an undo that died."""
     paths = {item_id: _path(index, row, own[item_id][0]) for item_id, row in untouched.items()}
     files = publisher.read(list(paths.values()))
     steps: list[_Step] = []
@@ -326,6 +326,6 @@ def _stray_pages(index: CollectionIndex, publisher: Publisher, days: Iterable[st
 
 
 def _path(index: CollectionIndex, shown: CatalogEntry | None, entry: Promotion) -> str:
-    """Return the path of an Item's file, which never moves, even if a later issue's day differs."""
+    """Return the path of an Item's file; it never changes, even if a later issue is of another day."""
     partition = shown.partition if shown else entry.partition
     return layout.item_path(index.contract.stac.collection, partition, entry.item_id)

@@ -1,7 +1,7 @@
 """Validation of STAC documents: STAC 1.1 core and the KFM profile, compiled once, offline, microseconds per document.
 
-The core schemas come with pystac; the profile is `kfm-profile.schema.json` beside this module and covers the extension
-fields that we write. Validators are compiled at the first call, without opening a socket.
+pystac contains the core schemas. The profile is `kfm-profile.schema.json` beside this module; it covers the extension
+fields that this package writes. Validators are compiled at the first call, without opening a socket.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def validate_document(document: Mapping[str, Any]) -> list[str]:
 
 
 def _disorder(item: Mapping[str, Any]) -> list[str]:
-    """Return faults that JSON Schema misses: reversed intervals, times invalid in Python or SQL."""
+    """Return faults that JSON Schema misses: reversed intervals, and times that Python or SQL refuses."""
     properties = item["properties"]
     texts = [properties.get(name) for name in ("datetime", "start_datetime", "end_datetime")]
     try:
@@ -87,7 +87,7 @@ def _compile(schema: Any, registry: Any) -> Any:
 
 def _core_schemas() -> dict[str, Any]:
     """Return the core schemas by the addresses that they use to refer to each other."""
-    # Not from pystac.validation: importing it imports jsonschema, whose formats take a CPU-second.
+    # pystac.validation is not used, because it imports jsonschema, whose formats take a CPU-second.
     folder = resources.files("pystac") / "validation" / "jsonschemas"
     core = {
         _address(entry.name.removesuffix(".json")): orjson.loads(entry.read_bytes())

@@ -1,8 +1,7 @@
-"""integrity-check: check that an object is the announced object, whole, of the declared format.
+"""integrity-check: check that an object is the announced object, is whole, and has the declared format.
 
-Belongs here: the checks that one request can answer, and the contract's severity of a finding, which metadata-extract
-shares. Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers
-(`metadata_extract.py`).
+Belongs here: the checks that need a single request, and the severity of findings, which metadata-extract uses, too.
+Only reads. Does not belong here: opening the object (`storage/objects.py`) and its headers (`metadata_extract.py`).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ UNLESS_NAMED: Mapping[StrEnum, Severity] = {
     MetadataIssue.OUT_OF_TABLE: Severity.SUSPECT,
     MetadataIssue.SIDECAR_OUTDATED: Severity.SUSPECT,
 }
-"""Severities of codes that a contract need not name; they prove the object neither wrong nor sound."""
+"""Default severities of codes that a contract need not name: they prove neither a wrong nor a sound object."""
 
 ALWAYS_FAILED = frozenset({IntegrityIssue.STORAGE_UNAVAILABLE, MetadataIssue.STORAGE_UNAVAILABLE})
-"""An unavailable store proves nothing about the object, so no contract can let the unit pass."""
+"""An unavailable store proves nothing about the object, so a contract cannot lower this severity."""
 
 
 Code = TypeVar("Code", bound=StrEnum)
@@ -136,7 +135,7 @@ def _unlike_peers(size: int, envelope: Envelope, rules: IntegrityRules) -> list[
 
 
 def _content_type(observed: str, rules: IntegrityRules) -> list[Finding]:
-    # Type and subtype are case-insensitive, parameters are not part of them (RFC 9110, 8.3.1).
+    # Type and subtype are case-insensitive; parameters are ignored (RFC 9110, 8.3.1).
     media_type = observed.partition(";")[0].strip().lower()
     if media_type in {accepted.lower() for accepted in rules.content_types}:
         return []

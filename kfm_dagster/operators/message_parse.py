@@ -1,8 +1,8 @@
 """message-parse: turn an SQS message into envelopes, ignored records, and rejections.
 
-Belongs here: the meaning of the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) under the
-dataset contracts, and the same envelope for a listed object. Pure: no clock, no request, no write. Does not belong
-here: receiving (`notifications/sqs.py`), checking the sender (`notifications/authenticity.py`), and keeping rejections.
+Belongs here: reading the body (SNS envelope or raw delivery, S3 event records or a NEXRAD chunk) by the dataset
+contracts, and the same envelope for a listed object. Pure: no clock, no request, no write. Does not belong here:
+receiving (`notifications/sqs.py`), checking the sender (`notifications/authenticity.py`), and keeping rejections.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LISTING_SCHEMA_VERSION = "listing"
 """`schema_version` of a unit from a listing, without a message."""
 
 MAX_REJECTIONS = 100
-"""Maximum distinct rejections named per message. S3 sends one record a message, but 1 MiB can have 500,000."""
+"""Maximum distinct rejections of a message. S3 sends one record a message, but a message of 1 MiB can have 500,000."""
 
 
 @unique
@@ -60,7 +60,7 @@ class IgnoreReason(StrEnum):
     SUBSCRIPTION_NOTICE = "subscription_notice"
     """SNS confirms a subscription or its end."""
     SIDECAR = "sidecar"
-    """The object belongs to a data object, which has its own notification."""
+    """The object is a sidecar; its data object has its own notification."""
     KNOWN_NEIGHBOUR = "known_neighbour"
     """A contract excludes the key from ingest."""
     OBJECT_REMOVED = "object_removed"
@@ -71,10 +71,10 @@ class IgnoreReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ignored(IgnoredRecord):
-    """A record, or the whole message, without a unit; it has no `dataset` if several share the bucket or topic."""
+    """A record, or a whole message, that gives no unit; `dataset` is None if several share the bucket or topic."""
 
     sidecar_version: str | None = None
-    """ETag of a created sidecar, empty when the event has none; None for any other record."""
+    """ETag of a created sidecar, or an empty text if the event has no ETag; None for any other record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ class ParsedMessage:
 
 
 class _Opened(NamedTuple):
-    """A message out of its envelope; `published` is its SNS timestamp, if any."""
+    """A message's payload without its SNS envelope; `published` is the SNS timestamp, if any."""
 
     payload: Mapping[str, Any]
     shape: MessageShape
@@ -120,9 +120,9 @@ class _Opened(NamedTuple):
 
 
 class _Rejections:
-    """Rejections of a message, bounded for readers however many records the message holds.
+    """Rejections of a message, bounded in number however many records the message has.
 
-    Identical rejections are counted. Beyond MAX_REJECTIONS distinct rejections, they are counted by code alone.
+    Identical rejections are counted. Beyond MAX_REJECTIONS distinct rejections, they are only counted by code.
     """
 
     def __init__(self, message_id: str, earlier: Iterable[Rejection] = ()) -> None:
@@ -158,8 +158,8 @@ def parse_message(
 ) -> ParsedMessage:
     """Parse a message; with `days`, units of other days are ignored.
 
-    A message with an invalid signature is rejected. Without a verdict on its sender yet, the result is empty.
-    Never raises for a message's content; same message, contracts, days and verdict, same result.
+    A message with an invalid signature is rejected. While the verdict on its sender is unknown, the result is empty.
+    Never raises for a message's content; the same message, contracts, days and verdict give the same result.
     """
     if verdict.authenticity is Authenticity.UNKNOWN:
         return ParsedMessage(message_id=message.message_id, verdict=verdict)
@@ -239,7 +239,7 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
     if verdict.authenticity is Authenticity.INVALID:
         raise MessageError(ParseIssue.SIGNATURE_INVALID, verdict.detail)
     if "Type" not in outer:
-        # Only the fields show the shape.
+        # With raw delivery, only the fields show the shape.
         shape: MessageShape = "nexrad-chunk" if "S3Bucket" in outer and "Records" not in outer else "s3-event"
         raw = RawReference(sqs_message_id=message.message_id)
         return _test_event(outer, registry) or _Opened(payload=outer, shape=shape, raw=raw)
@@ -270,7 +270,7 @@ def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignor
     if payload.get("Event") != "s3:TestEvent" or "Records" in payload:
         return None
     name = payload.get("Bucket")
-    # A bucket without a contract is not recorded, because no search would use its name.
+    # The name of a bucket without a contract is not recorded, because no search would use it.
     bucket = name if isinstance(name, str) and name in registry.buckets else None
     dataset = _only(registry.buckets.get(bucket or "", ()))
     return Ignored(reason=IgnoreReason.TEST_EVENT, bucket=bucket, dataset=dataset)
@@ -354,7 +354,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Return the contract by bucket and key only: `configurationId` can be another satellite's."""
+    """Return the contract by bucket and key alone, because `configurationId` can be another satellite's."""
     topic = opened.raw.topic_arn
     announced = registry.announced.get((topic, bucket))
     if announced is None:
@@ -377,7 +377,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
 
 
 def _sidecar_version(ignored: Ignored, record: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
-    """Return the ETag of a created sidecar. A defect in its event affects no data object."""
+    """Return the ETag of a created sidecar, if valid; faults of the event are ignored."""
     name = record.get("eventName")
     if ignored.reason is not IgnoreReason.SIDECAR or not isinstance(name, str):
         return None

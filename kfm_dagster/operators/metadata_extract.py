@@ -1,8 +1,8 @@
 """metadata-extract: read an object's headers and check them against its contract.
 
-Belongs here: choosing the reader, the rules that hold for every format, the STAC time fields, and the footprint: a
-reader's geometry, rounded, checked by RFC 7946's rules, with its bounds. Does not belong here: formats and how they
-yield a geometry (`readers/`), Items (`catalog/`).
+Belongs here: choosing the reader, the rules for every format, the STAC time fields, and the footprint (a reader's
+geometry, rounded, checked by RFC 7946's rules, with its bounds). Does not belong here: formats, and how a reader
+derives a geometry (`readers/`), Items (`catalog/`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OpenSidecar = Callable[[str], ByteSource | None]
 CHECKS = ("headers", "time_range", "required_properties", "sidecars", "geometry")
 
 CLOCK_TOLERANCE = timedelta(minutes=5)
-"""Maximum lead of a producer's clock over the store's clock, as a radar's clock is set by hand or GPS."""
+"""Maximum time that a producer's clock may be ahead of the store's: a radar's clock is set by hand or GPS."""
 
 Answer = TypeVar("Answer")
 Finding = tuple[MetadataIssue, str]
@@ -56,8 +56,8 @@ def metadata_extract(
     """Read and check an object's headers. Never raises for faults of the object or its store.
 
     A unit whose integrity is neither `ok` nor `suspect` is not read. Its metadata status stays `unknown`, without an
-    issue, because the integrity section has the reason. `readers` include the contract's reader
-    (`readers.registry.refuse_orphans`).
+    issue, because the integrity section has the reason. `readers` must include the contract's reader
+    (`readers.base.refuse_orphans`).
     """
     if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
         return Metadata(status=CheckStatus.UNKNOWN)
@@ -121,7 +121,7 @@ def _read(
     except InvalidKeyTimeError as error:
         return None, [(MetadataIssue.INVALID_TIME_RANGE, str(error))]
     if match is None:
-        return None, [(MetadataIssue.UNREADABLE_FORMAT, "the contract does not name this key any more")]
+        return None, [(MetadataIssue.UNREADABLE_FORMAT, "the key no longer matches the contract's key grammar")]
     request = ReadRequest(
         key=envelope.key, groups=match.groups, source=store, sidecar=store.sidecar, closed=envelope.is_closing
     )
@@ -169,13 +169,13 @@ class _Seen:
 class _StoreWatch:
     """A ByteSource with sidecars; records the store's first failure, and sidecars' times.
 
-    integrity-check has just read the object, so a failure now means that the next attempt has to check it again.
+    After such a failure the next attempt must check the object again, although integrity-check has just read it.
     """
 
     def __init__(self, source: ByteSource, open_sidecar: OpenSidecar, seen: _Seen | None = None) -> None:
         self._source = source
         self._open_sidecar = open_sidecar
-        # Separate from the watches, because a cycle would keep the object until the cyclic collector runs.
+        # A separate object, because a cycle of references would keep the object until the cyclic collector runs.
         self.seen = _Seen() if seen is None else seen
 
     @property
@@ -213,7 +213,7 @@ def _times(header: HeaderMetadata) -> dict[str, str] | None:
 
 
 def _as_declared(finding: Finding, contract: DatasetContract) -> Finding:
-    """If the contract has no sidecar, replace the finding of a missing sidecar by unchecked completeness."""
+    """If the contract has no sidecar, turn the finding of a missing sidecar into unchecked completeness."""
     code, text = finding
     if code is MetadataIssue.SIDECAR_MISSING and not contract.storage.sidecars:
         return MetadataIssue.COMPLETENESS_UNCHECKED, text
@@ -241,7 +241,7 @@ def _made_after_storing(header: HeaderMetadata, stored: datetime | None) -> list
     created = header.properties.get("processing:datetime")
     if created is None or stored is None or datetime.fromisoformat(created) <= stored + CLOCK_TOLERANCE:
         return []
-    text = f"made at {created} by its own statement, and stored at {rfc3339(stored)}"
+    text = f"the object states that it was made at {created}, but it was stored at {rfc3339(stored)}"
     return [(MetadataIssue.TIME_MISMATCH, f"{text}; expected at most {CLOCK_TOLERANCE.seconds} s between the clocks")]
 
 
@@ -262,7 +262,7 @@ _DEPTHS = {"Point": 0, "MultiPoint": 1, "Polygon": 2, "MultiPolygon": 3}
 def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Mapping[str, Any], Box]:
     """Return a valid GeoJSON geometry in WGS 84 degrees, and its exact bounds.
 
-    West > east across the antimeridian. Do not change the geometry, which units of a scene share. Raises
+    West > east across the antimeridian. The caller must not change the result, which units of a scene share. Raises
     ReadError(MISSING_GEOLOCATION, INVALID_GEOMETRY).
     """
     if not geometry:
@@ -273,8 +273,8 @@ def footprint(geometry: Mapping[str, Any] | None, *, decimals: int) -> tuple[Map
 class _Same:
     """A geometry, equal to itself only.
 
-    Readers share the geometry of a fixed scene, and hashing it would cost more than rounding it. The cache's reference
-    keeps Python from reusing the identity for another object.
+    Readers share the geometry of a fixed scene, and hashing it would cost more than rounding it. The cache keeps a
+    reference, so Python cannot reuse the identity for another object.
     """
 
     def __init__(self, geometry: Mapping[str, Any]) -> None:
@@ -301,7 +301,7 @@ def _footprint(same: _Same, decimals: int) -> tuple[Mapping[str, Any], Box]:
     if not all(len(ring) >= 4 and ring[0] == ring[-1] for polygon in polygons for ring in polygon):
         raise _invalid("a ring is not closed, or has fewer than four positions")
     if depth == 3:
-        # Rounding may reduce a part beyond the antimeridian to nothing; then the geometry ends before it.
+        # Rounding may reduce a part beyond the antimeridian to nothing; such a part is left out.
         coordinates = [part for part in coordinates if _has_extent(part[0])] or coordinates
     rounded = {"type": kind, "coordinates": coordinates}
     return rounded, bounding_box(rounded)

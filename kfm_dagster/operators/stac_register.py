@@ -24,7 +24,7 @@ _PASSED = frozenset({CheckStatus.OK, CheckStatus.SUSPECT})
 
 
 def may_register(envelope: Envelope) -> bool:
-    """Return whether operators, gates and governance pass the envelope; `suspect` passes."""
+    """Return whether no operator, gate or governance rule failed the unit; `suspect` passes."""
     return (
         envelope.failure is None
         and envelope.integrity is not None
@@ -65,8 +65,8 @@ def stac_register_batch(
 ) -> list[Envelope]:
     """Register a dataset's batch; return it with `stac` on each envelope that passed.
 
-    An envelope that failed before is returned unchanged, and leaves no trace in the catalog. `fence` checks, in the
-    writing transaction, which claims are still valid.
+    An envelope that failed before is returned unchanged and is not registered. `fence` checks, in the writing
+    transaction, which claims are still valid.
     """
     enriched = list(envelopes)
     candidates: dict[int, Candidate] = {}
