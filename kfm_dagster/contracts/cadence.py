@@ -16,11 +16,11 @@ from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 
 HOUR = timedelta(hours=1)
 LEAST_CADENCE = timedelta(minutes=1)
-"""Announcements come in batches, some seconds apart: products with a shorter cadence are checked by the minute."""
+"""Minimum cadence for the check: announcements come in batches, some seconds apart."""
 SILENT_AFTER = 2
-"""Cadences without an announcement, after which a product is silent."""
+"""A product is silent after this number of cadences without an announcement."""
 DROP_OVER = 4
-"""Cadences over which the rate is measured, so that a single late frame is not a drop."""
+"""Number of cadences over which the rate is measured, so that a single late frame is not a drop."""
 DROP_BELOW = 0.5
 """Share of the expected rate; a lower rate is a drop."""
 
@@ -87,8 +87,8 @@ def product_hours(
 ) -> list[ProductHour]:
     """Return the expected and known objects of a day by product and settled hour.
 
-    followed: when each product was first announced; other products are not expected in any hour. None: the whole day
-    was requested, so every hour is expected.
+    followed: when each product was first announced; products without an entry are not expected. None: the whole day was
+    requested, so every product is expected in every hour.
     """
     until = settled_until(coverage, at)
     seen = _by_product(coverage, counts)
@@ -119,7 +119,7 @@ class Pace:
 
     @property
     def least(self) -> float:
-        """Number of objects; fewer are a drop."""
+        """Minimum number of objects; fewer are a drop."""
         return self.expected * DROP_BELOW
 
 
@@ -127,7 +127,7 @@ def pace_of(product: ExpectedProduct) -> Pace:
     """Return the windows before now that must contain announcements of a product."""
     cadence = max(product.cadence, LEAST_CADENCE)
     over = DROP_OVER * cadence
-    # A product of some hours only arrives in a burst per cadence; others arrive evenly, or in bursts within the hour.
+    # A product that is due only in some hours arrives in a burst per cadence; others arrive in every hour.
     expected = DROP_OVER * product.per_hour if product.hours else product.per_hour * over / HOUR
     return Pace(silent_after=SILENT_AFTER * cadence, over=over, expected=max(1, int(expected)))
 

@@ -18,7 +18,7 @@ from kfm_dagster.contracts.issues import Issue, Severity
 SECTION = "section"
 """Metadata of a field that an operator adds."""
 EXTENSION = "extension"
-"""Metadata of a field that the ledger has no column for."""
+"""Metadata of a field for which the ledger has no column."""
 
 
 def section() -> Any:
@@ -29,8 +29,8 @@ def section() -> Any:
 def extension(reason: str) -> Any:
     """Return an optional field that the ledger stores among a record's extension fields.
 
-    `reason` explains why the unit carries it (NODD WAL specification, section 3, last paragraph). The field is
-    declared only here, where the codec reads it.
+    `reason` explains why a unit needs the field (NODD WAL specification, section 3, last paragraph). The codec reads
+    this declaration; no other is needed.
     """
     return field(default=None, metadata={EXTENSION: reason})
 
@@ -40,7 +40,7 @@ WalId = NewType("WalId", str)
 
 
 COMPLETED_BY = " "
-"""Separates, in `object_version`, an object's ETag and the sidecar that completes it. No ETag holds a blank."""
+"""Separator in `object_version` between an object's ETag and the sidecar that completes it; ETags have no blank."""
 CLOSED = f"{COMPLETED_BY}closed"
 """`object_version` of a closing, which reads a chunk again as its volume's last chunk; chunks have no version."""
 
@@ -59,9 +59,9 @@ class Lane(StrEnum):
     """Lane of a waiting unit: live units never wait for bulk units."""
 
     LIVE = "live"
-    """Announced by a message, on its first way or on an automatic retry."""
+    """Announced by a message: the first attempt and its automatic retries."""
     BULK = "bulk"
-    """Discovered by a backfill, or requeued by a replay or a drain of the dead letters."""
+    """Discovered by a backfill, or requeued by a replay or from the DLQ."""
 
 
 @unique
@@ -97,7 +97,7 @@ class ProvenanceStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawReference:
-    """The message ids of an envelope. All None for a unit from a bucket listing."""
+    """The ids of the message that announced a unit; all None for a unit from a bucket listing."""
 
     sqs_message_id: str | None = None
     sns_message_id: str | None = None
@@ -122,9 +122,8 @@ class Integrity:
 class Metadata:
     """Section added by metadata-extract.
 
-    geometry is GeoJSON (WGS 84 degrees, split at the antimeridian), bbox is (west, south, east, north) with
-    west > east when it crosses the antimeridian, stac_properties go into the Item as they are, sidecars map a role to
-    an object URI.
+    geometry is GeoJSON (WGS 84 degrees, split at the antimeridian), bbox is (west, south, east, north) with west > east
+    when it crosses the antimeridian, stac_properties enter the Item unchanged, sidecars map roles to object URIs.
     """
 
     status: CheckStatus
@@ -133,7 +132,7 @@ class Metadata:
     stac_properties: Mapping[str, Any] = field(default_factory=dict)
     sidecars: Mapping[str, str] = field(default_factory=dict)
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Fields that can be read alone, by their name in the format: offset and length in bytes."""
+    """Offset and length in bytes of each field that can be read alone, by its name in the format."""
     checks_run: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
 
@@ -148,7 +147,7 @@ class StacResult:
     item_href: str | None = None
     content_sha256: str | None = None
     superseded: bool = False
-    """Whether a newer unit owns the current Item: this unit was read and checked, but not registered."""
+    """Whether a newer unit wrote the current Item, so that this unit was read and checked, but not registered."""
     superseded_by: WalId | None = None
     """That newer unit."""
     replaces: WalId | None = None
@@ -158,7 +157,7 @@ class StacResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenanceResult:
-    """Section set by provenance-emit; ids are deterministic: a second emit gives the same."""
+    """Section set by provenance-emit. The ids are deterministic: a repeated emit gives the same ids."""
 
     status: ProvenanceStatus
     activity_id: str | None = None
@@ -170,7 +169,7 @@ class ProvenanceResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Envelope:
-    """An ingest unit. `attempt` and `record_version` are its claim's, 0 before the claim."""
+    """An ingest unit. `attempt` and `record_version` are those of its claim, 0 before the claim."""
 
     wal_id: WalId
     dataset: str
@@ -183,8 +182,8 @@ class Envelope:
     priority: Priority = Priority.NORMAL
     schema_version: str
     object_version: str | None = None
-    """ETag announced by the source, without quotes; a completion's also names the sidecar (`completion_of`), and a
-    closing's is CLOSED."""
+    """ETag announced by the source, without quotes; of a completion with the sidecar (`completion_of`), of a closing
+    CLOSED."""
     object_size: int | None = None
     """Size announced by the source, in bytes."""
     sequencer: str | None = None
@@ -197,7 +196,7 @@ class Envelope:
     replay_reason: str | None = None
     """Why the unit was requeued; None before any replay."""
     replay_run_id: str | None = None
-    """The replay that requeued it; None outside a replay."""
+    """The replay that requeued the unit; None outside a replay."""
     attempt: int = 0
     record_version: int = 0
     integrity: Integrity | None = section()
@@ -205,7 +204,7 @@ class Envelope:
     stac: StacResult | None = section()
     provenance: ProvenanceResult | None = section()
     gate_issues: tuple[Issue, ...] = ()
-    """Issues of gates and governance rules that took the unit out of the chain, after the operators' issues."""
+    """Issues of the gates and governance rules that dropped the unit from the chain."""
 
     @property
     def partition(self) -> str:
@@ -234,15 +233,15 @@ class Envelope:
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Findings of every operator so far, in the order of the chain, and then of the gates."""
+        """Issues of all operators so far, in the order of the chain, then of gates and governance rules."""
         results = (getattr(self, name) for name in _SECTIONS)
         return tuple(issue for result in results if result is not None for issue in result.issues) + self.gate_issues
 
     @property
     def failure(self) -> Issue | None:
-        """The first issue that took this unit out of the chain, or None while it is in.
+        """The first issue that dropped this unit from the chain, if any.
 
-        A lineage path that failed alone leaves provenance `partial`; that does not fail the unit.
+        If only one lineage path failed, provenance is `partial`, which does not fail the unit.
         """
         for name in _SECTIONS:
             result: Any = getattr(self, name)

@@ -1,7 +1,7 @@
 """Envelope codec: leaves derived from the envelope's dataclass fields, and values at rest.
 
 A leaf is a field of the envelope or of a section: `object_size`, `integrity_status`. Rows of the ledger and columns of
-an artifact consist of leaves, so that a field is named only in `envelope.py`. Belongs here: leaves and values. Does not
+an artifact consist of leaves, so only `envelope.py` has to name a field. Belongs here: leaves and values. Does not
 belong here: the other columns of a ledger row (`ledger/rows.py`), Arrow (`stages/envelope_table.py`).
 """
 
@@ -38,7 +38,7 @@ class Leaf:
     kind: Any
     required: bool
     encode: Convert | None
-    """Converts a value that is not None to its value at rest; None where both are the same."""
+    """Converts a value that is not None to its value at rest; None if no conversion is needed."""
     decode: Convert | None
     extension: bool
     """Whether the ledger stores the leaf among a record's extension fields."""

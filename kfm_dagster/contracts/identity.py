@@ -1,9 +1,9 @@
 """Identity of an ingest unit: its deterministic id, abbreviated ids, and its allowed times.
 
 `wal_id` is a UUIDv8 (RFC 9562, section 5.8: 122 bits free for the application) made of the first 128 bits of a SHA-256
-over the identity fields, with version and variant bits set. The encoding is canonical JSON, so that no separator inside
-a key can make two identities equal. A unique prefix abbreviates an id, as in Git. Does not belong here: looking up
-existing ids; each package queries its own table.
+over the identity fields, with version and variant bits set. The fields are encoded as canonical JSON, so a separator
+inside a key cannot make two identities equal. A unique prefix abbreviates an id, as in Git. Does not belong here:
+looking up existing ids; each package queries its own table.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LATEST = datetime(2501, 1, 1, tzinfo=UTC)
 """End of the longest climate projections (CMIP6 extensions, to 2500). In many archives 9999 means "no time"."""
 
 AHEAD = timedelta(days=2)
-"""How far ahead a unit's day may be: clocks of two machines differ, and the unit's run waits until the day begins."""
+"""How far ahead a unit's day may be, because clocks of machines differ; the unit's run waits until the day begins."""
 SHORTEST_PREFIX = 8
 """Minimum length of an abbreviated id: the first group of a UUID."""
 MATCHES_ASKED = 6
-"""Maximum ids that a look-up needs to return: one more than a refusal names."""
+"""Maximum ids that a look-up needs to return: one more than the error message lists."""
 
 
 def uuid8(*fields: str | None) -> str:
@@ -44,7 +44,7 @@ def uuid8(*fields: str | None) -> str:
 def pseudonym(dataset: str) -> str:
     """Return the public name of a governed dataset, the same in every release.
 
-    It allows following a dataset's records. It hides the name but is not a secret: a guessed name can be verified.
+    It identifies a dataset's records. It hides the name but is not a secret, because a guessed name can be verified.
     """
     return f"governed-{hashlib.sha256(dataset.encode()).hexdigest()[:8]}"
 
@@ -63,7 +63,7 @@ def rfc3339(value: datetime, *, timespec: str = "microseconds") -> str:
     if value.tzinfo is None:
         raise ValueError(f"naive datetime {value!r}")
     try:
-        # Not strftime, whose %Y writes year 999 in three digits.
+        # strftime is not used, because its %Y writes year 999 in three digits.
         return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
     except OverflowError:
         raise ValueError(f"{value!r} is in no year of UTC from 1 to 9999") from None
@@ -84,8 +84,7 @@ class DayWindow:
     def holds(self, day: date, *, sent_at: datetime | None) -> bool:
         """Return whether to admit a unit of a day; `sent_at` is when the queue received its message.
 
-        The later of the local clock and `sent_at` counts, so a slow local clock refuses no unit. The sender's times do
-        not count.
+        The later of the local clock and `sent_at` counts, so a slow local clock refuses no unit. Senders' times do not.
         """
         # AHEAD is subtracted from the day, because the queue's clock may be at the calendar's last day.
         return self.first <= day and day - AHEAD <= max(self.today, sent_at.date() if sent_at else self.today)

@@ -35,7 +35,7 @@ class ParseIssue(StrEnum):
     UNSUPPORTED_SCHEMA_VERSION = "unsupported_schema_version"
     SIGNATURE_INVALID = "signature_invalid"
     DATABASE_REFUSED = "database_refused"
-    """It parses, but no row of the ledger can hold it."""
+    """The message parses, but a row of the ledger cannot store it."""
 
 
 @unique
@@ -49,7 +49,7 @@ class IntegrityIssue(StrEnum):
     SIZE_TOO_LARGE = "size_too_large"
     SIZE_MISMATCH = "size_mismatch"
     SIZE_UNLIKE_PEERS = "size_unlike_peers"
-    """Far from the recent sizes of its product's objects."""
+    """The size is far from the recent sizes of its product's objects."""
     ETAG_MISMATCH = "etag_mismatch"
     UNEXPECTED_CONTENT_TYPE = "unexpected_content_type"
     BAD_MAGIC = "bad_magic"
@@ -66,18 +66,18 @@ class MetadataIssue(StrEnum):
     TIME_MISMATCH = "time_mismatch"
     PLATFORM_MISMATCH = "platform_mismatch"
     KEY_MISMATCH = "key_mismatch"
-    """The object is of another member, grid, parameter or centre than its key, by the contract's `key_values`."""
+    """Object and key differ in member, grid, parameter or centre, by the contract's `key_values`."""
     INCOMPLETE_PRODUCT_METADATA = "incomplete_product_metadata"
     SIDECAR_MISSING = "sidecar_missing"
     SIDECAR_MISMATCH = "sidecar_mismatch"
     SIDECAR_OUTDATED = "sidecar_outdated"
-    """It was written long before the object, so it may be of an earlier revision of it."""
+    """The sidecar was written long before the object, so it may describe an earlier revision of the object."""
     UNREADABLE_FORMAT = "unreadable_format"
     TRUNCATED_OBJECT = "truncated_object"
     OUT_OF_TABLE = "out_of_table"
     """The object states a code that the table of its format or instrument does not have."""
     COMPLETENESS_UNCHECKED = "completeness_unchecked"
-    """Whether the object is whole could not be checked within the reader's bounds, so it is never `ok`."""
+    """The reader's bounds did not allow checking whether the object is whole, so its status is never `ok`."""
     CONTRACT_FAULT = "contract_fault"
     """The contract requires a value that no object can have; no attempt succeeds until the contract is corrected."""
     RESOURCE_LIMIT = "resource_limit"
@@ -104,7 +104,7 @@ class ProvenanceIssue(StrEnum):
 
 @unique
 class GateIssue(StrEnum):
-    """Gate of the pipeline card that dropped a unit; the member's name is the gate's."""
+    """Gate of the pipeline card that dropped a unit; the member's name is that of the gate."""
 
     G1 = "gate_schema_incomplete"
     G2 = "gate_citation_missing"
@@ -125,10 +125,10 @@ class GovernanceIssue(StrEnum):
 
 @unique
 class FenceIssue(StrEnum):
-    """Why a worker may not write for a unit, although its operators did their work."""
+    """Why a worker may not write for a unit, although the unit's operators succeeded."""
 
     CLAIM_LOST = "claim_lost"
-    """Another attempt holds the claim: this worker's lease expired, or its run was given up."""
+    """Another attempt holds the claim, because this worker's lease expired or its run was given up."""
     KILL_SWITCH = "kill_switch"
     """The dataset's kill switch is on; the unit is retried when it is off."""
 
@@ -138,19 +138,19 @@ class ChainIssue(StrEnum):
     """Why an attempt fails although no operator failed."""
 
     INCOMPLETE = "incomplete_chain"
-    """A sub-status forbids the success."""
+    """A status of one of the unit's sections forbids success."""
 
 
 ERROR_CODES: tuple[str, ...] = (
     *IntegrityIssue, *MetadataIssue, *StacIssue, *ProvenanceIssue, *GateIssue, *GovernanceIssue, *FenceIssue,
     *ChainIssue,
 )  # fmt: skip
-"""Codes that a run can give a failed attempt."""
+"""Codes with which a run can end a failed attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Issue:
-    """A finding about a unit: a bounded code, its severity by the contract, and a short text.
+    """A finding about a unit: a code of a fixed list, its severity by the contract, and a short text.
 
     The text may quote an object, so characters that are unsafe in a terminal are escaped.
     """
@@ -226,5 +226,5 @@ REPAIRS: Mapping[str, Repair] = {
         repair="release if an embargo is over; else ask the steward, or discard",
     ),
 }
-"""Error code > its usual cause and who repairs it, shown with the unit. The runbook of validation errors has the same
+"""The usual cause and the repair of each error code, shown with the unit. The runbook of validation errors has the same
 table; a test keeps both equal."""

@@ -51,8 +51,8 @@ class KeyGrammarReader:
     def __init__(self, contract: DatasetContract) -> None:
         self.contract = contract
         grammar = contract.storage.key_grammar
-        # ASCII: an Arabic-Indic digit in a key is not a digit of a time stamp.
-        # `kind` and then `match` are called for each key; the cache makes the second call a look-up.
+        # re.ASCII, because an Arabic-Indic digit in a key is not a digit of a time stamp. `kind` and then `match` are
+        # called for each key; the cache makes the second call a look-up.
         self._fullmatch = lru_cache(maxsize=64)(re.compile(grammar.pattern, re.ASCII).fullmatch)
         self._ignore = tuple(re.compile(pattern) for pattern in contract.storage.ignore)
         self._start = _stamp_reader(grammar.start)
@@ -80,7 +80,7 @@ class KeyGrammarReader:
         if match is None or not is_safe_key(key):
             return None
         groups = {name: value for name, value in match.groupdict().items() if value is not None}
-        # A group without a match is empty text in a template.
+        # In a template, a group without a match is an empty text.
         texts = groups if len(groups) == len(match.re.groupindex) else match.groupdict("")
         grammar = self.contract.storage.key_grammar
         for name, implied in grammar.implied.items():
@@ -98,7 +98,7 @@ class KeyGrammarReader:
         if not (is_plausible(start) and is_plausible(end)):
             raise InvalidKeyTimeError(f"{rfc3339(start)} to {rfc3339(end)} is not a time of an observation or forecast")
         if start.date() < (first_day := self.contract.storage.first_day):
-            raise InvalidKeyTimeError(f"{rfc3339(start)} is before {first_day}, where the dataset begins")
+            raise InvalidKeyTimeError(f"{rfc3339(start)} is before {first_day}, the first day of the dataset")
         stac = self.contract.stac
         return KeyMatch(
             groups=groups,
@@ -119,8 +119,8 @@ class KeyGrammarReader:
 def is_safe_key(key: str) -> bool:
     """Return whether a key names a single object, and is safe as a path below a folder.
 
-    Refused: control characters, NUL, backslashes, empty segments (so also a leading slash), `.` and `..` segments, and
-    keys over MAX_KEY_BYTES.
+    Refused are control characters, NUL, backslashes, empty segments (also a leading slash), `.`, `..`, and keys over
+    MAX_KEY_BYTES.
     """
     if not key.isprintable() or "\\" in key or len(key.encode()) > MAX_KEY_BYTES:
         return False
@@ -148,7 +148,7 @@ _DIGITS = {
     "S": "([0-9]{2})",
     "f": "([0-9]{1,6})",
 }
-"""Digits of each directive. `strptime` itself is lenient: it reads day 380 of %j as day 38 and shifts the rest."""
+"""Digits of each directive. `strptime` is not used, because it reads day 380 of %j as day 38 and shifts the rest."""
 
 _DEFAULTS = {"Y": "", "m": "1", "d": "1", "j": "", "H": "0", "M": "0", "S": "0", "f": "0"}
 """Values of directives that the format lacks, in the order of `_utc`'s parameters."""
@@ -164,7 +164,7 @@ def _stamp_reader(spec: TimeField) -> Callable[[Mapping[str, str]], datetime]:
         "".join(re.escape(literal) if literal else _DIGITS[directive] for literal, directive in tokens)
     )
     directives = [directive for _, directive in tokens if directive]
-    # The index of each part among the pattern's groups and the defaults that follow them.
+    # For each part of the time, its index in the tuple of the pattern's groups followed by the defaults.
     parts = itemgetter(
         *(
             directives.index(directive) if directive in directives else len(directives) + default

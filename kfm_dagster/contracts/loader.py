@@ -1,8 +1,7 @@
 """Contract loader: YAML files to a registry, with the checks that span contracts.
 
 `ContractRegistry.load()` reads the built-in contracts of the package and the contracts of the user's folder. `draft`
-makes a contract for another dataset of a reader, as text and not as a parsed document, to keep the comments that cite
-each figure's source.
+makes a contract for another dataset of a reader. It edits text, to keep the comments that cite each figure's source.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def parse_contract(text: str, *, source: str) -> DatasetContract:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The kind of a key, and the contract that claims the key or lists it as ignored."""
+    """The kind of a key, and the contract whose prefixes or ignore patterns match the key."""
 
     kind: KeyKind
     contract: DatasetContract | None
@@ -48,7 +47,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class ContractRegistry:
-    """All contracts in force, and the routing derived from them. The same texts are the same object."""
+    """All contracts in force, and the routing derived from them. Equal texts give the same registry object."""
 
     contracts: Mapping[str, DatasetContract]
 
@@ -90,7 +89,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def public_id(self, dataset: str) -> str:
-        """Return a dataset's public name; without a contract (another team's dataset) it is the id."""
+        """Return a dataset's public name; it is the id if the dataset has no contract (another team's)."""
         contract = self.contracts.get(dataset)
         return dataset if contract is None else contract.public_id
 
@@ -109,7 +108,7 @@ class ContractRegistry:
             ) from None
 
     def owner(self, contract: DatasetContract) -> DatasetContract:
-        """Return the contract that defines the Collection that a dataset writes to: mostly its own."""
+        """Return the contract that defines the Collection of a dataset; mostly the dataset's own."""
         return self[contract.stac.collection_of or contract.id]
 
     @cached_property
@@ -158,8 +157,8 @@ class ContractRegistry:
     def route(self, *, bucket: str, key: str) -> Route:
         """Return the dataset of a key and the key's kind in it.
 
-        Unclaimed keys are IGNORED only when a contract of the bucket lists them, else FOREIGN: an unknown product is
-        never dropped in silence.
+        A key outside all prefixes is IGNORED only if a contract of the bucket ignores it, else FOREIGN, so that an
+        unknown product is never dropped in silence.
         """
         contracts = self.buckets.get(bucket, ())
         for contract in contracts:
@@ -172,7 +171,7 @@ class ContractRegistry:
 
 
 class DeferredRegistry(ContractRegistry):
-    """The registry of a folder, loaded on first use: most commands that only read need no contract."""
+    """The registry of a folder, loaded on first use, because most commands that only read need no contract."""
 
     def __init__(self, extra_dir: Path | None) -> None:
         vars(self)["extra_dir"] = extra_dir
@@ -203,7 +202,7 @@ def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:
                 expected="the Collection of a dataset whose contract has no stac.collection_of",
             )
         if contract.governance != owners[owner].governance:
-            # Else Items that the owner withholds, masks or embargoes would still reach the Collection.
+            # With two governances, Items that the owner withholds, masks or embargoes would still reach the Collection.
             raise ContractError(
                 "a Collection is governed in two ways",
                 observed=f"{contract.id} adds to {owner}, and their governance differs",
@@ -234,8 +233,7 @@ def _refuse_shared_keys(contract: DatasetContract, other: DatasetContract) -> No
 def _refuse_split_topic(contract: DatasetContract, other: DatasetContract) -> None:
     """Refuse a topic with two queues or two shapes of message.
 
-    SNS delivers all messages to each queue, so each queue would hold both datasets' messages. A message does not state
-    its shape.
+    SNS delivers all messages to each queue, so each would hold both datasets'. A message does not state its shape.
     """
     for left, right in product(contract.notifications.topics, other.notifications.topics):
         if left.arn == right.arn and left.message_shape != right.message_shape:
@@ -287,7 +285,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     if like not in shipped:
         raise ContractError("no such contract ships", observed=like, expected=" or ".join(shipped))
     if dataset in shipped:
-        raise ContractError("there is a contract of that id", observed=dataset, expected="an id of its own")
+        raise ContractError("a contract of that id ships already", observed=dataset, expected="an id of its own")
     text = shipped[like].read_text(encoding="utf-8")
     if (topic is not None) != (_TOPICS.search(text) is not None):
         raise ContractError(
@@ -295,7 +293,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # The reader stays, even where it has the dataset's name; URLs stay, because they must still resolve.
+    # Readers are not renamed, even if named like the dataset; neither are URLs, because they must still resolve.
     pattern = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
     text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
     text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
@@ -306,7 +304,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     # Other keys state other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
-    # How its sizes vary is not known yet.
+    # The variation of the new dataset's sizes is not known yet.
     text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
     text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

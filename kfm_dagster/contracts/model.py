@@ -42,7 +42,7 @@ SetValue = Annotated[str, Field(pattern=r"^[^{}%]+$", max_length=100)]
 _SET = re.compile(r"{(\w+)}")
 
 MAX_PREFIXES = 10_000
-"""Maximum prefixes of a day: each takes at least one request to the store."""
+"""Maximum prefixes to list for a day; each takes at least one request to the store."""
 
 
 class DatasetMetadata(Strict):
@@ -72,13 +72,15 @@ class Notifications(Strict):
     topics: list[Topic] = Field(
         [],
         min_length=1,
-        description="Default: none, for objects that only a listing finds (storage.scheduled_listing).",
+        description="Default: none; then a listing must discover the objects (storage.scheduled_listing).",
     )
     schema_versions: list[str] = Field(
-        ["2.0", "2.1", "2.2", "2.3", "2.4"], description="Accepted eventVersions of S3, or L2Versions of NEXRAD chunks."
+        ["2.0", "2.1", "2.2", "2.3", "2.4"],
+        description="Accepted values of S3's eventVersion, or of L2Version for NEXRAD chunks.",
     )
     object_removed: Literal["ignore", "reject"] = Field(
-        "ignore", description="Treatment of ObjectRemoved events: acknowledged without a unit, or rejected."
+        "ignore",
+        description="ignore: ObjectRemoved events are acknowledged and give no unit. reject: they are rejected.",
     )
     priority: Priority = Priority.NORMAL
 
@@ -89,7 +91,7 @@ class Notifications(Strict):
 
     @property
     def names_versions(self) -> bool:
-        """Whether messages name an object's version; a chunk's does not: its key is written once."""
+        """Whether messages name an object's version; a chunk's message does not, because its key is written once."""
         return "s3-event" in self.shapes
 
 
@@ -116,12 +118,12 @@ class TimeField(Strict):
     def _each_directive_once(cls, value: str) -> str:
         directives = re.findall(r"%(\w)", value)
         if len(set(directives)) != len(directives):
-            raise ValueError("a directive is there twice")
+            raise ValueError("a directive occurs twice")
         return value
 
 
 def _refuse_missing(used: Mapping[str, set[str]], groups: set[str]) -> None:
-    """Refuse groups that fields use and the key pattern lacks, by a ValueError that names both."""
+    """Raise a ValueError that names the groups that fields use and the key pattern lacks."""
     if missing := {field: sorted(names - groups) for field, names in used.items() if names - groups}:
         listing = ", ".join(f"{field} {names}" for field, names in missing.items())
         raise ValueError(f"groups that are not in the key pattern: {listing}; it has {sorted(groups)}")
@@ -140,11 +142,11 @@ class ImpliedGroup(Strict):
 
 
 class KeyGrammar(Strict):
-    """The key's grammar; `pattern` is a full-match regular expression with named groups, times are UTC."""
+    """The key's grammar: `pattern` is a regular expression of the whole key with named groups; times are UTC."""
 
     pattern: Regex
     implied: dict[str, ImpliedGroup] = Field(
-        {}, description="Groups that the reader, the Item's id and mirrors have beside those of the pattern."
+        {}, description="Groups that the reader, the Item's id and mirrors can use in addition to the pattern's."
     )
     start: TimeField
     end: TimeField | None = Field(None, description="Default: the start.")
@@ -170,7 +172,7 @@ class KeyGrammar(Strict):
 class Sidecar(Strict):
     """A file of a data object, with the same key plus a suffix.
 
-    Its own notifications are acknowledged and give no unit.
+    Notifications of a sidecar are acknowledged and give no unit.
     """
 
     suffix: str = Field(min_length=1)
@@ -181,15 +183,15 @@ class Sidecar(Strict):
         3600,
         ge=0,
         le=31 * 86_400,
-        description="Maximum seconds from its writing to the object's, by the store's Last-Modified of both. An "
-        "older sidecar may be of an earlier revision of the object: sidecar_outdated.",
+        description="Maximum seconds by which the sidecar may be older than the object, by Last-Modified. An "
+        "even older sidecar may be of an earlier revision of the object (sidecar_outdated).",
     )
 
 
 class ScheduledListing(Strict):
     """Listings that a deployment starts itself.
 
-    They list today, or the first day of the month or year in the keys.
+    They list today; if the keys have only a month or year, the first day of that month or year.
     """
 
     every_seconds: int = Field(ge=300, le=31 * 86_400, description="At most one listing begins within each interval.")
@@ -197,7 +199,7 @@ class ScheduledListing(Strict):
         0,
         ge=0,
         le=366,
-        description="Days before today to list as well: in January last year's objects are still written.",
+        description="Days before today to list as well, e.g. because in January last year's objects are still written.",
     )
 
 
@@ -208,7 +210,7 @@ class Storage(Strict):
     buckets: list[Bucket] = Field(min_length=1)
     region: str = "us-east-1"
     first_day: date = Field(
-        description="UTC day of the earliest object: the first day of the archive, or of its subject. A unit of an "
+        description="UTC day of the earliest object: the first day of the archive or of its subject. A unit of an "
         "earlier day is rejected, and a backfill leaves earlier days out."
     )
     prefixes: list[str] = Field(min_length=1, description="Beginnings of the keys of this dataset (routing).")
@@ -222,17 +224,17 @@ class Storage(Strict):
     )
     listing: list[str] = Field(
         min_length=1,
-        description="strftime templates of the prefixes that hold a UTC day, the same in every bucket; `{name}` "
-        "takes each value of that set in listing_sets.",
+        description="strftime templates of the prefixes with a UTC day's objects, the same in every bucket; `{name}` "
+        "is replaced by each value of that set in listing_sets.",
     )
     listing_sets: dict[SetName, Annotated[list[SetValue], Field(min_length=1)]] = Field(
         {},
         json_schema_extra={"additionalProperties": False},
-        description="Values for `listing` if no prefix holds a whole day. A template with several sets is listed for "
-        "each combination of their values. Announced objects are ingested whether listed here or not.",
+        description="Values for `listing` if no prefix has a whole day. A template with several sets is listed for "
+        "each combination of their values. Announced objects are ingested even if no template covers them.",
     )
     scheduled_listing: ScheduledListing | None = Field(
-        None, description="Default: only a backfill lists; then notifications.topics must announce the objects."
+        None, description="Default: only backfills list, so notifications.topics must announce the objects."
     )
 
     @model_validator(mode="after")
@@ -255,7 +257,7 @@ class Storage(Strict):
         sizes = (math.prod(len(self.listing_sets[name]) for name in _set_names(template)) for template in self.listing)
         if (count := sum(sizes)) > MAX_PREFIXES:
             raise ValueError(f"a day would be listed under {count} prefixes; {MAX_PREFIXES} at most")
-        # With a template outside the routed prefixes, every backfill of the dataset would silently find nothing.
+        # If a template were outside the routed prefixes, every backfill of the dataset would silently find nothing.
         for folder in self.day_prefixes(date(2024, 2, 29)):
             if not any(folder.startswith(prefix) or prefix.startswith(folder) for prefix in self.prefixes):
                 raise ValueError(f"listing gives {folder!r}, which no prefix of {self.prefixes} covers")
@@ -277,7 +279,7 @@ def _set_names(template: str) -> list[str]:
 
 
 class Magic(Strict):
-    """Bytes that an object of the declared format must hold."""
+    """Bytes that an object of the declared format must have at an offset."""
 
     hex: str = Field(pattern=r"^([0-9a-f]{2})+$")
     offset: int = Field(0, ge=0, le=1024)
@@ -306,13 +308,13 @@ class MetadataRules(Strict):
     required: list[str] = Field([], description="Required STAC properties; else incomplete_product_metadata.")
     key_values: KeyValues = Field(
         {},
-        description="Values that object and key must share, else key_mismatch: by field (`native.` "
-        "before a reader's own values, `layers.` for each layer), group of the key, and pattern of the group's text.",
+        description="Values of the object that must agree with its key, else key_mismatch: by field (`native.` "
+        "before a reader's own values, `layers.` for each layer), by group of the key, by pattern of the group's text.",
     )
     coordinate_decimals: int = Field(6, ge=3, le=9)
     citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 requires 90 %.")
     units: list[Quantity] = Field(
-        [], description="Units of the extracted numbers; the first that covers a number applies."
+        [], description="Units of the extracted numbers; the first entry that covers a number applies."
     )
     severities: dict[MetadataIssue, Severity] = Field(
         {}, description="Default: failed; completeness_unchecked, out_of_table and sidecar_outdated are suspect."
@@ -331,7 +333,9 @@ class AssetDefinition(Strict):
     """The data object (or a sidecar) as a STAC asset."""
 
     title: str
-    media_type: str = Field(description="Of the object; a key that ends in .gz gives application/gzip.")
+    media_type: str = Field(
+        description="Media type of the object; if the key ends in .gz, the Item has application/gzip."
+    )
     roles: list[str]
     open_kwargs: dict[str, Any] = Field({}, description="Arguments of xarray.open_dataset (xarray-assets extension).")
 
@@ -354,7 +358,7 @@ class StacRules(Strict):
     data_asset: AssetDefinition
     thumbnail: bool = Field(
         default=False,
-        description="Items have a picture of their footprint, within the Item, as their asset `thumbnail`.",
+        description="Whether Items have the asset `thumbnail`, a picture of their footprint within the Item.",
     )
     summaries: list[str] = Field([], description="Item properties summarised in the Collection.")
 
@@ -362,9 +366,9 @@ class StacRules(Strict):
 class Backoff(Strict):
     """Seconds before attempt n+1, never more than `maximum_seconds`.
 
-    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share of these waits, between half and all, so
-    that units that failed together are not retried together ("equal jitter", AWS Architecture Blog, Exponential
-    Backoff and Jitter, 2015). The share is drawn from unit and attempt, so that every worker computes the same time.
+    const: base. exp: base * 2**(n-1). jitter and exp+jitter: a random share, between half and all, of these two, so
+    that units that failed together are not retried together ("equal jitter", AWS Architecture Blog, Exponential Backoff
+    and Jitter, 2015). The share is computed from unit and attempt, so every worker computes the same time.
     """
 
     kind: Literal["const", "exp", "jitter", "exp+jitter"] = "exp+jitter"
@@ -373,11 +377,11 @@ class Backoff(Strict):
 
 
 AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED})
-"""Permanent errors that may pass: an object is written late, a permission is granted."""
+"""Permanent errors that may end: an object is written late, a permission is granted."""
 
 
 class PermanentErrors(Strict):
-    """Errors that a retry hardly repairs: fewer attempts, then quarantine."""
+    """Errors that a retry hardly repairs; units have fewer attempts before quarantine."""
 
     codes: list[str] = Field(
         [
@@ -396,17 +400,17 @@ class PermanentErrors(Strict):
         None,
         ge=1,
         le=20,
-        description="Default: 1, but for missing_object and access_denied those of a transient error.",
+        description="Default: 1; for missing_object and access_denied as many as for a transient error.",
     )
 
 
 class Retry(Strict):
-    """When a failed unit is retried, and when no longer."""
+    """When a failed unit is retried, and when it is quarantined instead."""
 
     max_attempts: int = Field(5, ge=1, le=20)
     backoff: Backoff = Backoff()
     deadline_seconds: PositiveInt | None = Field(
-        None, description="No automatic retry begins later than this after the unit was discovered. Default: none."
+        None, description="Seconds from a unit's discovery after which no automatic retry begins. Default: no limit."
     )
     permanent: PermanentErrors = PermanentErrors()
 
@@ -502,7 +506,7 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _ledger_keeps_what_is_counted(self) -> DatasetContract:
-        # Needed to find the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
+        # Fields needed to find the previous volume and its newest chunk (sql/queries/ledger.sql, endless_volumes).
         lacking = {"site", "chunk", "kind"} - set(self.ledger.extension_fields)
         if not self.notifications.names_versions and lacking:
             raise ValueError(f"ledger.extension_fields of a chunk feed lack {sorted(lacking)}")
@@ -523,12 +527,10 @@ class DatasetContract(Strict):
 
     @model_validator(mode="after")
     def _virtual_stores_can_be_made(self) -> DatasetContract:
-        # A store names objects and shows where their pixels are; it neither masks them nor checks its readers.
+        # A virtual store shows where an object's pixels are; it neither masks them nor checks who reads them.
         if self.virtual and (self.governance.access != "open" or self.governance.masking is not None):
             raise ValueError("virtual needs objects that anyone may read: governance.access is not open, or masked")
         of_messages = self.metadata_extract.reader == "grib2"
         if any(bool(store.fields) is not of_messages for store in self.virtual):
-            raise ValueError(
-                "virtual.fields are those of GRIB2 objects (reader grib2), which need them; others have none"
-            )
+            raise ValueError("virtual.fields are required for GRIB2 objects (reader grib2), and invalid for others")
         return self

@@ -24,8 +24,8 @@ from kfm_dagster.configs import Strict
 FieldPattern = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_:. -]*\*?$", max_length=100)]
 """A field by its path, or a beginning of paths that ends in `*`; `bands` also covers `bands.name`.
 
-Native values of the reader are below `native.`. At least one letter is required: `*` alone would cover every field
-that a reader may extract, and declare nothing.
+Native values of the reader are below `native.`. At least one letter is required, because `*` alone would cover all
+fields and declare nothing.
 """
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -39,7 +39,7 @@ def covers(pattern: str, path: str) -> bool:
 
 @unique
 class AnchorKind(StrEnum):
-    """Kind of content at an anchor (P/S/M/I of the pipeline card's section II; its library's "unified numbering")."""
+    """Kind of content at an anchor (P/S/M/I of the pipeline card's section II, "unified numbering" of its library)."""
 
     P = "P"
     """Postulate: a definition or convention that is set, not derived. A code table, a register."""
@@ -95,16 +95,18 @@ class ExpectedProduct(Strict):
     name: str = Field(min_length=1, max_length=80)
     groups: dict[str, str] = Field({}, description="Extension fields of the ledger with the value that counts.")
     per_hour: PositiveInt = Field(
-        description="Objects that begin within a UTC hour; if their number varies, the usual minimum."
+        description="Objects whose time begins within a UTC hour; if their number varies, the usual minimum."
     )
     every_seconds: PositiveInt | None = Field(
         None,
-        description="Seconds from a scan, frame or run to the next: after twice as long without an announcement the "
+        description="Seconds from a scan, frame or run to the next. After twice that time without an announcement the "
         "product is silent. Default: the longest time between two of `hours`, else an hour by per_hour.",
     )
-    hours: list[Annotated[int, Field(ge=0, le=23)]] = Field([], description="UTC hours that have it. Default: all.")
-    since: date | None = Field(None, description="First day that has it. Default: always.")
-    until: date | None = Field(None, description="First day that has it no more. Default: never.")
+    hours: list[Annotated[int, Field(ge=0, le=23)]] = Field(
+        [], description="UTC hours in which the product is due. Default: all."
+    )
+    since: date | None = Field(None, description="First day on which the product is due. Default: always.")
+    until: date | None = Field(None, description="First day on which the product is no longer due. Default: never.")
 
     @property
     def cadence(self) -> timedelta:
@@ -207,9 +209,8 @@ class ValueRange(Strict):
 
 
 Expected = Scalar | ValueRange | list[Scalar | ValueRange]
-"""A value, a range, or a list with at least one that must agree; null means that the object lacks the field.
-
-In a text, `\\1` is the first group of the pattern.
+"""A value, a range, or a list in which one must agree; null means that the object lacks the field. In a text, `\\1` is
+the first group of the pattern.
 """
 
 

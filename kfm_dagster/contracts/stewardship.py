@@ -14,7 +14,7 @@ from kfm_dagster.configs import Strict
 
 NARROWEST_RING_M = 20.0
 WIDEST_RADIUS_M = 1_000_000.0
-"""Bounds of a displacement: wide enough to hide a place, narrow enough to show its region."""
+"""Bounds of a displacement in metres: wide enough to hide a place, narrow enough to show its region."""
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 
 
@@ -23,7 +23,7 @@ class Consent(Strict):
 
     authority: _Name = Field(description="The community or body that decides.")
     reference: _Name = Field(description="The agreement, so that it can be looked up.")
-    valid_until: AwareDatetime | None = Field(None, description="From then on nothing more is published.")
+    valid_until: AwareDatetime | None = Field(None, description="From this time on, nothing more is published.")
 
 
 class Embargo(Strict):
@@ -85,13 +85,13 @@ class Governance(Strict):
     care_label: str = "Public · Low-Risk"
     sensitivity: Literal["none", "restricted", "sensitive"] = Field(
         "none",
-        description="restricted: the dataset's name stays out of public outputs, its content out of evidence. "
-        "sensitive: that, and where it was observed is shown generalised or not at all.",
+        description="restricted: public outputs do not show the dataset's name, nor evidence its content. "
+        "sensitive: in addition, locations are generalised or not shown.",
     )
     indigenous_data_flag: bool = False
     access: Literal["open", "restricted", "closed"] = Field(
         "open",
-        description="Access to the objects: for everyone, by grant, or for none (then nothing is catalogued). EU "
+        description="Access to the objects: for everyone, by grant, or closed (nothing is catalogued). EU "
         "access-right vocabulary: PUBLIC, RESTRICTED, NON_PUBLIC.",
     )
     consent: Consent | None = None
@@ -101,7 +101,7 @@ class Governance(Strict):
     @model_validator(mode="after")
     def _declared_as_it_needs(self) -> Governance:
         if self.sensitivity != "none" and self.access == "open":
-            raise ValueError(f"sensitivity {self.sensitivity} needs access restricted or closed, and it is open")
+            raise ValueError(f"sensitivity {self.sensitivity} needs access restricted or closed, but access is open")
         if self.indigenous_data_flag and self.consent is None:
             raise ValueError("indigenous_data_flag needs consent: the authority, and the reference of the agreement")
         if self.sensitivity == "sensitive" and self.masking is None and self.access != "closed":

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
 class VirtualStore(Strict):
-    """Items of the same kind that are the steps of a store, for each name and day."""
+    """Rule by which Items of a kind become the steps of a store, one store for each name and day."""
 
     match: dict[_Group, Regex] = Field(
         description="Groups of the key grammar, each with a regular expression that its whole value matches."
@@ -33,7 +33,7 @@ class VirtualStore(Strict):
     along: str = Field(
         pattern=r"^[A-Za-z]\w*$",
         max_length=60,
-        description="Scalar variable of each object that orders the steps; of GRIB2, valid_time or reference_time.",
+        description="Scalar variable of each object that orders the steps; for GRIB2, valid_time or reference_time.",
     )
     fields: list[Regex] = Field(
         [],
@@ -41,7 +41,7 @@ class VirtualStore(Strict):
         "such as `TMP 2 m above ground`. Each field takes a request.",
     )
     hours: Literal[1, 2, 3, 4, 6, 8, 12, 24] = Field(
-        24, description="Hours of a day in each store: fewer if a day has more chunks than a client may load."
+        24, description="Hours of a day in each store; use fewer if a day has more chunks than a client can load."
     )
 
     @property
@@ -54,7 +54,7 @@ class VirtualStore(Strict):
         texts = defaultdict(str, groups)
         if not all(re.fullmatch(pattern, texts[name]) for name, pattern in self.match.items()):
             return None
-        # A group without a match leaves its separators.
+        # A group without a match is empty, so its separators are left over.
         name = self.name.format_map(texts).strip("_.-")
         if self.hours < 24:
             name += f"_{hour - hour % self.hours:02}h"

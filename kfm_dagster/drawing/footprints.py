@@ -37,11 +37,11 @@ def draw(
 ) -> tuple[str, int, int] | None:
     """Return a map of outer rings and points, and the numbers of distinct and drawn outlines.
 
-    None where there is nothing to draw.
+    Returns None without geometries.
 
     geometries are GeoJSON points, polygons and the like, split at the antimeridian; equal outlines are drawn once, and
     too many are sampled evenly. Land and borders take up to 17 kB, a picture without them 1 or 2 kB. `links` are the
-    opening tags of the geometries' links; of equal outlines the last counts.
+    opening tags of the geometries' links; among equal outlines, the last link is used.
     """
     tags = dict(zip_longest((tuple(_rings(geometry)) for geometry in geometries), links))
     every = sorted(tags)
@@ -70,7 +70,7 @@ def _rings(geometry: Mapping[str, Any]) -> Iterator[Ring]:
 
 
 def _joined(footprints: Sequence[Sequence[Ring]]) -> Sequence[Sequence[Ring]]:
-    """Move rings east of Greenwich by 360 degrees west where that makes the map narrower.
+    """Move rings east of Greenwich west by 360 degrees if that makes the map narrower.
 
     The two halves of a footprint over the antimeridian, such as GOES-West's, are then joined.
     """

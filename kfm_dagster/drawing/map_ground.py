@@ -20,7 +20,7 @@ import shapely
 MARGIN = 0.06
 """Free space at each side, as a part of the footprints' extent."""
 MIN_SPAN = 2.0
-"""Least span of the map, in degrees of longitude and of latitude."""
+"""Minimum span of the map, in degrees of longitude and of latitude."""
 
 Pixels: TypeAlias = npt.NDArray[np.float64]
 """Rows of x and y."""
@@ -29,7 +29,7 @@ Ring: TypeAlias = tuple[tuple[float, float], ...]
 
 
 class Size(NamedTuple):
-    """Of a picture, in pixels: width, the least and the greatest height, and meridians at most.
+    """Size of a picture in pixels, and `lines`, the maximum number of meridians.
 
     With more meridians, their labels would touch.
     """
@@ -64,7 +64,7 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
     middle, centre = (west + east) / 2, (south + north) / 2
     wide = max(east - west, MIN_SPAN) * (1 + 2 * MARGIN)
     high = max(north - south, MIN_SPAN) * (1 + 2 * MARGIN)
-    # A degree of longitude is shorter than a degree of latitude by the cosine; bounded, as it vanishes at the poles.
+    # A degree of longitude is shorter than one of latitude by the cosine, bounded because it vanishes at the poles.
     shortened = max(math.cos(math.radians(centre)), 0.2)
     height = round(min(max(size.width * high / (wide * shortened), size.min_height), size.max_height))
     wide = max(wide, size.width * high / (height * shortened))
@@ -81,17 +81,17 @@ def window_of(rings: Iterable[Ring], size: Size) -> MapWindow:
 
 SEA, LAND, COAST, BORDER = "#eaf1f7", "#fbfaf5", "#a9b4c2", "#c2bcac"
 STEP = 0.5
-"""Resolution of the ground in pixels: whole steps in its paths take few bytes."""
+"""Resolution of the ground in pixels; whole numbers of steps take few bytes in a path."""
 TOLERANCE = 0.8
 """Maximum error of a thinned line in pixels (Douglas and Peucker)."""
 LEAST_AREA = 6.0
-"""Least area of a drawn island, in square pixels."""
+"""Minimum area of a drawn island, in square pixels."""
 LEAST_LENGTH = 6.0
-"""Least length of a drawn border, in pixels."""
+"""Minimum length of a drawn border, in pixels."""
 STATES_FROM = 5.0
-"""Least pixels a degree of longitude for borders of states; on a map of the world they would be a blot."""
+"""Minimum pixels per degree of longitude to draw borders of states; on a map of the world they would be a blot."""
 _DEGREES = 0.01
-"""Unit of the file."""
+"""Degrees per unit of the file."""
 _LAND, _STATE = "land", "state"
 
 
@@ -107,13 +107,13 @@ class _Line:
 
 @lru_cache(maxsize=64)
 def ground(window: MapWindow) -> str:
-    """Return sea, land and borders of a window. Cached: the days of a dataset share a window."""
+    """Return sea, land and borders of a window. Cached, because the days of a dataset share a window."""
     land, borders = "", ""
     for line, turn in _lines_in(window):
         pixels = window.pixels(line.places + np.array([turn, 0]))
         is_land = line.kind == _LAND
         shape = shapely.make_valid(shapely.Polygon(pixels)) if is_land else shapely.LineString(pixels)
-        # Two pixels more at each side, so that no coast runs along the frame.
+        # The clip is two pixels larger at each side, so that no coast runs along the frame.
         visible = shapely.clip_by_rect(shape, -2, -2, window.width + 2, window.height + 2)
         for part in shapely.get_parts(visible):
             if not is_land and part.length >= LEAST_LENGTH:
@@ -129,7 +129,7 @@ def ground(window: MapWindow) -> str:
 
 
 def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
-    """Yield possibly visible lines with shifts in degrees: windows may cross the antimeridian."""
+    """Yield possibly visible lines, each with a shift in degrees, because windows may cross the antimeridian."""
     with_states = window.width / (window.east - window.west) >= STATES_FROM
     for line in _lines():
         if line.kind == _STATE and not with_states:
@@ -140,7 +140,7 @@ def _lines_in(window: MapWindow) -> Iterator[tuple[_Line, int]]:
 
 
 def _path(line: shapely.Geometry) -> str:
-    """Return a line's path: a start, then steps; a minus separates as well as a blank."""
+    """Return a line's path: a start, then steps; a minus sign replaces the blank before it."""
     points = np.rint(shapely.get_coordinates(shapely.simplify(line, TOLERANCE)) / STEP).astype(int)
     x, y = points[0]
     return f"M{x} {y}l" + " ".join(f"{dx} {dy}" for dx, dy in np.diff(points, axis=0)).replace(" -", "-")

@@ -9,9 +9,9 @@ from html import escape
 from typing import NamedTuple, TypeAlias
 
 BOX = (122, 54)
-"""Pixels: width and height of a state."""
+"""Width and height of a state's box, in pixels."""
 MARGIN, ROW, GAP = 40, 102, 3
-"""Pixels: around the grid, from row to row, and from an arrow to its boxes."""
+"""Pixels around the grid, from row to row, and between an arrow and its boxes."""
 
 Edge: TypeAlias = tuple[str, str]
 """A transition's start and end."""
@@ -41,7 +41,7 @@ def data_url(svg: str) -> str:
 
 
 class Arrow(NamedTuple):
-    """An arrow; `bend` is its sideways share of the length, `labels` its ids and texts by line."""
+    """An arrow: `bend` is the sideways shift as a share of its length, `labels` are ids and texts by line."""
 
     bend: float = 0.0
     labels: Iterable[tuple[str, str]] = ()
@@ -69,7 +69,7 @@ class StateGraph(NamedTuple):
         )
 
     def box(self, state: str, lines: Collection[str], *, name: str = "") -> str:
-        """Return a state with its lines of text, the first of two in bold."""
+        """Return a state's box with its lines of text; the first of two lines is bold."""
         x, y = self._centre(state)
         first, classes = (y - 3, ("count", "")) if len(lines) > 1 else (y + 4, ("",))
         texts = "".join(

@@ -103,7 +103,7 @@ class _Definition:
         if _MISSING_32 in (ni, nj):
             raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"grid 3.{template} is reduced: its rows differ")
         if not points == ni * nj > 0:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a grid of {ni} by {nj} has not {points} points")
+            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a grid of {ni} by {nj} does not have {points} points")
         if max(ni, nj) > MAX_SIDE:
             raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"a grid of {ni} by {nj} points is larger than {MAX_SIDE}")
         (scan,) = struct.unpack_from(">B", section, scan_octet - 1)

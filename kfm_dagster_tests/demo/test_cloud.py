@@ -204,11 +204,11 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
     assert len(report.published) == sum(report.objects.values())
     assert cloud.client("s3").head_object(Bucket="noaa-isd-pds", Key=ISD_KEY)["ContentLength"] == 21
     assert report.skipped == {
-        f"noaa-isd-pds/{ISD_KEY.replace('2020', '1900')}": "1900-01-01T00:00:00.000000Z is before 1901-01-01, where "
-        "the dataset begins",
+        f"noaa-isd-pds/{ISD_KEY.replace('2020', '1900')}": "1900-01-01T00:00:00.000000Z is before 1901-01-01, the "
+        "first day of the dataset",
         f"noaa-isd-pds/{ISD_KEY.replace('2020', '2100')}": "its day, 2100-01-01, has not begun",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY.replace('20250402', '20140729')}": "2014-07-29T12:00:00.000000Z is before "
-        "2014-07-30, where the dataset begins",
+        "2014-07-30, the first day of the dataset",
         "README.md": "it is not at <bucket>/<key>",
         "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi excludes the key from ingest",

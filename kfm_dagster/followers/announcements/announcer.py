@@ -1,10 +1,10 @@
 """The announcer: follows the catalog for a subscription, and notifies its receiver of changes of Items.
 
-A change is in the catalog's outbox (`catalog_changes`) from its own transaction. Each event is recorded before it is
-sent and once it is taken. If the process dies, or the receiver takes only some events, only the rest is sent again,
-under the same ids.
+The transaction of a change also writes it to the catalog's outbox (`catalog_changes`). Each event is recorded before it
+is sent, and again once the receiver has accepted it. If the process dies, or the receiver accepts only some events,
+only the others are sent again, under the same ids.
 
-Belongs here: the choice of events. Does not belong here: their content (`event.py`), handling of answers
+Belongs here: the choice of events. Does not belong here: content of events (`event.py`), handling of answers
 (`sending.py`), retries (`catalog/following.py`).
 """
 
@@ -55,7 +55,7 @@ class Announcer:
         self._selects = list(_selects(subscription, registry))
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Notify the receiver of changes. Raises FollowError unless each was taken or given up."""
+        """Notify the receiver of changes. Raises FollowError if an event was neither accepted nor given up."""
         collection = contract.stac.collection
         announced = self.store.announced(collection, [change.item_id for change in changes])
         decided = [
@@ -83,11 +83,11 @@ class Announcer:
             sending.send(events, count=len(to_send))
 
     def forget(self, contract: DatasetContract) -> None:
-        """Announce all current Items again, under the same ids: receivers keep earlier events."""
+        """Announce all current Items again, under the same ids, because receivers keep earlier events."""
         self.store.forget(contract.stac.collection)
 
     def resend(self) -> tuple[int, int]:
-        """Resend events that were given up; return the numbers of events taken and not taken.
+        """Resend events that were given up; return the numbers of accepted and of other events.
 
         Raises FollowError when the receiver is unreachable.
         """
@@ -105,10 +105,10 @@ class Announcer:
         return taken, len(given_up) - taken
 
     def _decide(self, collection: str, change: ItemChange, announced: Announced | None) -> Announced | None:
-        """Return the event of a change for this receiver; None if it needs none.
+        """Return the event of a change for this receiver; None if the receiver needs no event.
 
-        A receiver that got an Item gets its later changes even if the filters no longer match: otherwise it would keep
-        an outdated Item.
+        A receiver that was sent an Item is sent its later changes even if the filters no longer match, because
+        otherwise it would keep an outdated Item.
         """
         if announced is not None and announced.change_id >= change.change_id:
             if announced.change_id > change.change_id or announced.state is not AnnouncementState.OPEN:

@@ -1,6 +1,6 @@
 """Receivers of AWS: SNS topics, SQS queues and EventBridge buses, ten events a request.
 
-Belongs here: the form of the requests, and separating errors of an event from our own errors. Does not belong here:
+Belongs here: the form of requests, and separating errors of an event from errors of the sender. Does not belong here:
 handling of answers. Endpoint and credentials come from the AWS environment.
 """
 
@@ -23,20 +23,20 @@ EVENT_SOURCE = "kfm.nodd"
 """`source` of events on a bus, for its rules."""
 
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
-"""Parts of codes that refuse a whole request for its content; each event is then sent alone."""
+"""Parts of the codes by which a target refuses a whole request for its content; each event is then sent alone."""
 _OF_US = re.compile(r"Throttl|AccessDenied|Authoriz|KMS|Internal|Unavailable|Timeout|LimitExceeded", re.IGNORECASE)
-"""Codes of an entry that blame the sender, the moment or the place, whatever its `SenderFault` is."""
+"""Codes of an entry whose cause is the sender, the moment or the target, not the event, whatever `SenderFault` is."""
 _REGION_OF_URL = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
 
 _MAY_NOT_ASK = re.compile(r"AccessDenied|Authoriz|Forbidden")
-"""Codes of an existing target that may not be described: only the right to send is needed."""
+"""Codes of an existing target that may not be described; sending needs no such permission."""
 
 Connect = Callable[[str, str | None], Any]
 
 
 def connect(service: str, region: str | None) -> Any:
     """Create a client of a service, without a request."""
-    # Imported here: it takes 0.8 CPU-seconds, which only processes that send should spend.
+    # Imported here, because it takes 0.8 CPU-seconds, which only processes that send should spend.
     import boto3  # noqa: PLC0415
 
     session = boto3.session.Session()
@@ -47,8 +47,8 @@ def connect(service: str, region: str | None) -> Any:
 class AwsReceiver:
     """An SNS topic, SQS queue or EventBridge bus; `address` is an ARN, a URL or a name.
 
-    A topic or queue whose name ends with `.fifo` removes duplicates by the event's id. On a bus, the source is
-    `kfm.nodd`, the detail-type is the event's type, and the detail is the whole event.
+    A topic or queue whose name ends with `.fifo` removes duplicates by the event's id. On a bus, events have the source
+    `kfm.nodd`, their type as detail-type, and the whole event as detail.
     """
 
     most = MOST
@@ -71,7 +71,7 @@ class AwsReceiver:
             raise ReceiverUnavailableError(f"{self._service}: {code}") from None
 
     def ask(self) -> bool:
-        """Check the target; False if that is not permitted. Raises ReceiverUnavailableError."""
+        """Check the target; return False if checking is not permitted. Raises ReceiverUnavailableError."""
         try:
             match self._service:
                 case "sns":
@@ -154,7 +154,7 @@ def _order(address: str, event: OutgoingEvent) -> dict[str, str]:
 
 def _by_number(answer: Mapping[str, Any], count: int) -> list[ReceiverAnswer]:
     """Return the answer for each entry; an entry that the response omits counts as failed."""
-    answers = dict.fromkeys(range(count), ReceiverAnswer(reception=Reception.FAILED, error="no answer for it"))
+    answers = dict.fromkeys(range(count), ReceiverAnswer(reception=Reception.FAILED, error="no answer for this event"))
     answers |= {int(entry["Id"]): TAKEN for entry in answer.get("Successful", [])}
     for entry in answer.get("Failed", []):
         answers[int(entry["Id"])] = _answer(entry["Code"], sender_fault=entry.get("SenderFault", False))

@@ -1,6 +1,6 @@
 """Events: the message for a change, as a CloudEvent or as a WIS2 Notification Message.
 
-Pure. A change has the same id and the same bytes each time that it is sent. Does not belong here: the choice of
+Pure. An event has the same id and the same bytes each time that it is sent. Does not belong here: the choice of
 receivers (`announcer.py`), sending.
 """
 
@@ -23,15 +23,15 @@ from kfm_dagster.followers.announcements import wis2
 from kfm_dagster.followers.announcements.plan import AnnouncementPlan, Subscription
 
 TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
-"""`type` of the events: it begins with this product's name, which has no domain to reverse."""
+"""`type` of the events; it begins with this product's name instead of a reversed domain, which it does not have."""
 CLOUDEVENT = "application/cloudevents+json; charset=UTF-8"
 ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.json"
 REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
 """docs/spec/item-reference.schema.json."""
 ROOM_BYTES = 1024
-"""Room for a message's attributes besides its body: SNS and SQS count them as well."""
+"""Bytes reserved for a message's attributes, which SNS and SQS count in addition to its body."""
 _DIGITS = 19
-"""Digits of a change's number: a 64-bit integer as text that sorts like it (CloudEvents, extension `sequence`)."""
+"""Digits of a change's number, a 64-bit integer, as text that sorts like the number (CloudEvents' `sequence`)."""
 
 
 class ItemReference(Strict):
@@ -40,7 +40,7 @@ class ItemReference(Strict):
     collection: str
     id: str
     href: str | None = Field(
-        None, description="Where the Item is; relative to the catalog's root where the catalog has no public address."
+        None, description="Address of the Item; relative to the catalog's root if the catalog has no public address."
     )
 
 
@@ -58,7 +58,7 @@ class OutgoingEvent:
 
     @property
     def group(self) -> str:
-        """Key of the events that a receiver keeps in order: the Item, by a name of fixed length."""
+        """Key of the events that a receiver keeps in order: a name of the Item with a fixed length."""
         return uuid8(self.collection, self.item_id)
 
     @property
@@ -70,8 +70,8 @@ class OutgoingEvent:
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address; without it to `catalog_url` if that is in S3. Else they stay relative,
-    because the files are not accessible from outside.
+    Links lead to the catalog's public address, or without it to `catalog_url` if this is in S3. Other links are
+    relative, because the files are not accessible from outside.
     """
 
     def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:

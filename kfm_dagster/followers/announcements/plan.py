@@ -1,7 +1,6 @@
 """`configs/announcements.yaml`: the subscriptions, each with its target, selection of Items and form of events.
 
-Belongs here: the model of the file. Does not belong here: matching Items (`selection.py`), sending to targets
-(`aws.py`, `webhook.py`).
+Belongs here: the model of the file. Does not belong here: matching Items (`selection.py`), sending (`sending.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from kfm_dagster.settings import LOOPBACK_HOSTS
 ANNOUNCEMENTS = "announcements.yaml"
 KIB = 1024
 SMALLEST_BYTES, USUAL_BYTES, LARGEST_BYTES = 4 * KIB, 256 * KIB, 1024 * KIB
-"""Sizes of a message, and of a whole request: SNS and EventBridge take 256 KiB, as SQS did until 2025; 1 MiB is the
-highest limit of any of them (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
+"""Limits of a message, and of a whole request, in bytes. SNS and EventBridge accept 256 KiB, as SQS did until 2025; 1
+MiB is the highest limit of any of them (SNS API reference, PublishBatch; SQS, SendMessageBatch)."""
 
 
 def follower_name(subscription: str) -> str:
@@ -48,7 +47,7 @@ def _secure(value: str) -> str:
 
 def _without_query(value: str) -> str:
     if "?" in value:
-        raise ValueError("a URL without a query: paths of files are put behind it")
+        raise ValueError("a URL without a query, because paths of files are appended")
     return value.rstrip("/")
 
 
@@ -109,7 +108,7 @@ class AnnouncementTarget(Strict):
 
 
 class Subscription(Strict):
-    """A receiver. Its sent events are recorded by its name: a new name sends all of them again."""
+    """A receiver. Sent events are recorded under its name, so a new name sends all events again."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,59}$")]
     target: AnnouncementTarget
@@ -118,7 +117,8 @@ class Subscription(Strict):
         list(ChangeKind), min_length=1, description="Kinds of changes to announce; default: all."
     )
     bbox: tuple[float, float, float, float] | None = Field(
-        None, description="West, south, east, north; west > east crosses the antimeridian. Footprints that meet it."
+        None,
+        description="Box that the footprint meets: west, south, east, north; west > east crosses the antimeridian.",
     )
     filter: str | dict[str, Any] | None = Field(None, description="CQL2, as text or JSON.")
     since: AwareDatetime | None = Field(
@@ -126,7 +126,7 @@ class Subscription(Strict):
         description="Earlier changes are not announced. Default: a new subscription begins with all current Items.",
     )
     after: list[Literal["stac-api", "geoparquet", "virtual-zarr"]] = Field(
-        [], description="Places that have a change before it is announced. Default: the catalog's files alone."
+        [], description="Followers that must have received a change before it is announced. Default: none."
     )
     form: Literal["cloudevents", "wis2"] = Field(
         "cloudevents", description="CloudEvents 1.0 in structured JSON, or WMO's WIS2 Notification Message."
@@ -135,7 +135,7 @@ class Subscription(Strict):
         USUAL_BYTES,
         ge=SMALLEST_BYTES,
         le=LARGEST_BYTES,
-        description="Of a message, and of a request; of an Item that is larger the event holds the address.",
+        description="Maximum bytes of a message, and of a request; if an Item is larger, the event has its address.",
     )
     centre: Annotated[str, Field(pattern=r"^[a-z0-9-]{2,60}$")] | None = Field(
         None, description="WIS2 centre-id, in data_id and metadata_id; needed by the form wis2."
@@ -160,7 +160,7 @@ class Subscription(Strict):
     @model_validator(mode="after")
     def _has_a_centre(self) -> Subscription:
         if (self.form == "wis2") != (self.centre is not None):
-            raise ValueError("form wis2 has a centre, and no other form has one")
+            raise ValueError("form wis2 needs a centre, and no other form has one")
         return self
 
 

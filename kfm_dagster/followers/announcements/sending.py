@@ -1,7 +1,7 @@
 """Sending: send the events of a batch to their receiver, and record the result of each.
 
-Taken events are recorded at once. An event that is refused for good is retried alone, then given up; so is an event
-that fails repeatedly while the receiver takes others. While the receiver is down, events are left for the next batch.
+Accepted events are recorded at once. An event that is refused for good is retried alone, then given up. So is an event
+that fails repeatedly while the receiver accepts others. While the receiver is down, events are left for the next batch.
 
 Does not belong here: the choice of events (`announcer.py`), rows (`store.py`), requests (`aws.py`, `webhook.py`).
 """
@@ -27,13 +27,13 @@ from kfm_dagster.notifications.receiving import in_parts
 THREADS = 8
 """Maximum requests to a receiver at the same time."""
 TRIES = 3
-"""Tries of an event that is refused for good: another event of its request may be at fault, or a new receiver."""
+"""Tries of an event that is refused for good: another event of its request, or a new receiver, may be at fault."""
 MAX_FAILURES = 20
-"""Failures of an event while the receiver takes others; with a follower's pauses, about three hours."""
+"""Failures of an event while the receiver accepts others; with a follower's pauses, they take about three hours."""
 MAX_REFUSALS = 20
-"""Refusals, with no event taken, after which sending stops: then the subscription is wrong."""
+"""Refusals after which sending stops if the receiver accepted no event: then the subscription is wrong."""
 BUDGET_SECONDS = 30.0
-"""Time after which no further request begins: other followers are waiting for their turn."""
+"""Time after which no further request begins, because other followers wait."""
 
 
 @unique
@@ -42,16 +42,16 @@ class Reception(StrEnum):
 
     TAKEN = "taken"
     FAILED = "failed"
-    """Not taken; a later try may succeed."""
+    """Not accepted; a later try may succeed."""
     REFUSED = "refused"
     """The receiver refuses the event for good."""
     UNREACHED = "unreached"
-    """The receiver takes no events now."""
+    """The receiver accepts no events now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiverAnswer:
-    """A receiver's answer for an event; `error` is None if it was taken."""
+    """A receiver's answer for an event; `error` is None if the event was accepted."""
 
     reception: Reception
     error: str | None = None
@@ -61,7 +61,7 @@ TAKEN = ReceiverAnswer(reception=Reception.TAKEN)
 
 
 class ReceiverUnavailableError(Exception):
-    """A receiver takes no events now, or none from us; the reason holds no credential."""
+    """A receiver accepts no events now, or none from this sender; the text contains no credential."""
 
 
 class Receiver(Protocol):
@@ -101,10 +101,10 @@ class Sending:
         """Reason for making no further requests."""
 
     def send(self, events: Iterable[OutgoingEvent], *, count: int) -> None:
-        """Send `count` events. Raises FollowError unless each was taken or given up."""
+        """Send `count` events. Raises FollowError if any was neither accepted nor given up."""
         waiting = in_parts(events, lambda event: (1, event.size), (self._receiver.most, self._room))
         with ThreadPoolExecutor(THREADS, thread_name_prefix="announce") as pool:
-            width = 1  # so that a receiver that is down costs only one timeout
+            width = 1  # the first request is alone, so that an unreachable receiver costs only one timeout
             while wave := list(islice(waiting, width)):
                 answers = pool.map(with_context(partial(request, self._receiver)), wave)
                 self._keep(
@@ -121,8 +121,8 @@ class Sending:
         if not_taken := count - self._taken - given_up:
             reason = self._stopped or (self._failed or self._refused)[-1][1]
             raise FollowError(
-                observed=f"{not_taken} of {count} events were not taken: {reason}",
-                next_step="they are sent again by themselves; kfm announcements list",
+                observed=f"{not_taken} of {count} events were not accepted: {reason}",
+                next_step="none: they are sent again automatically; kfm announcements list shows them",
             )
 
     def _keep(self, pairs: Sequence[tuple[OutgoingEvent, ReceiverAnswer]]) -> None:
@@ -146,13 +146,13 @@ class Sending:
         if self._stopped is None and not self._taken and len(self._refused) >= MAX_REFUSALS:
             self._stopped = f"it refuses everything, at first with {self._refused[0][1]}"
         elif self._stopped is None and time.monotonic() >= self._deadline:
-            self._stopped = "it is slow: the time for it is over"
+            self._stopped = "the receiver is too slow, and the time for sending is over"
         return self._stopped is None
 
     def _give_up(self) -> int:
-        """Retry refused events, give up events that are never taken, and return their number.
+        """Retry refused events, give up events that are never accepted, and return their number.
 
-        If the receiver takes no other events either, nothing is given up: then the event is not at fault.
+        If the receiver accepts no other events either, nothing is given up, because then the event is not at fault.
         """
         refused, self._refused = self._refused, []
         for event, error in refused:

@@ -1,7 +1,7 @@
 """The source of announcements: a follower for each subscription of `announcements.yaml`.
 
-Does not belong here: the choice of events (`announcer.py`). Only sending an event shows whether a receiver takes it
-(`kfm announcements list`).
+Does not belong here: the choice of events (`announcer.py`). Whether a receiver accepts events is known only once an
+event was sent (`kfm announcements list`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kfm_dagster.settings import Settings
 
 
 class AnnouncementSource(FollowerSource):
-    """Follows for each subscription."""
+    """Creates a follower for each subscription."""
 
     @override
     def __init__(self, settings: Settings, registry: ContractRegistry) -> None:
@@ -53,17 +53,17 @@ class AnnouncementSource(FollowerSource):
                 is_there = receiver_of(sub, self._tokens.get(sub.name)).ask()
             except ReceiverUnavailableError as error:
                 yield DependencyUnavailableError(
-                    f"events of the subscription {sub.name} wait: its target is not there",
+                    f"events of the subscription {sub.name} wait, because its target does not answer",
                     observed=f"{sub.target}: {error}",
                     expected="an answer",
-                    next_step="make it, or correct the target in announcements.yaml",
+                    next_step="create the target, or correct it in announcements.yaml",
                 )
             else:
                 yield f"{sub.name}: {sub.target} {'exists' if is_there else 'answers, and permits no further check'}"
 
 
 def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
-    """Refuse a subscription after an unconfigured place: its receiver would never be notified."""
+    """Refuse a subscription `after` a follower that is not configured: it would never be notified."""
     setting = {
         "stac-api": ("KFM_STAC_API_DSN", settings.stac_api_dsn),
         "geoparquet": ("KFM_GEOPARQUET", settings.geoparquet),
@@ -74,7 +74,7 @@ def _refuse_absent_places(plan: AnnouncementPlan, settings: Settings) -> None:
             variable, value = setting[place]
             if not value:
                 raise ConfigurationError(
-                    f"subscription {subscription.name} comes after a place that is not configured",
+                    f"subscription {subscription.name} waits for a follower that is not configured",
                     observed=f"after: {place}",
-                    next_step=f"set {variable}, or take {place} out of {ANNOUNCEMENTS}",
+                    next_step=f"set {variable}, or remove {place} from {ANNOUNCEMENTS}",
                 )

@@ -25,17 +25,17 @@ class AnnouncementState(StrEnum):
     """Outcome of an Item's newest event."""
 
     OPEN = "open"
-    """To be sent, or sent and not known to be taken."""
+    """To be sent, or sent without a known answer."""
     SENT = "sent"
     REFUSED = "refused"
-    """Given up; it is kept until it is sent again by hand, or the Item changes."""
+    """Given up; the event is kept until a person sends it again, or the Item changes."""
     SILENT = "silent"
-    """Of a kind that the subscription does not want."""
+    """Not sent, because the subscription does not want changes of this kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The newest event of an Item. `known`: the receiver has it, or did not subscribe to it."""
+    """The newest event of an Item. `known`: the receiver has the Item, or did not subscribe to its event."""
 
     item_id: str
     change_id: int
@@ -52,7 +52,7 @@ class Announced:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionStatus:
-    """Status of a subscription. `waiting` counts changes, `sent` taken events, the others Items."""
+    """Status of a subscription. `waiting` counts changes, `sent` accepted events, the others Items."""
 
     sent: int
     waiting: int
@@ -80,7 +80,7 @@ class AnnouncementStore:
     def begin(self, collection: str, events: Sequence[Announced]) -> set[str]:
         """Record events before they are sent; return the ids that no later event supersedes.
 
-        A receiver that may have got an Item is then notified of its withdrawal even if a crash follows.
+        So a receiver that may have received an Item is notified of its withdrawal even after a crash.
         """
         if not events:
             return set()
@@ -93,7 +93,7 @@ class AnnouncementStore:
             }
 
     def taken(self, collection: str, events: Sequence[OutgoingEvent]) -> None:
-        """Record that events were taken."""
+        """Record that events were accepted."""
         if events:
             with self._database.transaction() as tx:
                 rows = [_named(event) for event in events]
@@ -102,7 +102,7 @@ class AnnouncementStore:
     def failed(
         self, collection: str, events: Sequence[tuple[OutgoingEvent, str]], *, begun_at: datetime
     ) -> dict[str, int]:
-        """Record events that were not taken; return the failures of each while others were taken.
+        """Record events that were not accepted; return, by event, its failures while others were accepted.
 
         `begun_at` is when the first event of the batch was sent.
         """
@@ -152,7 +152,7 @@ class AnnouncementStore:
         return status
 
     def in_trouble(self) -> list[dict[str, Any]]:
-        """Return the Items whose newest event was not taken; given-up events come first."""
+        """Return the Items whose newest event was not accepted; given-up events come first."""
         with self._database.snapshot() as view:
             rows = view.run("announcements.in_trouble", subscription=self._subscription).mappings()
             return [{**row, "failing_since": rfc3339(row["failing_since"])} for row in rows]

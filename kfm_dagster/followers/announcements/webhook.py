@@ -1,4 +1,4 @@
-"""Receivers on the web: a URL that takes an event per request, by CloudEvents' HTTP binding in structured mode.
+"""Receivers on the web: a URL that accepts an event per request, by CloudEvents' HTTP binding in structured mode.
 
 Belongs here: the request, which follows no redirect, ends in bounded time and reads a bounded answer. Does not belong
 here: handling of answers (`sending.py`).
@@ -27,7 +27,7 @@ SECONDS = 10.0
 ANSWER_BYTES = 16 * 1024
 """Bytes of an answer's body that are read, so that the connection can be reused; the body is ignored."""
 REFUSED = frozenset({400, 409, 413, 415, 422})
-"""HTTP statuses that refuse the event. Others concern us, the address or the moment, and pass or get repaired."""
+"""HTTP statuses that refuse the event. Others concern sender, address or moment, and are retried."""
 FAILED = frozenset({408, 500, 502, 504})
 """HTTP statuses of a working receiver that failed on this event."""
 
@@ -92,7 +92,7 @@ class Webhook:
                     .timeout(timedelta(seconds=self._seconds))
                 )
                 if urlsplit(self._url).hostname in LOOPBACK_HOSTS:
-                    # A proxy of the machine cannot reach this machine's loopback.
+                    # A configured proxy cannot reach the loopback address of this machine.
                     builder = builder.no_proxy()
                 self._connected = (os.getpid(), builder.build())
             return self._connected[1]

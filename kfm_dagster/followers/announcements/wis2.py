@@ -22,7 +22,7 @@ RELATIONS = {
 }
 """Requirement /req/core/links of the message's standard, E to G."""
 _GEOMETRIES = frozenset({"Point", "Polygon"})
-"""Geometry types that the standard's schema takes; messages with another type, or a long geometry, have null."""
+"""Geometry types that the standard's schema accepts. Messages with another type, or a long geometry, have null."""
 
 
 LARGEST_BYTES = 4096
@@ -34,7 +34,7 @@ def notification(
 ) -> bytes:
     """Return the message; `href` is the Item's own address.
 
-    The link with the relation leads to the data if they are public by https, else to the Item.
+    The link with the relation leads to the data if https serves them publicly, else to the Item.
     """
     item = change.item
     geometry = None if item is None else item["geometry"]
@@ -47,7 +47,7 @@ def notification(
             "pubtime": rfc3339(change.changed_at),
             "data_id": f"{centre}/{collection}/{change.item_id}",
             "metadata_id": f"urn:wmo:md:{centre}:{collection}",
-            # The objects are NOAA's and stay in its buckets: WIS2's caches need no copy by way of this catalog.
+            # The objects remain in NOAA's buckets, so WIS2's caches need no copy of them.
             "cache": False,
             **_times(item),
         },

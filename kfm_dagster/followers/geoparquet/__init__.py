@@ -3,9 +3,9 @@
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.parquet     rows, by stac-geoparquet 1.0.0
     <collection>/items/<YYYY>/<YYYY-MM-DD>-<change>-<digest>.json        the day's list of its current parts
 
-A day is one file, or a large file and a few small ones to be merged into it (`parts.py`). Files never change: new files
-are written beside the current ones, and the day's description makes them current (`days.py`). pyarrow takes 0.2 s to
-import, so only followers and searches import these modules.
+A day is one file, or a large file and a few small files that will be merged into it (`parts.py`). Files never change:
+new files are written beside the current ones, and the day's description makes them current (`days.py`). pyarrow takes
+0.2 s to import, so only followers and searches import these modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
 
 
 class GeoParquetSource(FollowerSource):
-    """Follows unless KFM_GEOPARQUET is false."""
+    """Creates the follower unless KFM_GEOPARQUET is false."""
 
     @override
     def followers(self, context: FollowerContext) -> Sequence[Follower]:

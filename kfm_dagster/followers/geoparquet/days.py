@@ -1,8 +1,8 @@
-"""Days: the parts that hold the Items of a day, listed in a description that is written after them and never replaced.
+"""Days: the parts with the Items of a day, listed in a description that is written after the parts and never replaced.
 
-The newest description whose parts all exist defines the day. A stalled writer's late description has no effect: it is
-older, or its parts have been removed. A crash before a description leaves parts that no reader opens.
-Does not belong here: the content of parts (`parts.py`), writing (`follower.py`).
+The newest description whose parts all exist defines the day. A stalled writer's late description has no effect, because
+it is older, or its parts have been removed. If a process dies before it writes a description, no reader opens its
+parts. Does not belong here: the content of parts (`parts.py`), writing (`follower.py`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)
 def lost(what: str) -> DependencyUnavailableError:
     """Return the error for missing files."""
     return DependencyUnavailableError(
-        "files of a day's GeoParquet are not there", observed=what, next_step="kfm stac rebuild --place geoparquet"
+        "files of a day's GeoParquet are missing", observed=what, next_step="kfm stac rebuild --place geoparquet"
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Day:
-    """The Items of a day after the change `through`; its parts hold each Item once."""
+    """The Items of a day after the change `through`; each Item is in one of the parts."""
 
     day: str
     through: int = 0
@@ -83,7 +83,7 @@ def files_of(names: Iterable[str]) -> dict[str, list[str]]:
 def read_days(publisher: Publisher, where: str, files: Mapping[str, Sequence[str]]) -> dict[str, Day]:
     """Read the days of a folder that have a description; `files` are each day's file names.
 
-    Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts: files were
+    Raises PublishError, and DependencyUnavailableError if all descriptions of a day name missing parts, which were
     replaced after the folder was listed, or are lost.
     """
     described = {

@@ -1,12 +1,12 @@
 """Catalog follower that keeps the GeoParquet of each day.
 
-A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without it, so that every
-reader of a part sees only current Items. Does not belong here: choosing parts to merge (`parts.py`), the day's
-description (`days.py`).
+A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without that Item, so every
+reader of a part sees only current Items. Does not belong here: choosing parts to merge (`parts.py`), descriptions
+(`days.py`).
 
-A day that is being filled has a few parts, because rewriting a large part for each batch would cost more than the
-batch. The parts of a day are compacted into one after as many changes of other days as the day has Items. So each Item
-is written only once more, even if days are filled in parallel.
+A day to which Items are added has a few parts, because rewriting a large part for each batch would cost more than the
+batch. The parts of a day are compacted into one part once other days have had as many changes as the day has Items. So
+each Item is written only once more, even if days are filled in parallel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kfm_dagster.followers.geoparquet.rows import merged, to_table, without
 KEPT_IDS = 64
 """Parts whose Item ids are cached in memory: 4 MB each at most. Parts never change."""
 PARSED = 100
-"""Items that are parsed at a time: one of HRRR's takes 250 kB."""
+"""Items that are parsed at a time; an Item of HRRR takes 250 kB."""
 MOST_ROWS = 4 * PART_ROWS
 """Maximum rows of a compacted day: 80 MB. The largest day of the datasets that ship has 120,000 Items."""
 
@@ -100,14 +100,14 @@ class GeoParquet:
 
     def _publish(self, where: str, day: Day, new: Mapping[str, bytes]) -> None:
         """Publish the new parts of a day, then the description that makes them current."""
-        # Two calls: after a power loss, a description must not exist without its parts.
+        # Two calls, because after a power loss a description must not exist without its parts.
         for files in (new, {day.name(): day.content()}):
             publish(self._publisher, [{f"{where}/{name}": content for name, content in files.items()}])
 
     def _compact(self, where: str, files: Mapping[str, Sequence[str]], *, newest: str, through: int) -> None:
-        """Compact a past day, untouched by these changes, into a single file if that is due.
+        """Compact a past day that these changes do not touch into a single file, if it is due.
 
-        The new file describes the state after change `through`, the last change that is followed.
+        The new file has the state after change `through`, the last change of the batch.
         """
         before = (date.fromisoformat(newest) - timedelta(days=1)).isoformat()
         past = [
@@ -115,7 +115,7 @@ class GeoParquet:
         ]
         if not past:
             return
-        # The day unchanged for longest: file names contain the number of the last change.
+        # Choose the day that has been unchanged for longest; file names contain the number of the last change.
         day = min(sorted(past), key=lambda past_day: max(files[past_day]).removeprefix(past_day))
         current = read_days(self._publisher, where, {day: files[day]}).get(day, Day(day=day))
         if len(current.parts) > 1 and current.rows <= min(MOST_ROWS, through - current.through):

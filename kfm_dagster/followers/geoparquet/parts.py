@@ -1,9 +1,9 @@
 """Parts: the Parquet files of a day, their row groups, and the parts to merge when Items are added.
 
 A part is written once, in order, in row groups of bounded size. Their boxes and times are also in the day's
-description, so a search selects row groups before it opens a file. Adding rows rewrites the parts that have at most as
-many rows as the new rows and the smaller parts together: an Item is rewritten about once for each doubling of its day.
-Does not belong here: the list of a day's parts (`days.py`).
+description, so a search selects row groups before it opens a file. Adding rows rewrites each part that has at most as
+many rows as the new rows and the smaller parts together. So an Item is rewritten about once for each doubling of its
+day. Does not belong here: the list of a day's parts (`days.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kfm_dagster.followers.geoparquet.rows import BBOX, TIME
 MEDIA_TYPE = "application/vnd.apache.parquet"
 """IANA's media type of Parquet (2024)."""
 GROUP_ROWS = 1_024
-"""Rows of a row group: about 300 kB of Items, the least worth a request to a store."""
+"""Rows of a row group: about 300 kB of Items, which is just worth a request to a store."""
 PART_ROWS = 65_536
-"""Maximum rows of a part: 20 MB, which an update of an Item rewrites in a second."""
+"""Maximum rows of a part: 20 MB, which are rewritten in a second when an Item is updated."""
 WHOLE_ROWS = 512
-"""Maximum rows of a day that is always one file: writing them takes 50 ms of HRRR's Items, which have 40 kB."""
+"""Maximum rows of a day that is always a single file. Writing as many Items of HRRR, of 40 kB each, takes 50 ms."""
 GEOPARQUET_VERSION, STAC_GEOPARQUET_VERSION = "1.1.0", "1.0.0"
 
 _SIMPLE = (pa.types.is_string, pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp)
@@ -41,8 +41,7 @@ Bbox = tuple[float, float, float, float]
 class RowGroup:
     """Extent of a row group; times are RFC 3339.
 
-    The box is (west, south, east, north): from -180 to 180 if an Item crosses the antimeridian, None if no Item has a
-    box.
+    The box is (west, south, east, north): from -180 to 180 if an Item crosses the antimeridian, None without boxes.
     """
 
     rows: int
@@ -99,7 +98,7 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
         sink,
         schema.with_metadata(metadata),
         compression="zstd",
-        # Statistics only of queried columns: for assets the footer would be as long as the rows.
+        # Statistics only for queried columns, because those of assets would make the footer as long as the rows.
         write_statistics=[f"bbox.{name}" for name in BBOX]
         + [field.name for field in schema if any(is_kind(field.type) for is_kind in _SIMPLE)],
     )
@@ -108,7 +107,7 @@ def parquet_writer(sink: pa.NativeFile, schema: pa.Schema, geometry_types: Itera
 def to_merge(parts: Sequence[DayPart], rows: int) -> list[DayPart]:
     """Return the parts to rewrite when adding `rows` rows.
 
-    All of them up to WHOLE_ROWS in total; else each part with at most the rows of everything smaller together.
+    All parts if the day has up to WHOLE_ROWS; else each part with at most as many rows as all that is smaller together.
     """
     if rows == 0 and len(parts) < 2:
         return []

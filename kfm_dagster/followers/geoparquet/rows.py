@@ -2,8 +2,8 @@
 
 Properties are columns, `bbox` is a struct, times are timestamps, an object is a struct of its members. Two more columns
 exist only if needed: `kfm:null` names the properties that are null, and `kfm:item` has the Item as text if the columns
-lose more (a name with values of several types, a nested null).
-Pure. Does not belong here: the order of rows (`order.py`), files (`parts.py`).
+lose anything else (a name with values of several types, a nested null). Pure. Does not belong here: the order of rows
+(`order.py`), files (`parts.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMES = frozenset({
 })  # fmt: skip
 """Properties that are timestamps (STAC common metadata, timestamps extension)."""
 OPEN = frozenset({"grib:layers", "cube:variables"})
-"""Objects whose keys are data. They are maps: as structs, HRRR and GFS would have thousands of columns."""
+"""Objects whose keys are data. They are maps, because as structs HRRR and GFS would have thousands of columns."""
 BBOX = ("xmin", "ymin", "xmax", "ymax")
 """GeoParquet 1.1, "Bounding Box Columns"."""
 NULLS, WHOLE = "kfm:null", "kfm:item"
@@ -188,7 +188,7 @@ def _kind(values: Sequence[Any]) -> pa.DataType:
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
-    """Return a Parquet type: text for only nulls. Raises ArrowInvalid for empty objects."""
+    """Return a Parquet type; only nulls become text. Raises ArrowInvalid for empty objects."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -34,7 +34,7 @@ OPERATORS = tuple(_COMPARISONS)
 PropertyCondition: TypeAlias = tuple[str, str, str]
 """Name of a property, one of OPERATORS, and a value as text, which is cast to the property's type.
 
-A list property meets `=` if it contains the value. A property that an Item lacks meets no condition.
+A list property meets `=` if it contains the value. An Item without the property does not match.
 """
 
 
@@ -58,7 +58,7 @@ def search(publisher: Publisher, collections: Iterable[str], criteria: SearchCri
     """
     for collection in collections:
         for year in years(publisher, collection):
-            # An accumulation that ends at New Year is filed under the new year.
+            # The folder of an accumulation that ends at New Year is the new year's.
             if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
                 for _, day in sorted(_days(publisher, directory).items()):
@@ -87,7 +87,7 @@ def _days(publisher: Publisher, where: str) -> dict[str, Day]:
 
 
 def _of_day(publisher: Publisher, where: str, day: Day, criteria: SearchCriteria) -> list[pa.Table]:
-    """Return the matches in a state of a day, or in the next if parts are removed meanwhile."""
+    """Return the matches of a day; if its parts are removed meanwhile, of the day's next state."""
     for _ in range(TRIES - 1):
         try:
             return list(_of_parts(publisher, where, day, criteria))
@@ -143,7 +143,7 @@ def _matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:
-    """Return which rows meet a condition; none if the value cannot have the property's type."""
+    """Return which rows meet a condition; none if the value cannot be cast to the property's type."""
     name, operator, value = condition
     no_rows = pa.array([False] * rows.num_rows, pa.bool_())
     if name not in rows.column_names:

@@ -1,6 +1,6 @@
 """Verification that a STAC API has exactly the catalog's Items: counts and content, day by day.
 
-The index is compared with the API's answers, Item by Item. If a hash differs, the Item's file is read too, because
+Compares the index with the API's answers, Item by Item. If a hash differs, it also reads the Item's file, because
 PostGIS formats some numbers differently. Only reads. Does not belong here: repairing differences (`follower.py`).
 """
 
@@ -31,7 +31,7 @@ BATCH = 500
 class DayComparison:
     """A day of a collection: number of Items and content digest of the catalog and of the API.
 
-    `missing` are not in the API, `extra` not in the catalog, `differing` have other content; the first ids of each.
+    First ids of Items: the API lacks `missing`, the catalog lacks `extra`, and the content of `differing` differs.
     """
 
     collection_id: str
@@ -51,7 +51,7 @@ class DayComparison:
 
     @property
     def digests(self) -> tuple[str, str]:
-        """Digest of the day in catalog and API: the sum of its Items' hashes, in any order."""
+        """Digests of the day in catalog and API: the sums of the Items' hashes, independent of their order."""
         return f"{self.catalog_sum % 2**256:064x}", f"{self.api_sum % 2**256:064x}"
 
 
@@ -70,7 +70,7 @@ class Comparison:
 
 
 _Pair: TypeAlias = tuple[str, str, str | None, dict[str, Any] | None]
-"""An Item's id and day, its hash in the index and the API's answer; None if either lacks the Item."""
+"""An Item's id and day, its hash in the index, and the API's answer; None where the Item is missing."""
 
 
 def compare(

@@ -1,7 +1,7 @@
 """The database of a STAC API: its transactions by the named statements of `sql/queries/pgstac`, and its installation.
 
-Only the migration of pypgstac (extra `stac-api`) is used, and only by `kfm init`: loading uses this package's own
-driver. Does not belong here: the loaded content (`follower.py`).
+pypgstac (extra `stac-api`) is only used for its migration, by `kfm init`; loading uses this package's own driver. Does
+not belong here: the loaded content (`follower.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kfm_dagster.storage.statements import statement
 LINES = 10_000
 """Maximum lines that are copied at a time."""
 SUPPORTED = "0.10."
-"""Supported releases of pgstac. Before 0.10 every load refreshed materialised views under a lock that ended searches
+"""Supported releases of pgstac. Before 0.10 a load refreshed materialised views under a lock that ended searches
 (pgstac#311, #460)."""
 CONNECT = {
     "connect_timeout": 10,
@@ -39,7 +39,7 @@ CONNECT = {
 }
 LOCK_TIMEOUT = "10s"
 DDL_LOCK_TIMEOUT = "2s"
-"""Short, because all later searches queue behind a statement that waits for a table's lock."""
+"""Short, because later searches queue behind a statement that waits for a table's lock."""
 STATEMENT_TIMEOUT = "5min"
 IDLE_TIMEOUT = "60s"
 """Time after which a stalled process loses its transaction, and with it the collection's lock."""
@@ -70,7 +70,7 @@ class StacApiTransaction:
 
 
 class StacApiDatabase:
-    """Database of a STAC API. Connects only when needed: runs are forked, and pauses are long."""
+    """Database of a STAC API. Connects only when needed, because runs are forked and pauses are long."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -85,7 +85,7 @@ class StacApiDatabase:
                     installed, version = _installed(StacApiTransaction(connection))
                 if not (installed.has_pgstac and installed.has_tables):
                     raise FollowError(
-                        observed=f"{shown(self.url)} has no pgstac of ours",
+                        observed=f"{shown(self.url)} lacks pgstac, or this package's tables",
                         next_step="run kfm init with KFM_STAC_API_DSN set",
                     )
                 if not version.startswith(SUPPORTED):
@@ -93,7 +93,7 @@ class StacApiDatabase:
                 yield connection
         except DBAPIError as error:
             raise FollowError(
-                observed=self._said(error), next_step="see whether the database of KFM_STAC_API_DSN answers"
+                observed=self._said(error), next_step="check that the database of KFM_STAC_API_DSN answers"
             ) from error
 
     @contextmanager
@@ -146,7 +146,7 @@ class StacApiDatabase:
             from pypgstac.migrate import Migrate  # noqa: PLC0415
         except ImportError:
             raise ConfigurationError(
-                "pgstac is not in the database, and what installs it is not here either",
+                "pgstac is not in the database, and pypgstac, which installs it, is missing",
                 observed=shown(self.url),
                 expected=f"pgstac {SUPPORTED}x",
                 next_step="pip install 'kfm-dagster[stac-api]', or pypgstac migrate",
@@ -158,7 +158,7 @@ class StacApiDatabase:
             raise DatabaseUnavailableError(
                 "pgstac cannot be installed",
                 observed=f"{shown(self.url)}: {without_secrets(str(error).strip(), self.url)}",
-                next_step="name a role in KFM_STAC_API_DSN that may make extensions, roles and schemas, for kfm init",
+                next_step="for kfm init, name a role in KFM_STAC_API_DSN that may create extensions, roles and schemas",
             ) from None
         finally:
             database.disconnect()
@@ -169,6 +169,6 @@ class StacApiDatabase:
 
 
 def _installed(tx: StacApiTransaction) -> tuple[Any, str]:
-    """Return which of pgstac and our tables exist, and pgstac's version, empty without pgstac."""
+    """Return whether pgstac and this package's tables exist, and pgstac's version (empty without pgstac)."""
     installed = tx.run("installed").one()
     return installed, str(tx.run("version").scalar_one()) if installed.has_pgstac else ""

@@ -1,11 +1,11 @@
 """The follower `stac-api`: the catalog's Items and Collections in the database of a STAC API.
 
 A batch is staged in a temporary table, checked, applied, read back and committed in one transaction with the number of
-its last change, under its collection's lock. The number of the last change is kept with each Item, and for each
-withdrawn Item, so that a late caller with an older change has no effect.
+its last change, under its collection's lock. Each Item and each withdrawn Item is stored with the number of its last
+change, so that a late caller with an older change has no effect.
 
-Only a new partition blocks readers, once a month per collection; it is created in its own transaction.
-Does not belong here: the form of a row (`rows.py`), verifying equality (`comparison.py`).
+Only the creation of a partition blocks readers, once a month per collection, in its own transaction. Does not belong
+here: the form of a row (`rows.py`), verifying equality (`comparison.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from kfm_dagster.followers.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDat
 from kfm_dagster.followers.stac_api.rows import api_collection, stage_line
 
 PARTITION = "month"
-"""The smallest of pgstac's choices: its searches are best with some million Items per partition, and a GOES satellite
-has three million a month."""
+"""The smallest partition that pgstac offers: its searches are fastest with some million Items per partition, and a GOES
+satellite has three million a month."""
 
 
 class StacApiSource(FollowerSource):
-    """Follows where KFM_STAC_API_DSN names a database."""
+    """Creates the follower if KFM_STAC_API_DSN is set."""
 
     title = "STAC API"
 
@@ -62,14 +62,15 @@ class PgstacFollower:
         self._publisher = publisher
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Apply the changes that are new to the API. Raises FollowError, with none of them applied."""
+        """Apply the changes that are new to the API. If it raises FollowError, no change was applied."""
         if not changes:
             return
         collection_id = contract.stac.collection
         for change in changes:
             if (item := change.item) is not None and (reasons := validate_item(item)):
                 raise FollowError(
-                    observed=f"{change.path}: {'; '.join(reasons)}", next_step="see what wrote this file of the catalog"
+                    observed=f"{change.path}: {'; '.join(reasons)}",
+                    next_step="find the program that wrote this file of the catalog",
                 )
         with self.api.connected() as connection:
             self._prepare(connection, contract, changes)
@@ -99,7 +100,8 @@ class PgstacFollower:
             return None if content is None else api_collection(content, contract)
         except (PublishError, ValueError, KeyError) as error:
             raise FollowError(
-                observed=f"{path}: {error}", next_step="check that KFM_CATALOG_URL is reachable; it is retried"
+                observed=f"{path}: {error}",
+                next_step="check that KFM_CATALOG_URL is reachable; the follower is retried",
             ) from error
 
     def _load(self, tx: StacApiTransaction, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
@@ -114,7 +116,7 @@ class PgstacFollower:
             tx.run("drop_collection", collection_id=collection_id)
 
     def _prepare(self, connection: Connection, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Create partitions before their Items: this blocks readers until the transaction ends."""
+        """Create the partitions of new Items first, because this blocks readers until the transaction ends."""
         days = {_start(item).date() for change in changes if (item := change.item) is not None}
         document = self.collection(contract) if days else None
         if document is None:
@@ -147,19 +149,19 @@ def _apply(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemCha
     if differing := tx.run("differing", collection_id=collection_id).scalars().all():
         raise FollowError(
             observed=f"{collection_id}: {', '.join(differing)} differ from their written content",
-            next_step="see what else writes to the API's database (triggers, rules)",
+            next_step="find out what else writes to the API's database (triggers, rules)",
         )
 
 
 def _put_collection(tx: StacApiTransaction, document: Mapping[str, Any]) -> None:
-    """Write the Collection only if it differs, because pgstac is slow at it."""
+    """Write the Collection only if it differs, because pgstac writes Collections slowly."""
     content = orjson.dumps(document).decode()
     if not tx.run("has_collection", collection_id=document["id"], content=content).scalar():
         tx.run("put_collection", content=content, partition_trunc=PARTITION)
 
 
 def _refuse_another_history(tx: StacApiTransaction, collection_id: str, changes: Sequence[ItemChange]) -> None:
-    """Refuse changes that are newer than the API's last but numbered lower: from another ledger."""
+    """Refuse changes from another ledger: newer than the API's last change, but with a lower number."""
     row = tx.run("come_to", collection_id=collection_id).first()
     last = changes[-1]
     if row is not None and last.change_id < row.change_id and last.changed_at > row.changed_at:

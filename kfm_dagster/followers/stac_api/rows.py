@@ -1,7 +1,7 @@
 """Items and Collections in the form that pgstac stores and returns.
 
 pgstac merges the Collection's `item_assets` into each Item, so a member that the Item lacks is marked as absent. All
-else is stored unchanged, whereas pgstac's own functions would drop nulls (`proj:code` of a grid without code).
+else is stored unchanged, nulls as well, which pgstac's own functions would drop (`proj:code` of a grid without code).
 
 Pure. Does not belong here: statements (`follower.py`, `comparison.py`).
 """
@@ -38,7 +38,7 @@ def api_collection(content: bytes, contract: DatasetContract) -> dict[str, Any]:
 def stage_line(change: ItemChange, base: Mapping[str, Any], number: int | None) -> str:
     """Return an Item as a line of COPY for `kfm_stage`.
 
-    `base` has the members that a collection's Items share, `number` is the base's id; None for the first base.
+    `base` has the members that a collection's Items share; `number` is the base's id, None for the first base.
     """
     item = change.item
     if item is None:
@@ -57,7 +57,7 @@ def stage_line(change: ItemChange, base: Mapping[str, Any], number: int | None) 
 
 
 def kept_content(item: Mapping[str, Any], base: Mapping[str, Any], number: int | None) -> dict[str, Any]:
-    """Return an Item's `items.content`, which has the geometry only if it is null."""
+    """Return an Item's `items.content`, which has the geometry only if the geometry is null."""
     content = {name: value for name, value in item.items() if name not in _COLUMNS}
     content["links"] = _links(item)
     if item.get("geometry") is None:
@@ -84,7 +84,7 @@ def as_floats(value: Any) -> Any:
 
 
 def _links(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the links that are valid outside of the catalog's files; the API adds its own."""
+    """Return the links that are valid outside of the catalog's files; the API adds its own links."""
     return [
         link for link in document["links"] if link["rel"] not in _MADE_BY_THE_API and "://" in str(link.get("href"))
     ]

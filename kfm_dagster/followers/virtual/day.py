@@ -1,11 +1,11 @@
-"""A day's virtual stores as published: documents under unique names, and a list that is replaced last.
+"""A day's virtual stores as published: documents under unique names, and a list of them that is replaced last.
 
     <collection>/days.json                                   days that have a list
     <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             the day's stores, by name
     <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
 
-A document never changes: other content has another name. So a reader sees all stores of a day before a change, or all
-of them after it. A writer that dies before the list is replaced leaves files that no reader opens.
+A document never changes, because other content has another name. So a reader sees all stores of a day either before or
+after a change. If a writer dies before it replaces the list, no reader opens the files that it has written.
 
 Belongs here: reading and publishing. Does not belong here: the choice of a store's steps (`follower.py`).
 """
@@ -40,7 +40,7 @@ class Listed:
 
 
 class DayOfStores:
-    """The stores of a collection and day. Used by one thread; `put` and `content` by several."""
+    """The stores of a collection and day. Several threads may call `put` and `content`, one thread the rest."""
 
     def __init__(self, publisher: Publisher, *, collection: str, day: str) -> None:
         self._publisher = publisher
@@ -59,7 +59,7 @@ class DayOfStores:
         return document
 
     def put(self, name: str, store: VirtualCube) -> Listed:
-        """Write a store's document, unseen until the list is published. Raises PublishError."""
+        """Write a store's document, which no reader opens before the list is published. Raises PublishError."""
         content = to_document(store)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
         publish(self._publisher, [{f"{self._folder}/{href}": content}])
@@ -73,16 +73,15 @@ class DayOfStores:
         )
 
     def publish(self, listed: Iterable[Listed]) -> None:
-        """Replace the list, then remove documents that neither it nor the previous list names.
+        """Replace the list, then remove documents that neither the new nor the previous list names.
 
-        A reader of the previous list still finds its documents, until the next list is published. Raises FollowError
-        and PublishError.
+        So readers of the previous list can open its documents until the next one. Raises FollowError and PublishError.
         """
         new = sorted(listed, key=lambda entry: (entry.name, entry.start, entry.href))
         if new == self.listed:
             return
         if self._at(LIST) != self._content:
-            raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is tried again")
+            raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is retried")
         document = {"collection": self._collection, "day": self._day, "stores": new}
         publish(self._publisher, [{f"{self._folder}/{LIST}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
         named = {LIST, *(entry.href for entry in (*new, *self.listed))}

@@ -1,7 +1,7 @@
 """Catalog follower that keeps virtual Zarr stores: current Items as steps of the stores of their day.
 
-Belongs here: assigning Items to stores, the steps of a store that stay or leave, and the order of work on a batch of
-changes. Does not belong here: reading objects (`index.py`), documents (`references.py`) and their places (`day.py`).
+Belongs here: assigning Items to stores, adding and removing steps, and the order of the updates of a batch of changes.
+Does not belong here: reading objects (`index.py`), documents (`references.py`), publishing them (`day.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ READS_AT_ONCE = 32
 
 
 class VirtualZarrSource(FollowerSource):
-    """Follows where KFM_VIRTUAL_URL names a place."""
+    """Creates the follower if KFM_VIRTUAL_URL is set."""
 
     @override
     def followers(self, context: FollowerContext) -> Sequence[Follower]:
@@ -49,7 +49,7 @@ class VirtualZarr:
     """Keeps virtual stores below a publisher's root.
 
     `report` counts the results of the last `follow`: Items `added` and `removed`, Items `left_out` because no store can
-    refer to their object, and fields `refused` of objects that are added. Each of the latter two is logged.
+    refer to their object, and fields `refused` of added objects. Left-out Items and refused fields are logged.
     """
 
     name = "virtual-zarr"
@@ -63,8 +63,8 @@ class VirtualZarr:
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Update the stores of a collection with these Items. Raises FollowError and PublishError.
 
-        Items whose object store does not answer are left for the next call; all others are published, and need no
-        further request.
+        Items whose object store does not answer are left for the next call. All others are published and not requested
+        again.
         """
         self.report = Counter()
         if not contract.virtual:
@@ -111,7 +111,7 @@ class VirtualZarr:
                 # Do not reread an Item whose content a store has already.
                 new = [item for item in items.get(name, []) if known.get(item.item_id) != item.content_sha256]
                 frames, steps, report, failures = _sorted_out(readers.map(with_context(read), new))
-                # The old object's step leaves in any case, even if the new object cannot be read.
+                # The old object's step is removed even if the new object cannot be read.
                 leaving = {*withdrawn, *(item.item_id for item in new)}
                 report["removed"] = len(leaving & known.keys())
                 untouched = [entry for entry in listed[name] if all(entry is not changing for changing, _ in stores)]
@@ -147,7 +147,7 @@ def _match(grammar: KeyGrammarReader, change: ItemChange) -> KeyMatch | None:
 def _to_change(
     here: DayOfStores, listed: Sequence[Listed], items: Sequence[ItemChange], gone: AbstractSet[str]
 ) -> list[tuple[Listed, VirtualCube]]:
-    """Read a name's stores that may change: all for new Items, else those with a withdrawn Item."""
+    """Read a name's stores that may change: all if there are new Items, else the stores with a withdrawn Item."""
     stores = []
     for entry in listed:
         content = here.content(entry)
@@ -164,7 +164,7 @@ def _changed(
     frames: Mapping[str, Frame],
     steps: dict[str, list[StoreStep]],
 ) -> Iterator[Listed]:
-    """Write the documents of a name's stores without the leaving Items and with the new steps."""
+    """Write the documents of a name's stores, without the Items `leaving` and with the new `steps`."""
     for entry, store in stores:
         signature = store.frame.signature
         updated = store.changed(leaving, steps.pop(signature, ()), frames.get(signature, store.frame))

@@ -1,8 +1,8 @@
-"""A GRIB2 object as a step of a cube: the indexed fields whose messages the readers' codec decodes correctly.
+"""A GRIB2 object as a step of a cube: the indexed fields whose messages the users' codec decodes correctly.
 
-Belongs here: the names of fields in a cube, the choice of messages that can be chunks, and the place of their values.
-Does not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message,
-unchanged. Only headers of messages are read (a request for each), never values.
+Belongs here: the names of fields in a cube, the messages that can be chunks, and the coordinates of their values. Does
+not belong here: octets and grids (`readers/`), joining steps (`references.py`). A chunk is a whole message, unchanged.
+Only headers of messages are read (a request for each), never values.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ GRID_MAPPING, VALID_TIME, REFERENCE_TIME = "spatial_ref", "valid_time", "referen
 _TIMES = {VALID_TIME: "time", REFERENCE_TIME: "forecast_reference_time"}
 """Variables that may order a cube, with their CF standard names."""
 _PROJECTED = frozenset({10, 20, 30})
-"""Grid definition templates in metres. In grids in degrees, columns may begin elsewhere than described."""
+"""Grid definition templates in metres; in grids in degrees, columns may begin elsewhere than described."""
 _NORTHWARD = 0x40
 _FIXED_BYTES = 47
 """Bytes of section 5 up to the end of template 5.3's description of groups."""
 _FIELD = re.compile(
-    # Without "_", which replaces the blank in names: so the names of fields are distinct.
+    # "_" is excluded, because it replaces blanks in names, and names of fields must be distinct.
     r"(?P<variable>[A-Za-z0-9]+) (?P<level>[A-Za-z0-9 .()-]+?) (?P<step>anl|\d{1,7} (?:min|hour|day) fcst|"
     r"(?P<begin>\d{1,7})-(?P<end>\d{1,7}) (?P<unit>min|hour|day) (?P<statistic>acc|ave|max|min) fcst)",
     re.ASCII,
@@ -54,8 +54,8 @@ def read_grib2_step(
     """Read the message headers of an object's fields; `along` is a key of _TIMES.
 
     `layers` has offset and length in bytes of each field by its name in `grib:layers`; `fields` are regular expressions
-    of variable and level (`TMP 2 m above ground`). Messages that readers would decode wrongly are `refused`, each with
-    its reason. Raises ReadError if the index does not fit the object, or no field can be referred to.
+    of variable and level (`TMP 2 m above ground`). Messages that the users' codec would decode wrongly are `refused`,
+    each with its reason. Raises ReadError if the index does not fit the object, or no field can be referred to.
     """
     if along not in _TIMES:
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a GRIB2 object is ordered by {[*_TIMES]}, not by {along}")
@@ -94,8 +94,8 @@ def _chosen(name: str, fields: Sequence[str]) -> bool:
 def _names(field: re.Match[str]) -> Iterator[str]:
     """Yield the names of a field in a cube: without the lead, but with the period of statistics.
 
-    Statistics over the whole run so far have no period in their name (`APCP_surface_acc`), for it differs at each lead.
-    A sum over the first hour has both names. Statistics of the analysis have no period, and so no name.
+    Statistics over the whole run so far have no period in their name (`APCP_surface_acc`), because the period differs
+    at each lead. A sum over the first hour has both names. Statistics of the analysis have no period, and so no name.
     """
     name = f"{field['variable']}_{field['level']}".replace(" ", "_")
     if not field["statistic"]:
@@ -124,11 +124,11 @@ def _unsound(name: str, message: GribMessage) -> str | None:
 
 
 def _undecodable(message: GribMessage) -> str | None:
-    """Return why the readers' codec (gribberish 0.30) decodes it unlike ecCodes; None if sound.
+    """Return why the users' codec (gribberish 0.30) decodes a message unlike ecCodes; None if it does not.
 
-    The codec reads a constant field as zero, and a missing value among packed values as a number. It ignores the width
-    or length that all groups share, which takes no bits per group. It decodes templates 5.2 and 5.41 wrongly. Missing
-    values of a bit map are NaN, as they should be.
+    The codec reads a constant field as zero, and a missing value among packed values as a number. If all groups have
+    the same width or length, which then takes no bits per group, the codec ignores it. It decodes templates 5.2 and
+    5.41 wrongly. Missing values of a bit map correctly become NaN.
     """
     section = message.representation.ljust(_FIXED_BYTES, b"\0")
     (reference,) = struct.unpack_from(">f", section, 11)
@@ -197,7 +197,7 @@ def _axes(grid: Grid) -> dict[str, StoredVariable]:
 
 
 def _places(grid: Grid) -> dict[str, bytes]:
-    """Return centres of rows and columns in message order, as the codec: south first in HRRR."""
+    """Return centres of rows and columns in the message's order, as the codec has them: south first in HRRR."""
     if grid.transform is None:  # refused by `_unsound`
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "rows of the grid are not even")
     width, _, west, _, height, north = grid.transform

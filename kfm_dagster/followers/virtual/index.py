@@ -1,4 +1,4 @@
-"""An Item's object as a step: its chunk index, read from the object's version that the Item describes.
+"""An Item's object as a step: its chunk index, read from the version of the object that the Item describes.
 
 Belongs here: locating an Item's object, and the reasons that keep an object out of a store.
 Does not belong here: the formats (`netcdf_step.py`, `grib2_step.py`).
@@ -25,7 +25,7 @@ _MULTIHASH_MD5 = "d50110"
 
 
 Indexed: TypeAlias = tuple[Frame, StoreStep, tuple[str, ...]] | str
-"""An Item's object as a step, with its frame and reasons of refused fields; or the reason that it is in no store."""
+"""An Item's object as a step, with its frame and the reasons for refused fields; or why no store can have it."""
 
 
 def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, *, rule: VirtualStore) -> Indexed:
@@ -38,7 +38,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
         return str(error)
     try:
         if etag is None or size is None:
-            # A HEAD request pins the version to read; its size shows whether it is the Item's.
+            # A HEAD request pins the version to read; the size shows whether the Item describes this version.
             actual = source.head().size
             if size is not None and actual != size:
                 return f"{uri} has {actual} bytes, its Item has {size}"
@@ -74,7 +74,7 @@ def object_uri(change: ItemChange) -> str:
 def _given_up(
     error: ObjectReadError, objects: ObjectStores, contract: DatasetContract, uri: str, etag: str | None
 ) -> str:
-    """Return why an object stays out: missing or replaced. Raises FollowError if transient."""
+    """Return why no store can have an object: missing or replaced. Raises FollowError if transient."""
     if error.code in {IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED}:
         return str(error)
     try:
@@ -82,7 +82,7 @@ def _given_up(
     except ObjectReadError:
         current = etag
     if current == etag:
-        raise FollowError(observed=str(error), next_step="it is tried again") from error
+        raise FollowError(observed=str(error), next_step="it is retried") from error
     return f"{uri} was written again: its ETag is {current}, its Item has {etag}"
 
 

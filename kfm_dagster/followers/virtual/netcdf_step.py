@@ -23,16 +23,16 @@ from kfm_dagster.readers.netcdf_header import NamedDataset, named_datasets, show
 from kfm_dagster.readers.ranges import BlockCache
 
 MAX_BLOCKS = 512
-"""Maximum blocks of 64 KiB that reading an index may touch. Nodes lie between the chunks that they list: a full disk
-at 2 km needs some 20 blocks, at 0.5 km up to 480."""
+"""Maximum blocks of 64 KiB that reading an index may request. The index lies among the chunks, so a full disk at 2 km
+needs some 20 blocks, at 0.5 km up to 480."""
 MAX_ALL_CHUNKS = 65_536
 """Maximum chunks of all images of an object: 16 bands with flags of a full disk at 2 km have 15,488."""
 MAX_STEP_VALUES = 64
-"""Maximum values of a variable that differs between steps; the ABI looks at 24 stars."""
+"""Maximum values of a small variable that differs between steps; the ABI observes 24 stars."""
 KNOWN_FILTERS = {DEFLATE, SHUFFLE, FLETCHER32}
 FILL = "_FillValue"
-# Appendix A of the CF conventions 1.11 without attributes of the file's history, and netCDF's own `_Unsigned`. All
-# others describe a granule (the share of good pixels), so a store of many granules cannot have them.
+# Attributes of appendix A of the CF conventions 1.11, except the file's history, and netCDF's own `_Unsigned`. All
+# other attributes describe a granule (the share of good pixels), so a store of many granules cannot have them.
 _MEANING = frozenset({
     "_Unsigned", FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
     "cell_methods", "comment", "coordinates", "flag_masks", "flag_meanings", "flag_values", "formula_terms",
@@ -76,7 +76,7 @@ def read_cube_step(source: ByteSource, *, along: str) -> CubeStep:
     """Read the index of an object; `along` is the scalar variable that orders the steps.
 
     Raises the errors of `read_hdf5`, and ReadError(UNREADABLE_FORMAT, RESOURCE_LIMIT) for objects that no store can
-    refer to: without that variable, with other filters, or with unwritten chunks whose values would differ.
+    refer to: without the variable `along`, with unknown filters, or with unwritten chunks whose values would differ.
     """
     cache = BlockCache(source, max_blocks=MAX_BLOCKS, tail_blocks=TAIL_BLOCKS)
     return read_hdf5(source, lambda root: _step(root, along), cache=cache)
@@ -114,7 +114,7 @@ def _step(root: Hdf5Group, along: str) -> CubeStep:
 
 
 def _can_be_referred_to(named: NamedDataset) -> bool:
-    """Return whether a variable has numbers, no empty dimension, and a name valid in a path."""
+    """Return whether a variable has numbers, a name that is valid in a path, and no empty dimension."""
     plain = named.name.isprintable() and "/" not in named.name and not named.name.startswith(".")
     return plain and named.dataset.data_type is not None and all(named.dataset.shape)
 

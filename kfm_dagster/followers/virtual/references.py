@@ -1,12 +1,10 @@
 """A virtual store as a document of references: Zarr's metadata, and for each chunk its byte range in an object.
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
-storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). fsspec, xarray and zarr-python open it
-directly. The key `kfm` is internal, not for clients: the Item of each step. A document depends only on its steps,
-not on earlier documents.
+storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). fsspec, xarray and zarr-python open
+the document directly. Its key `kfm` (the Item of each step) is internal. A document depends on its steps alone.
 
-Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), the documents' places
-(`day.py`).
+Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), publishing (`day.py`).
 """
 
 from __future__ import annotations
@@ -48,10 +46,10 @@ class StoreStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Metadata that all steps of a store share, without steps: `shape[0]` of stepped arrays is 0.
+    """Metadata that all steps of a store share.
 
-    `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and grid mappings. An array of GRIB2
-    messages may be absent from some steps: its metadata follows from its name and the grid.
+    `shape[0]` of stepped arrays is 0. `metadata` is Zarr's, by its key in the store; `fixed` has the values of axes and
+    grid mappings. Steps may lack an array of GRIB2 messages, because its metadata follows from name and grid.
     """
 
     along: str
@@ -60,7 +58,7 @@ class Frame:
 
     @cached_property
     def signature(self) -> str:
-        """Hash of the frame: steps with another hash do not fit (grid, type, scale or unit)."""
+        """Hash of the frame; steps of another hash differ in grid, type, scale or unit and belong to another store."""
         common = {key: value for key, value in self.metadata.items() if key.rpartition("/")[0] not in self.messages}
         content = [self.along, common, {name: _inline(data) for name, data in self.fixed.items()}]
         return hashlib.sha256(_text(content).encode()).hexdigest()
@@ -231,7 +229,7 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
     """Return filters as numcodecs' configurations, in writing order."""
     size = int(variable.data_type[2:])
     known: dict[int, dict[str, Any]] = {
-        # Reading ignores the level, and HDF5's differs between writers.
+        # Readers ignore the level, and HDF5's level differs between writers.
         DEFLATE: {"id": "zlib", "level": 1},
         SHUFFLE: {"id": "shuffle", "elementsize": size},
         FLETCHER32: {"id": "fletcher32"},
@@ -245,12 +243,12 @@ def _first_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return JSON with sorted keys, so that it does not depend on the arrival of steps."""
+    """Return JSON with sorted keys, so that the text does not depend on the order in which steps arrive."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def _template(number: int) -> str:
-    """Name a step's object; with a letter first, because fsspec formats it as a Python field."""
+    """Return the name of a step's object; it begins with a letter, because fsspec formats it as a Python field."""
     return f"a{number}"
 
 

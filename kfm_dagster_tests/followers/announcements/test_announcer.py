@@ -144,7 +144,7 @@ def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
     failing = set(ids(*items[3:5]))
     subscribed = subscribing(inbox=Inbox(most=3, answers=lambda one: FAILED if one.item_id in failing else TAKEN))
     changes = [change(number, item) for number, item in enumerate(items[:20], 1)]
-    with pytest.raises(FollowError, match="2 of 20 events were not taken: HTTP 500"):
+    with pytest.raises(FollowError, match="2 of 20 events were not accepted: HTTP 500"):
         subscribed.follow(*changes)
     assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:3], *items[5:20])
     subscribed.inbox.requests.clear()
@@ -162,7 +162,7 @@ def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
     subscribed = subscribing(inbox=Inbox(most=2, down=True))
     changes = [change(number, item) for number, item in enumerate(items[:50], 1)]
     for tries in range(1, MAX_FAILURES + 5):
-        with pytest.raises(FollowError, match="50 of 50 events were not taken: it is away"):
+        with pytest.raises(FollowError, match="50 of 50 events were not accepted: it is away"):
             subscribed.follow(*changes)
         assert len(subscribed.inbox.requests) == tries
     subscribed.inbox.down = False
@@ -206,11 +206,11 @@ def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribi
     subscribed = subscribing(inbox=Inbox(most=1, answers=lambda _: REFUSED))
     changes = [change(number, item) for number, item in enumerate(items, 1)]
     with pytest.raises(
-        FollowError, match="60 of 60 events were not taken: it refuses everything, at first with HTTP 422"
+        FollowError, match="60 of 60 events were not accepted: it refuses everything, at first with HTTP 422"
     ):
         subscribed.follow(*changes)
     assert MAX_REFUSALS <= len(subscribed.inbox.requests) < MAX_REFUSALS + THREADS + 1
-    with pytest.raises(FollowError, match="1 of 1 events were not taken: HTTP 422"):
+    with pytest.raises(FollowError, match="1 of 1 events were not accepted: HTTP 422"):
         subscribed.follow(change(61, items[0], kind=UPDATED))
     assert subscribed.status().refused == 0
     subscribed.inbox.answers = lambda _: TAKEN
@@ -237,7 +237,7 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
     subscribed = subscribing(inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN))
     changes = [change(number, item) for number, item in enumerate(items[:3], 1)]
     for _ in range(MAX_FAILURES - 1):
-        with pytest.raises(FollowError, match="events were not taken: HTTP 500"):
+        with pytest.raises(FollowError, match="events were not accepted: HTTP 500"):
             subscribed.follow(*changes)
         subscribed.clock.advance(600)
     assert subscribed.status().failing == 1
@@ -254,7 +254,7 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
 
 def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(subscribing: Subscribing, items: Items) -> None:
     inbox, changes = Inbox(most=1), [change(number, item) for number, item in enumerate(items[:30], 1)]
-    with pytest.raises(FollowError, match="29 of 30 events were not taken: it is slow"):
+    with pytest.raises(FollowError, match="29 of 30 events were not accepted: the receiver is too slow"):
         subscribing(inbox=inbox, budget_seconds=0).follow(*changes)
     subscribing(inbox=inbox).follow(*changes)
     assert sorted(item for [item] in inbox.requests) == ids(*items[:30])

@@ -146,7 +146,7 @@ def test_a_place_that_is_not_there_loses_nothing(
         "sns: 'arn:aws:sns:us-east-1:123456789012:nowhere'",
         "eventbridge: nowhere",
     ):
-        with pytest.raises(FollowError, match=f"{ITEMS} of {ITEMS} events were not taken"):
+        with pytest.raises(FollowError, match=f"{ITEMS} of {ITEMS} events were not accepted"):
             announce(target, database, contracts)
 
 
@@ -190,7 +190,7 @@ def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry)
         )
         said = receiver.send(outgoing(contracts, 5))
         assert [answer.reception for answer in said] == [T, F, R, F, F]
-        assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for it"]
+        assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for this event"]
     answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
     bus = Answering({"FailedEntryCount": 2, "Entries": answers})
     receiver = AwsReceiver("eventbridge", "b", connect=lambda *_: bus)
