@@ -1,4 +1,4 @@
-"""The catalog's undo log, and undoing by it: each Item regains its earlier state, byte for byte (PCS-03).
+"""The catalog's undo log, and the undo, which restores each Item's earlier state, byte for byte (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
 file. The index has, for each Item, the entry of the current version; the write of an entry that was never in the index

@@ -182,7 +182,7 @@ class Envelope:
     priority: Priority = Priority.NORMAL
     schema_version: str
     object_version: str | None = None
-    """ETag announced by the source, without quotes; of a completion with the sidecar (`completion_of`), of a closing
+    """ETag announced by the source, without quotes; a completion adds the sidecar (`completion_of`), a closing has
     CLOSED."""
     object_size: int | None = None
     """Size announced by the source, in bytes."""
@@ -228,7 +228,7 @@ class Envelope:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the unit closes its chunk's volume: the radar has begun a later volume (ADR 028)."""
+        """Whether the unit closes its chunk's volume, because the radar has begun a later volume (ADR 028)."""
         return self.object_version == CLOSED
 
     @property

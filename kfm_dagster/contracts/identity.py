@@ -84,7 +84,7 @@ class DayWindow:
     def holds(self, day: date, *, sent_at: datetime | None) -> bool:
         """Return whether to admit a unit of a day; `sent_at` is when the queue received its message.
 
-        The later of the local clock and `sent_at` counts, so a slow local clock refuses no unit. Senders' times do not.
+        The later of local clock and `sent_at` counts, so a slow clock refuses no unit. The sender's times are ignored.
         """
         # AHEAD is subtracted from the day, because the queue's clock may be at the calendar's last day.
         return self.first <= day and day - AHEAD <= max(self.today, sent_at.date() if sent_at else self.today)

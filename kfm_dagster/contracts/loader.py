@@ -233,7 +233,7 @@ def _refuse_shared_keys(contract: DatasetContract, other: DatasetContract) -> No
 def _refuse_split_topic(contract: DatasetContract, other: DatasetContract) -> None:
     """Refuse a topic with two queues or two shapes of message.
 
-    SNS delivers all messages to each queue, so each would hold both datasets'. A message does not state its shape.
+    SNS would deliver both datasets' messages to each of the queues. A message does not state its shape.
     """
     for left, right in product(contract.notifications.topics, other.notifications.topics):
         if left.arn == right.arn and left.message_shape != right.message_shape:

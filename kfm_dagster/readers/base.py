@@ -38,7 +38,7 @@ class ByteSource(Protocol):
 class ReadRequest:
     """An object to read. `groups` are the named groups of the key grammar.
 
-    `sidecar(suffix)` opens key + suffix. `closed`: the object is its volume's last chunk: a later volume has begun.
+    `sidecar(suffix)` opens key + suffix. `closed`: a later volume has begun, so the object is its volume's last chunk.
     """
 
     key: str

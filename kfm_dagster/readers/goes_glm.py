@@ -47,7 +47,7 @@ _DIMENSIONS = {
     "number_of_time_bounds": _TIMES, "number_of_field_of_view_bounds": _LATITUDES,
     "number_of_wavelength_bounds": "lightning_wavelength_bounds",
 }  # fmt: skip
-"""Dimensions, each with a variable that has its length: the file's scales of unlimited dimensions have length 0."""
+"""Dimensions, each with a variable of its length, because the file's scales of unlimited dimensions have length 0."""
 
 _OF_FRAME = "group_frame_time_offset"
 """Files have times of frames since October 2018, when the unit of times became the second."""

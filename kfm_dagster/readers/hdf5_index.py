@@ -137,7 +137,7 @@ def tree_1_children(
 def dense_storage(file: FileBytes, heap_at: int, tree_at: int, name_of: Callable[[bytes], bytes]) -> dict[bytes, bytes]:
     """Return the managed messages of a fractal heap by name, in the order of the hashes.
 
-    Raises ReadError for a message whose name does not have the index's hash: other readers would not find it.
+    Raises ReadError for a message whose name does not have the index's hash, because other readers would not find it.
     """
     heap, messages = _FractalHeap(file, heap_at), dict[bytes, bytes]()
     for hash_, heap_id in _hashes(file, tree_at):

@@ -1,7 +1,8 @@
 """Reader of ISD station-years: a year's reports of a station, gzipped, a report per line.
 
 Belongs here: the control data section of each report (station, time, place, kind), whether the object is whole, and the
-columns of the mandatory data section. Does not belong here: its values, and the additional data section.
+columns of the mandatory data section. Does not belong here: the values of this section, and the additional data
+section.
 
 Only a complete read of a gzip stream shows whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
 end without keeping it: a range request of FIRST_BYTES, and another for each MiB after it. If an object is larger, or

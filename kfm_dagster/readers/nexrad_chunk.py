@@ -1,8 +1,8 @@
 """Reader of NEXRAD Level II chunks: a volume as far as written, by its newest chunk alone.
 
 A chunk is one LDM record (ICD 2620010, 7.3.4): the first chunk (S) begins with the volume header and holds the
-metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so that chunk n proves n
-chunks written, and each radial states position and coverage pattern: no other chunk has to be read. Concatenated in
+metadata, every other chunk (I, and E at the end) holds radials. Chunks are numbered from 1, so chunk n proves that n
+chunks were written. Each radial states position and coverage pattern. So no other chunk has to be read. Concatenated in
 order they are the archive's volume.
 
 Belongs here: the state of a volume by a chunk. Does not belong here: records (`nexrad_messages.py`), the radar

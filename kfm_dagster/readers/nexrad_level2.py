@@ -229,7 +229,7 @@ def _properties(volume: Volume, kind: RadarKind) -> dict[str, Any]:
     angles = sorted({round(angle - 360 if angle > 180 else angle, 3) for angle in recorded})
     check_cuts(kind, angles)
     optional = {
-        # Volumes of 2005 have a message 5 of zeros: the radial's own pattern number has priority.
+        # Volumes of 2005 have a message 5 of zeros, so the radial's own pattern number has priority.
         "nexrad:vcp": radial.vcp or (volume.pattern.number if volume.pattern else 0) or None,
         # Values of the whole volume have the short names; values of a part name the part.
         "bands": moment_bands(end.moments or radial.moments) or None,

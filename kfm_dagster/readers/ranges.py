@@ -2,7 +2,7 @@
 
 Belongs here: the ranges and number of requests. Does not belong here: the meaning of the bytes.
 
-Blocks are 64 KiB: real GOES ABI files keep their metadata in 2 to 5 of them, so a header costs that many requests.
+Blocks are 64 KiB, because real GOES ABI files have their metadata in 2 to 5 such blocks; each costs a request.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Gunzip:
 
 
 class Unpacked:
-    """A compressed stream as bytes, read forwards: a read discards the bytes before its start.
+    """A compressed stream as bytes, read forwards only: a read discards the bytes before its start.
 
     At least `step` bytes are decompressed at a time, at most `limit` in all.
     """

@@ -17,7 +17,8 @@ Matches = Callable[[Mapping[str, Any]], bool]
 def compiled(text: str | Mapping[str, Any]) -> Matches:
     """Compile a CQL2 filter from text or JSON. Raises ValueError with the expected input.
 
-    An Item that lacks a deciding property does not match: the result is unknown (CQL2, 6.5, three-valued logic).
+    An Item that lacks a deciding property does not match, because the result is unknown (CQL2, 6.5, three-valued
+    logic).
     """
     try:
         from cql2 import Expr  # noqa: PLC0415, an extra

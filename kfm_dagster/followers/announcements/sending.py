@@ -29,7 +29,7 @@ THREADS = 8
 TRIES = 3
 """Tries of an event that is refused for good: another event of its request, or a new receiver, may be at fault."""
 MAX_FAILURES = 20
-"""Failures of an event while the receiver accepts others; with a follower's pauses, they take about three hours."""
+"""Failures after which an event is given up if the receiver accepts others: three hours with a follower's pauses."""
 MAX_REFUSALS = 20
 """Refusals after which sending stops if the receiver accepted no event: then the subscription is wrong."""
 BUDGET_SECONDS = 30.0

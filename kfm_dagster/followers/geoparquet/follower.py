@@ -1,8 +1,7 @@
 """Catalog follower that keeps the GeoParquet of each day.
 
 A few new Items become a small part. Parts with an updated or withdrawn Item are rewritten without that Item, so every
-reader of a part sees only current Items. Does not belong here: choosing parts to merge (`parts.py`), descriptions
-(`days.py`).
+reader of a part sees only current Items. Does not belong here: merging (`parts.py`), descriptions (`days.py`).
 
 A day to which Items are added has a few parts, because rewriting a large part for each batch would cost more than the
 batch. The parts of a day are compacted into one part once other days have had as many changes as the day has Items. So

@@ -63,7 +63,7 @@ class VirtualZarr:
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
         """Update the stores of a collection with these Items. Raises FollowError and PublishError.
 
-        Items whose object store does not answer are left for the next call. All others are published and not requested
+        Items whose object store does not answer are left for the next call; all others are published and not read
         again.
         """
         self.report = Counter()
