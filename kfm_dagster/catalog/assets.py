@@ -32,7 +32,7 @@ EXTENSIONS = (
 _SCHEME = "aws"
 """Key of an Item's only storage scheme."""
 _PLATFORM = "https://{bucket}.s3.{region}.amazonaws.com"
-"""Storage extension 2.0.0, platforms/aws-s3.json."""
+"""Template of a bucket's address (storage extension 2.0.0, platforms/aws-s3.json)."""
 _GZIP = "application/gzip"
 """IANA's media type of any gzipped content (RFC 6713)."""
 _MD5 = re.compile(r"[0-9a-f]{32}")

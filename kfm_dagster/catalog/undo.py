@@ -28,7 +28,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
 
 CODEC = "zstd"
-"""Level 1, Arrow's default, as in the lineage outbox."""
+"""Compression of earlier bytes, at level 1, Arrow's default, as in the lineage outbox."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

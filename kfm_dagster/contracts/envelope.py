@@ -149,7 +149,7 @@ class StacResult:
     superseded: bool = False
     """Whether a newer unit wrote the current Item, so that this unit was read and checked, but not registered."""
     superseded_by: WalId | None = None
-    """That newer unit."""
+    """The newer unit that wrote the current Item."""
     replaces: WalId | None = None
     """Unit of the previous current Item; this unit itself when its own Item was repaired."""
     issues: tuple[Issue, ...] = ()

@@ -18,7 +18,7 @@ from kfm_dagster.contracts.identity import is_plausible, rfc3339
 from kfm_dagster.contracts.model import DatasetContract, TimeField
 
 MAX_KEY_BYTES = 1024
-"""S3 user guide, "Naming Amazon S3 objects": the longest key, in UTF-8."""
+"""Maximum bytes of a key in UTF-8 (S3 user guide, "Naming Amazon S3 objects")."""
 
 
 class KeyKind(Enum):

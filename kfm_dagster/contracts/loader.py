@@ -300,9 +300,9 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
-    # Another bucket has other mirrors.
+    # The new dataset's bucket has other mirrors.
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
-    # Other keys state other values.
+    # The new dataset's keys state other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
     # The variation of the new dataset's sizes is not known yet.
     text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)

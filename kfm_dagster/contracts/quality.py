@@ -199,7 +199,7 @@ Scalar = int | float | str | None
 
 
 class ValueRange(Strict):
-    """Numbers from `minimum` to `maximum`: corners and extents, which files round."""
+    """Range of accepted numbers, for corners and extents, which files round."""
 
     minimum: float
     maximum: float

@@ -17,9 +17,9 @@ from kfm_dagster.drawing.map_ground import SEA, MapWindow, Ring, Size, ground, w
 from kfm_dagster.drawing.svg import line
 
 MAX_OUTLINES = 200
-"""Distinct outlines drawn; a day of a radar network has about 160."""
+"""Maximum distinct outlines that are drawn; a day of a radar network has about 160."""
 STEPS = (0.25, 0.5, 1, 2, 5, 10, 15, 30, 60)
-"""Degrees between two lines of the graticule."""
+"""Possible degrees between two lines of the graticule."""
 LABEL = (36, 16)
 """Size of a label of the graticule, in pixels."""
 TOLERANCE = 0.5

@@ -23,7 +23,7 @@ MIN_SPAN = 2.0
 """Minimum span of the map, in degrees of longitude and of latitude."""
 
 Pixels: TypeAlias = npt.NDArray[np.float64]
-"""Rows of x and y."""
+"""Rows of x and y in pixels."""
 Ring: TypeAlias = tuple[tuple[float, float], ...]
 """An outline: (longitude, latitude) in degrees, the first point repeated at the end; one point for a place."""
 

@@ -18,7 +18,7 @@ Edge: TypeAlias = tuple[str, str]
 
 
 class Scale(NamedTuple):
-    """An axis: the pixels of its ends, and the values there."""
+    """An axis: the values at its ends, `low` and `high`, and their pixels, `start` and `end`."""
 
     low: float
     high: float

@@ -155,7 +155,7 @@ _COMMON_NAMES = {1: "blue", 2: "red", 3: "nir08", 4: "cirrus", 5: "swir16", 6: "
 """STAC common band names (EO extension 2.0.0), for bands that fit them (Schmit et al. 2017, BAMS 98, table 1)."""
 
 _LARGEST_ANGLE = 0.2
-"""Radians. The full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
+"""Maximum scan angle of an image in radians; the full disk ends at 0.151872 (PUG volume 3, section 5.1.2)."""
 _SHORTEST, _LONGEST = 0.4, 14.0
 """Bounds of a band's centre in micrometres: the ABI's are 0.47 to 13.3 (goes-r.gov/spacesegment/abi.html)."""
 _ANGLE_DECIMALS = 7
@@ -181,7 +181,7 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     attributes, groups = native["attrs"], request.groups
     start, end = goes_granule.coverage(attributes)
     goes_granule.check_key(request, attributes, start, end)
-    # The object's bands by its key.
+    # Numbers of the object's bands, by its key.
     numbers = [float(groups["band"])] if "band" in groups else []
     if groups["product"].startswith(_ALL_BANDS):
         numbers = [float(band) for band in range(1, 17)]

@@ -88,7 +88,7 @@ _LISTS = {"event": "number_of_events", "group": "number_of_groups", "flash": "nu
 
 _J2000 = datetime(2000, 1, 1, 12, tzinfo=UTC)
 _MOST = 1 << 31
-"""Counts are 32-bit integers."""
+"""Bound of counts, which are 32-bit integers."""
 
 
 def read_goes_glm(request: ReadRequest) -> HeaderMetadata:

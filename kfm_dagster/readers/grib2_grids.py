@@ -113,12 +113,12 @@ class _Definition:
 
     @property
     def eastward(self) -> bool:
-        """Points of a row run in the +i direction."""
+        """Whether the points of a row run in the +i direction."""
         return not self.scan & 0x80
 
     @property
     def northward(self) -> bool:
-        """Rows run in the +j direction."""
+        """Whether the rows run in the +j direction."""
         return bool(self.scan & 0x40)
 
 

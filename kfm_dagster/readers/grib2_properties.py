@@ -95,10 +95,10 @@ NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
 """Groups of the key that become properties unchanged."""
 
 CENTRES: Mapping[int, str] = {7: "kwbc", 34: "rjtd", 54: "cwao", 74: "egrr", 78: "edzw", 98: "ecmf"}
-"""Common code table C-11 to ecCodes' abbreviation; other centres have their number."""
+"""ecCodes' abbreviations of centres by common code table C-11; other centres have their number."""
 
 PRODUCTION_STATUS: Mapping[int, str] = {0: "operational", 1: "test", 2: "research", 3: "reanalysis"}
-"""Code table 1.3."""
+"""Names of production statuses (code table 1.3)."""
 
 DATA_TYPES: Mapping[int, str] = {
     0: "analysis",
@@ -110,7 +110,7 @@ DATA_TYPES: Mapping[int, str] = {
     6: "processed satellite observations",
     7: "processed radar observations",
 }
-"""Code table 1.4."""
+"""Names of types of data (code table 1.4)."""
 
 OBSERVATIONS = frozenset({6, 7})
 """Codes of table 1.4 for data valid at their reference time: these are not forecasts."""

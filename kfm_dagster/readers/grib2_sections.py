@@ -26,7 +26,7 @@ END = b"7777"
 """Section 8, which ends a message."""
 
 SEARCH_BYTES = 1024
-"""Longest gap between two messages: NDFD files have WMO headers in between."""
+"""Maximum bytes between two messages, where NDFD files have WMO headers."""
 
 STRAY_BYTES = 8
 """Maximum bytes after the last message; an object with more is refused. Real objects have a line end there, the first
@@ -96,7 +96,7 @@ class GribMessage:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind the message."""
+        """Offset of the first byte after the message."""
         return self.offset + self.length
 
     @property

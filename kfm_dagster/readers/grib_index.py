@@ -19,7 +19,7 @@ from kfm_dagster.readers.base import ByteSource, Layer, ReadError
 from kfm_dagster.readers.grib2_sections import MAX_STEP, Span
 
 MAX_INDEX_BYTES = 2 * 1024 * 1024
-"""The largest real indexes (GFS 0.25 degrees, 743 lines) have 42 KB."""
+"""Maximum size of an index; the largest real indexes (GFS 0.25 degrees, 743 lines) have 42 KB."""
 
 MAX_INDEX_LINES = 20_000
 MAX_LAYERS = 4096

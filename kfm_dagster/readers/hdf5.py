@@ -326,7 +326,7 @@ class Hdf5Dataset(Hdf5Object):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents, () for a scalar."""
+        """Extents of the variable; () for a scalar."""
         return messages.shape(self._one(messages.DATASPACE))
 
     @property

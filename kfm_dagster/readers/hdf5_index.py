@@ -185,7 +185,7 @@ def _tree_2_records(
 ) -> Iterator[bytes]:
     """Yield the records in order: each record of a node lies between two of the nodes below it."""
     # Sizes of a pointer's fields follow from how many records fit below (III.A.2, "Version 2 B-tree internal node").
-    overhead = 10  # Signature, version, type, checksum.
+    overhead = 10  # Bytes of signature, version, type and checksum.
     most = (node_bytes - overhead) // record_bytes
     count_bytes, total, total_bytes = _width(most), most, 0
     pointers = [0]
@@ -209,7 +209,7 @@ def _tree_2_records(
         pointer = pointers[level]
         used = 6 + count * record_bytes
         stored = (used + (count + 1) * pointer if level else used) + CHECKSUM_BYTES
-        # The file has the full size of a node.
+        # The file has the full size of every node.
         room = file.read(address, node_bytes)
         if stored > node_bytes or not count:
             raise unreadable(f"a B-tree node of {count} records, in an index of nodes of {node_bytes} bytes")

@@ -53,7 +53,7 @@ MAX_POSITIONS = 100
 """Maximum places listed in an Item; a station moves once in several years."""
 
 _NO_USAF, _NO_WBAN, _NO_TEXT = "999999", "99999", "99999"
-"""Texts of missing values; a missing number is out of its range."""
+"""Texts that mean a missing value; a missing number is outside its valid range."""
 _LATITUDES, _LONGITUDES, _ELEVATIONS = range(-90_000, 90_001), range(-180_000, 180_001), range(-400, 8851)
 """Valid ranges, in thousandths of a degree and in metres."""
 _MANDATORY = (
@@ -97,9 +97,9 @@ class _Reports:
     records: int = 0
     first: bytes = b"9" * 12
     last: bytes = b""
-    """YYYYMMDDHHMM."""
+    """Stamps of the first and last report, YYYYMMDDHHMM."""
     kinds: dict[bytes, _Kind] = field(default_factory=dict)
-    """In the order of their last reports."""
+    """By their bytes, in the order of their last reports."""
     odd: int = 0
     """Reports whose length differs from their stated length."""
     unread: str = ""

@@ -20,7 +20,7 @@ MAX_AXES = 32
 MAX_ATTRIBUTE_BYTES = 1 << 21
 """Maximum bytes of all attributes together; OISST has 7 KB."""
 MAX_NAME = 256
-"""NC_MAX_NAME of netcdf.h."""
+"""Maximum characters of a name: NC_MAX_NAME of netcdf.h."""
 
 _SCALE = "DIMENSION_SCALE"
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."

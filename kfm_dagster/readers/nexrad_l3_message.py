@@ -108,7 +108,7 @@ _HEADER_BYTES = _HEADER.size
 _DESCRIPTION_END = _HEADER_BYTES + _DESCRIPTION.size
 _DIVIDER = -1
 _BZIP2 = 1
-"""Compression method (figure 3-6, note 3)."""
+"""Number of the compression method bzip2 (figure 3-6, note 3)."""
 _WITHOUT_BLOCKS = frozenset({62, 73, 74, 75, 77, 82, *range(100, 112)})
 """Codes of texts, whose offsets point at pages or lines without a block's header (figure 3-16)."""
 _DAY_MINUTES = 1_440

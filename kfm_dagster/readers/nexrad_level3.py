@@ -70,7 +70,7 @@ ELEVATIONS = (-1.0, 45.0)
 """Bounds of an elevation angle in degrees (ICD 2620001, table V)."""
 _FEET = 0.3048
 _MODES = {0: "maintenance", 1: "clear air", 2: "precipitation"}
-"""ICD 2620001, figures 3-6 and 3-17: operational mode."""
+"""Operational modes (ICD 2620001, figures 3-6 and 3-17)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -130,7 +130,7 @@ class RadarKind:
     name: str
     range_m: int
     highest_cut: float
-    """Degrees."""
+    """Highest elevation of the antenna, in degrees."""
     patterns: frozenset[int]
 
 

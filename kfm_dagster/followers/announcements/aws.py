@@ -20,7 +20,7 @@ from kfm_dagster.notifications.sqs import DEFAULT_REGION, bounded
 MOST = 10
 """Maximum entries of a request of PublishBatch, SendMessageBatch and PutEvents (API references)."""
 EVENT_SOURCE = "kfm.nodd"
-"""`source` of events on a bus, for its rules."""
+"""`source` of events on a bus, by which the bus's rules can select them."""
 
 _OF_THE_REQUEST = ("BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
 """Parts of the codes by which a target refuses a whole request for its content; each event is then sent alone."""
@@ -61,7 +61,7 @@ class AwsReceiver:
         self._connected: Any = None
 
     def send(self, events: Sequence[OutgoingEvent]) -> Sequence[ReceiverAnswer]:
-        """Send a request of events."""
+        """Send the events in one request."""
         try:
             return self._answers(events)
         except (BotoCoreError, ClientError) as error:

@@ -27,7 +27,7 @@ TYPES = {kind: f"kfm.nodd.item.{kind}" for kind in ChangeKind}
 CLOUDEVENT = "application/cloudevents+json; charset=UTF-8"
 ITEM_SCHEMA = "https://schemas.stacspec.org/v1.1.0/item-spec/json-schema/item.json"
 REFERENCE_SCHEMA = "urn:kfm:nodd:item-reference:v1"
-"""docs/spec/item-reference.schema.json."""
+"""URN of docs/spec/item-reference.schema.json."""
 ROOM_BYTES = 1024
 """Bytes reserved for a message's attributes, which SNS and SQS count in addition to its body."""
 _DIGITS = 19

@@ -114,7 +114,7 @@ class AnnouncementStore:
             return {row.event_id: row.attempts for row in failures}
 
     def refused(self, collection: str, events: Sequence[tuple[OutgoingEvent, str]]) -> None:
-        """Give events up, and keep them in the form to be sent."""
+        """Give events up, and store them as they would be sent."""
         rows = [
             {**_named(event), "error": error[:ERROR_LENGTH], "body": event.body.decode()} for event, error in events
         ]

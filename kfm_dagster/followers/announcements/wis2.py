@@ -20,13 +20,13 @@ RELATIONS = {
     ChangeKind.UPDATED: "http://def.wmo.int/def/rel/wnm/-/update",
     ChangeKind.WITHDRAWN: "http://def.wmo.int/def/rel/wnm/-/deletion",
 }
-"""Requirement /req/core/links of the message's standard, E to G."""
+"""Link relations of the kinds of change (the standard's requirement /req/core/links, E to G)."""
 _GEOMETRIES = frozenset({"Point", "Polygon"})
 """Geometry types that the standard's schema accepts. Messages with another type, or a long geometry, have null."""
 
 
 LARGEST_BYTES = 4096
-"""Requirement /req/core/message_size."""
+"""Maximum bytes of a message (requirement /req/core/message_size)."""
 
 
 def notification(

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 BLOCK_ROWS = 16 * 1_024
 """Rows of a block: sixteen row groups."""
 _LEVELS = 16
-"""Levels of the curve: its cells are 0.0055 by 0.0027 degrees."""
+"""Levels of the curve, so that its cells are 0.0055 by 0.0027 degrees."""
 _CELLS = 1 << _LEVELS
 
 Floats = npt.NDArray[np.float64]

@@ -29,7 +29,7 @@ TIMES = frozenset({
 OPEN = frozenset({"grib:layers", "cube:variables"})
 """Objects whose keys are data. They are maps, because as structs HRRR and GFS would have thousands of columns."""
 BBOX = ("xmin", "ymin", "xmax", "ymax")
-"""GeoParquet 1.1, "Bounding Box Columns"."""
+"""Members of the struct `bbox` (GeoParquet 1.1, "Bounding Box Columns")."""
 NULLS, WHOLE = "kfm:null", "kfm:item"
 
 _MEMBERS = ("stac_version", "stac_extensions", "id", "collection", "links", "assets")
