@@ -444,12 +444,12 @@ def test_a_contradiction_of_virtual_stores_is_refused(contracts: ContractRegistr
                 ({"name": "../{name}"}, "name"), ({"name": "a/b"}, "name"), ({"along": "a b"}, "along"),
                 ({"hours": 5}, "hours"), ({"match": {"product": "("}}, "not a regular expression"),
                 ({"other": 1}, "other"), ({"name": "{channels}"}, r"virtual \['channels'\]"),
-                ({"fields": ["TMP .*"]}, r"virtual\.fields are those of GRIB2"),
+                ({"fields": ["TMP .*"]}, r"virtual\.fields are required for GRIB2"),
             ]
         ),
         ("goes-abi", {"governance": restricted}, "anyone may read"),
         ("goes-abi", {"governance": restricted, "virtual": []}, None),
-        ("hrrr", {"virtual": [hrrr_store]}, r"virtual\.fields are those of GRIB2"),
+        ("hrrr", {"virtual": [hrrr_store]}, r"virtual\.fields are required for GRIB2"),
         ("hrrr", {"virtual": [{**hrrr_store, "fields": ["TMP ("]}]}, "not a regular expression"),
         ("hrrr", {"virtual": [{**hrrr_store, "fields": ["TMP .*"]}]}, None),
     ]:  # fmt: skip

@@ -112,7 +112,7 @@ def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
 @pytest.mark.clause("SEC-03")
 def test_a_contract_without_the_declarations_it_needs_is_refused_with_a_line() -> None:
     for declared, says in (
-        ({"sensitivity": "restricted"}, "access restricted or closed, and it is open"),
+        ({"sensitivity": "restricted"}, "access restricted or closed, but access is open"),
         ({"sensitivity": "sensitive", "access": "restricted"}, "needs masking"),
         ({"indigenous_data_flag": True}, "needs consent"),
         ({"indigenous_data_flag": True, "consent": {"authority": " ", "reference": "x"}}, "pattern"),
