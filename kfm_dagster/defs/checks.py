@@ -80,7 +80,7 @@ def _result(
         (out, f"{out} of {counted(day.units, 'unit')} of the day failed or are quarantined"),
         (failing, f"{failing} {of_run} failed"),
         (mismatched, f"{len(mismatched)} {of_run} gave another result than before"),
-        (lost, f"{lost} {of_run} were another run's when this one settled them"),
+        (lost, f"{lost} {of_run} were claimed by another run before this run settled them"),
         (not day.units, day_sentence(day)),
     ]
     sentences = [sentence for holds, sentence in faults if holds]

@@ -37,7 +37,7 @@ UNKNOWN_EXIT = 255
 
 
 class RunProcess(ForkServerProcess):
-    """A forked process, which counts as alive until it ends, also after its parent's end."""
+    """A forked process that counts as alive until it ends, even if its parent ends earlier."""
 
     def is_alive(self) -> bool:
         """Return whether the process runs. Dagster reports a run without one as failed."""

@@ -139,7 +139,7 @@ def _schedule(contract: DatasetContract, days: dg.PartitionsDefinition) -> dg.Sc
         settled = settled_until(contract.coverage, at) if contract.coverage else at
         day = (settled.date() - timedelta(days=1)).isoformat()
         if not days.has_partition_key(day):
-            return dg.SkipReason(f"{day} is before the first day of the partitions; kfm backfill moves that day back")
+            return dg.SkipReason(f"{day} is before the first partition; kfm backfill moves the first partition back")
         return dg.RunRequest(run_key=day, partition_key=day)
 
     return list_last_day
@@ -205,7 +205,7 @@ def _removed(context: dg.OpExecutionContext, settings: Settings, clock: Callable
         retention = retention_of(settings, database, runs=runs, clock=clock)
         for entry in retention.run(actor=ACTOR):
             removed[entry.kind.value] = {"older": entry.old, "removed": entry.removed, "bytes": entry.bytes}
-            context.log.info("%s: %s of %s that are older were removed", entry.kind, entry.removed, entry.old)
+            context.log.info("%s: removed %s of %s older than the policy", entry.kind, entry.removed, entry.old)
     return removed
 
 

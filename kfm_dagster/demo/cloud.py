@@ -137,7 +137,7 @@ class EmbeddedCloud:
     ) -> ProvisionedQueues:
         """Make every bucket and topic of the contracts, the queues, and a subscription per topic. Idempotent.
 
-        visibility_timeout is in seconds. After max_receive_count receives without a delete, a message goes to the DLQ.
+        visibility_timeout is in seconds. After max_receive_count receives, SQS moves a message to the DLQ.
         """
         s3 = self.client("s3")
         for bucket in registry.buckets:

@@ -1,6 +1,6 @@
 """Kill switches: no receipt, claim, replay or write of a dataset that is off (WAL-10).
 
-Persistent and audited: engaging and releasing write the governance log in the same transaction. Belongs here: the
+Switches are persistent. Engaging or releasing one writes the governance log in the same transaction. Belongs here: the
 switches. Does not belong here: enforcing them (`ledger/` at claim and effect, `ingest/` at receive, `recovery/`).
 """
 

@@ -135,8 +135,8 @@ def roll_back(node: ChainNode, because: BaseException) -> Rollback | None:
 
     Does nothing if the card has no rollback, the failed stage itself could not be compensated, or the run reused an
     earlier run's output. Raises ClaimsLostError, and errors of catalog and database; then the database is unchanged,
-    and the units' next attempt completes the effects. If only the work after the commit fails, the outputs in a
-    run-state outside the database are revoked once more.
+    and the units' next attempt completes the effects. If run-state is outside the database and only the work after the
+    commit fails, the outputs in run-state are revoked once more.
     """
     states = list(_current_states(node))
     with node.pipeline.database.snapshot() as tx:

@@ -1,9 +1,9 @@
 """The node `path_arrival`: arrival times of a day's radar beams, as two Parquet tables per day.
 
 The node reads the stored outputs of the metadata nodes of all runs. It is not part of the chain, so no unit waits for
-it or fails by it; but it is a stage, for which the pipeline card decides the effects of G3, G4 and G7. The output batch
-has the units with their failures, and the first table the computed arrivals. Volumes of a site and pattern have the
-same paths, so the second table has each path once, under the digest of its arrays.
+it or fails by it. But it is a stage, and the pipeline card decides the effects of its gates G3, G4 and G7. The output
+batch has the units with their failures, and the first table the computed arrivals. Volumes of a site and pattern have
+the same paths, so the second table has each path once, under the digest of its arrays.
 Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams
 (`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
 """

@@ -118,9 +118,9 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Return the runs that the pending units need beyond the active runs, live runs first.
 
-    A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane, and another one only
-    for batches that are worth a run, because a live feed would otherwise start a run for each few units that arrive
-    during other runs. Each lane gets runs up to its limit, the earliest partitions first.
+    A partition with fewer active runs than OVERLAPPING gets runs for all pending units of a lane. With more active runs
+    it only gets runs for batches that are worth a run, because otherwise a live feed would start a run for each few
+    units that arrive during other runs. Each lane gets runs up to its limit, the earliest partitions first.
 
     Dagster remembers a run_key for ever, so `salt(partition)` must change after each run of the partition.
     """

@@ -165,7 +165,7 @@ def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) ->
 def close(ledger: Ledger, created: Iterable[Envelope], tx: Transaction) -> int:
     """Create a pending unit for each endless volume that new units close; return the number.
 
-    Runs in the transaction that admits the units. A chunk closes the volume before its own volume, and its own volume
+    Runs in the transaction that admits the units. A chunk closes the previous volume of its radar, and its own volume
     if a later volume is known, so that the order of admission does not matter. The closing unit has its chunk's times,
     and the chunk's number with CLOSED as precedence, so that its Item replaces the chunk's Item, and a later chunk's
     Item replaces both.

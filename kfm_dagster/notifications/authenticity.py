@@ -219,7 +219,7 @@ class Signatures:
         return signed(body, extra_url=self._extra_url)
 
     def _chains(self, urls: Counter[str]) -> dict[str, Chain | str]:
-        """Return each certificate, or why it is unavailable; URLs of most messages come first."""
+        """Return each certificate, or why it is unavailable; URLs with the most messages first."""
         chains: dict[str, Chain | str] = {}
         for url, _ in urls.most_common():
             chain = self._certificates.known(url)

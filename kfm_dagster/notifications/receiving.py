@@ -43,7 +43,7 @@ PART_UNITS = 5_000
 
 
 def announced(message: SqsMessage) -> int:
-    """Estimate a message's units without parsing. A sender can understate them, not the bytes."""
+    """Estimate a message's units without parsing. A sender can understate units, but not bytes."""
     return message.body.count("eventTime")
 
 

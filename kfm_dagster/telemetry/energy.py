@@ -119,8 +119,8 @@ class CodecarbonMeter:
 def open_energy_meter(grid: str) -> CodecarbonMeter | None:
     """Return the meter for a grid: `COUNTRY` (ISO 3166-1 alpha-3) or `USA/state`; None for "".
 
-    Raises ConfigurationError for a grid without figures in codecarbon, which would use the world's, and when
-    codecarbon is not installed.
+    Raises ConfigurationError if codecarbon is not installed, or has no figures for the grid; codecarbon itself would
+    use the world's figures.
     """
     if not grid:
         return None

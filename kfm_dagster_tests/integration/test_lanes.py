@@ -199,5 +199,5 @@ def test_a_run_that_is_started_by_hand_is_bulk_work_and_says_when_another_run_to
     assert {record.lane for record in traces.records(face.pipeline).values()} == {Lane.BULK}
     check = unit_check(result)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert check.description == "2 of 2 units of this run were another run's when this one settled them"
+    assert check.description == "2 of 2 units of this run were claimed by another run before this run settled them"
     assert check.metadata["run_lost"].value == 2

@@ -1,7 +1,7 @@
 """KPIs of the clock by source, from readings: delta_t_abs and sigma_y(tau) (pure; PCS-17).
 
-allantools computes sigma_y of evenly spaced data only, and needs SciPy and matplotlib; runs are not evenly spaced.
-Does not belong here: reading the log, or presentation.
+allantools is not used, because it needs SciPy and matplotlib, and computes sigma_y of evenly spaced data only, while
+runs are not evenly spaced. Does not belong here: reading the log, or presentation.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def decide(readings: Sequence[ClockReading], rule: ClockRule, *, ts_start: datet
 
     A reading calibrates the clock when its whole uncertainty interval is within `max_offset`, and refutes it when the
     whole interval is outside. A reading in between decides nothing, nor does an unsynchronised kernel, whose clock
-    another service may keep. The latest deciding reading of the kernel, and of all servers together, counts, if it
-    lies within `tau_calib` of the start. Either can refute the clock, and one calibration suffices.
+    another service may keep. Two readings count, if within `tau_calib` of the start: the latest deciding reading of the
+    kernel, and that of all servers together. Either can refute the clock, and one calibration suffices.
 
     The order of measurement counts instead of `at`, because a corrected clock that was ahead has future readings.
     """
