@@ -89,7 +89,7 @@ class QuarantineCases:
         self._log = GovernanceLog(database, clock=clock)
 
     def due(self, *, limit: int) -> list[DueCase]:
-        """Return the oldest cases without evidence; the cost grows with the cases, not the records."""
+        """Return the oldest cases without evidence; the cost grows only with their number."""
         with self._database.snapshot() as view:
             return view.rows(DueCase, "evidence.due", limit=limit)
 

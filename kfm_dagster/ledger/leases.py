@@ -53,8 +53,8 @@ class Leases:
     def renew(self, run_id: str, attempts: Mapping[WalId, int]) -> int:
         """Extend a run's leases over units that it still holds; return their number.
 
-        `attempts` maps each unit to the attempt of its claim. Without it, a worker that has lost its units to a later
-        attempt of the same run would renew the lease of that attempt's worker, which may be dead.
+        `attempts` maps each unit to the attempt of its claim. Without `attempts`, a worker that has lost its units to a
+        later attempt of the same run would renew the lease of that attempt's worker, which may be dead.
         """
         if not attempts:
             return 0

@@ -61,7 +61,7 @@ class LedgerQueries:
         run_id: str | None = None,
         tx: Transaction,
     ) -> bool:
-        """Return whether any unit of a partition, or of a run there, has one of these statuses."""
+        """Return whether any unit of a partition, or of a run in it, has one of these statuses."""
         where = {"dataset": dataset, "partition": partition, "run_id": run_id}
         return any(tx.run("ledger.holds", where, status=status.value).scalar_one() for status in statuses)
 

@@ -27,7 +27,7 @@ WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f
 
 
 def _seen(example: object, source: str, *elsewhere: str) -> dict[str, Any]:
-    """Return a field's example, source and other places, for docs/wal/record-model.md."""
+    """Return a field's example, source and other occurrences, for docs/wal/record-model.md."""
     return {"examples": [example], "json_schema_extra": {"x-source": source, "x-seen-as": list(elsewhere)}}
 
 

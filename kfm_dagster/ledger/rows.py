@@ -157,5 +157,5 @@ def claim_order(envelope: Envelope) -> tuple[bool, int, datetime, str]:
 
 
 def wal_ids_of(rows: Iterable[Any]) -> tuple[WalId, ...]:
-    """Return the ids of rows, sorted, so that reports compare."""
+    """Return the ids of rows, sorted, so that reports are comparable."""
     return tuple(sorted(WalId(row.wal_id) for row in rows))

@@ -18,7 +18,7 @@ from kfm_dagster.storage.database import Transaction
 
 
 class _Place(NamedTuple):
-    """Key of the stored sizes of a product's objects of a month."""
+    """Key of stored sizes: a product, and the month of its objects."""
 
     dataset: str
     product: str
@@ -71,7 +71,7 @@ class SizePeers:
             tx.run("size_peers.keep", batch=batch)
 
     def _of(self, place: _Place) -> PeerSizes | None:
-        # At the beginning of a month the sizes of the month before are recent, too.
+        # Includes the month before, whose sizes are still recent at the beginning of a month.
         return PeerSizes.of([*self._known.get(place.before, ()), *self._known.get(place, ())][-PEERS_KEPT:])
 
 

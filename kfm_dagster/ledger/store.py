@@ -127,7 +127,7 @@ class Ledger(LedgerChanges):
 
         in_progress > succeeded if no operator failed and the sub-statuses allow it, else in_progress > failed with the
         time of the next attempt; if no attempt remains, > quarantined in the same transaction. If a newer unit's Item
-        is current but may still be withdrawn, the older unit fails with `catalog_conflict` and tries again. Only units
+        is current but may still be withdrawn, the older unit fails with `catalog_conflict` and is retried. Only units
         with a claim of this run and attempt are changed; the others are returned as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
@@ -135,7 +135,7 @@ class Ledger(LedgerChanges):
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
         successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
-            # Settled last, so that newer units of the same batch may have succeeded.
+            # Settled after the newer units of the same batch, which may have succeeded then.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
             successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
@@ -204,7 +204,7 @@ class Ledger(LedgerChanges):
         """Make failed > pending after the backoff; return the number by (dataset, partition).
 
         A unit is quarantined if the policy refuses it now, because the contract has become stricter, or a newer version
-        of the object arrived during the failed attempt. Otherwise it would be due, and refused, at every tick.
+        of the object arrived during the failed attempt. Otherwise the unit would be due, and refused, at every tick.
         """
         datasets = [rule["dataset"] for rule in self._rules(tx)]
         due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
@@ -303,7 +303,7 @@ class Ledger(LedgerChanges):
         return [unit if yields_to(unit) in lasting else conflicting(unit) for unit in units]
 
     def _beyond_retry(self, verdicts: Verdicts, failures: Sequence[Any], tx: Transaction) -> dict[WalId, str]:
-        """Return the reasons of the failed units without a further attempt."""
+        """Return the failed units without a further attempt, with the reasons."""
         failed = {WalId(row.wal_id) for row in failures}
         exhausted = {wal_id: reason for wal_id, reason in verdicts.given_up.items() if wal_id in failed}
         overdue = verdicts.overdue(failures, self.registry)

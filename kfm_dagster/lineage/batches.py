@@ -148,7 +148,7 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Batches that a destination lacks; `error` is its error for any of them, or None."""
+    """Batches that a destination lacks; `error` is its error for one of them, or None."""
 
     batches: int = 0
     units: int = 0

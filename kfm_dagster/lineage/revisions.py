@@ -163,7 +163,7 @@ def _nodes(units: Sequence[Any], activity: str, at: str, why: dict[str, str]) ->
     }
     for unit in units:
         entities = [(qc_report_entity(unit.wal_id, unit.revision), "kfm:QcReport")]
-        if unit.content_sha256 is not None:  # else the catalog had a newer unit's Item, and this Item never reached it
+        if unit.content_sha256 is not None:  # None if the catalog had a newer unit's Item already
             entities.append((item_entity(unit.wal_id, unit.revision), "kfm:StacItem"))
         for entity, kind in entities:
             yield {"id": entity, "type": ["Entity", kind], "wasInvalidatedBy": activity, "invalidatedAtTime": at}

@@ -22,7 +22,7 @@ GATE_M = 250.0
 SYMMETRY = 1e-12
 """Difference of two mirrored correlations that counts as rounding."""
 LEAST_EIGENVALUE = 1e-12
-"""Least eigenvalue of correlations; below it a covariance counts as singular: rounding of some dozen rows."""
+"""Least eigenvalue of correlations, above the rounding of some dozen rows; below it a covariance counts as singular."""
 
 _STEP = 1e-3
 """Relative step of the central differences; their error is the step's square, a millionth."""

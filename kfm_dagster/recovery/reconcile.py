@@ -255,7 +255,7 @@ def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: 
 def _stray(
     contract: DatasetContract, day: date, files: _Files, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
-    """Return the day's number of Items, and the Items that no recorded or coming unit writes."""
+    """Return the day's number of Items, and the Items that belong to no recorded or coming unit."""
     own_rows = [row for row in rows if row.dataset == contract.id]
     stray = [row.item_id for row in own_rows if not _answered_for(row)]
     # A collection that two datasets share has a single folder; its files are compared with the dataset that owns it.

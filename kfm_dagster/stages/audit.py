@@ -56,7 +56,7 @@ class AuditEvent:
 
 
 class AuditLog:
-    """Appends to the chain and reads it. `append` locks the chain until its transaction ends."""
+    """Appends to the chain and reads it. `append` locks the chain until the caller's transaction ends."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database

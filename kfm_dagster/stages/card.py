@@ -183,7 +183,7 @@ class RetryPolicy(Strict):
 
     @property
     def delays(self) -> Backoff:
-        """The backoff as a `Backoff`, which datasets' contracts also have."""
+        """The backoff in the form that datasets' contracts have."""
         return Backoff(
             kind=self.backoff,
             base_seconds=self.base.total_seconds(),

@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 ENCODED = 500
-"""Values encoded at a time, few because the properties of an HRRR object are 20 kB of JSON."""
+"""Values encoded at a time; not more, because the properties of an HRRR object are 20 kB of JSON."""
 
 
 class Column(NamedTuple):

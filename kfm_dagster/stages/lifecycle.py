@@ -45,7 +45,7 @@ from kfm_dagster.telemetry.traces import span
 
 _LOG = logging.getLogger(__name__)
 Record = Callable[[Transaction], None]
-"""Records a failure also in run-state, in the transaction that records it for the stage."""
+"""Records the stage's failure in run-state, too, in the same transaction."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ class StageNode(ABC):
     def compensate(self, *, tx: Transaction) -> Mapping[str, Any] | None:  # noqa: ARG002, a default
         """Undo the effects of `transform`; return a summary, or None if this is impossible.
 
-        Rows change in the caller's transaction; the call may be repeated until that is committed.
+        Rows change in the caller's transaction; the call may be repeated until that transaction is committed.
         """
         return {}
 
@@ -105,7 +105,7 @@ class StageNode(ABC):
         return ValidationSummary(checks=len(batch), passed=len(batch), failed=0)
 
     def claimed(self, batch: Sequence[Envelope]) -> ManifestEntry | None:  # noqa: ARG002, a default
-        """Return the units that `apply` claimed with their records' versions, or None."""
+        """Return the units that `apply` claimed, with their records' versions, or None."""
         return None
 
     def audit_lines(self, attempt: StageAttempt) -> Sequence[AuditEvent]:  # noqa: ARG002, a default

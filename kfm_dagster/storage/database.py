@@ -223,7 +223,7 @@ class Transaction:
         return None if row is None else value_of(kind, row)
 
     def run_many(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Execute a named statement for many parameter sets; without any, do nothing."""
+        """Execute a named statement for many parameter sets; without sets, do nothing."""
         batch = [_encoded(row) for row in rows]
         if batch:
             self.connection.execute(typed_statement(self.connection.dialect.name, name), batch)

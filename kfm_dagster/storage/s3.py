@@ -117,7 +117,7 @@ class S3Bucket:
     def get(self, path: str, *, options: Mapping[str, Any] | None = None) -> Fetched:
         """Get an object; with `head` only its metadata, with `range` the bytes [start, end).
 
-        With `if_match`, an ETag in quotes, only that version: raises PreconditionError for another version.
+        If `if_match` (an ETag in quotes) is set, raises PreconditionError for another version.
         """
         options = options or {}
         headers = {"If-Match": options["if_match"]} if options.get("if_match") else {}

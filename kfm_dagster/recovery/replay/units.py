@@ -232,7 +232,7 @@ def _conflict(unit: SelectedUnit, selected_status: str, selected_version: int) -
     """Return MOVED for a record that has changed since its selection.
 
     A failed unit that has failed once more still counts as unchanged. A success or a quarantine at another version is
-    another result, and to replace that is not approved.
+    another result, whose replacement is not approved.
     """
     moved = unit.status != selected_status or (unit.status is not Status.FAILED and unit.version != selected_version)
     return SkipReason.MOVED if moved else None

@@ -146,7 +146,7 @@ def dimensional_closure(subject: Subject) -> Verdict:
 
 
 def p_dim_against(p_dim: float | None, least: float) -> dict[str, Any]:
-    """Return a dimensional report's members on p_dim and its threshold; ok without quantities."""
+    """Return a dimensional report's members on p_dim; `ok` is true if there are no quantities."""
     return {"p_dim": p_dim, "min_p_dim": least, "ok": p_dim is None or p_dim >= least}
 
 

@@ -145,7 +145,7 @@ def citation_compliance(subject: Subject) -> Verdict:
 def coverage(subject: Subject) -> Verdict:
     """Compare each product's share of the due objects (G6) with the threshold, hour by hour.
 
-    An hour is expected once it is over and has settled; but hours before this deployment received the product's first
+    An hour is expected once it is over and has settled. Hours before this deployment received the product's first
     announcement are expected only if the day was listed. So a warning means that due objects are missing. Surplus in an
     hour or a product does not compensate for a hole in another.
     """
@@ -182,7 +182,7 @@ def _nothing_is_due(*, followed: bool) -> str:
 
 
 def _share(hours: Sequence[ProductHour]) -> float:
-    """Return the share of expected objects that exist; surplus counts for no other hour."""
+    """Return the share of expected objects that exist; an hour's surplus counts for no other hour."""
     return _found(hours) / sum(hour.expected for hour in hours)
 
 

@@ -72,9 +72,9 @@ _LISTS = (list, tuple)
 _WHOLE = frozenset({
     "cube:variables", "cube:dimensions.x", "cube:dimensions.y", "cube:dimensions.valid_time", "cube:dimensions.level",
 })  # fmt: skip
-"""Objects that the gates take as one field: texts of a hundred variables, and values that repeat `proj:transform`."""
+"""Objects that count as one field: texts of a hundred variables, and values that repeat `proj:transform`."""
 NAMED = 5
-"""Names that a text lists; it counts further names."""
+"""Names that a text lists; further names are only counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +116,7 @@ class Subject:
     stage: str
     """The operator that computed the batch."""
     sections: tuple[str, ...] = ()
-    """The sections that a unit has after this stage unless it failed."""
+    """The sections that a unit has after this stage if the unit has not failed."""
     contract: DatasetContract
     envelopes: Sequence[Envelope]
     reference_time: datetime
@@ -143,7 +143,7 @@ class Subject:
 
     @cached_property
     def footprints(self) -> Mapping[int, Measured]:
-        """Every geometry by identity, because units of a scene share a geometry."""
+        """The measure of every geometry, by its identity, because units of a scene share a geometry."""
         geometries = (unit.metadata.geometry for unit in self.current if unit.metadata is not None)
         different = {id(geometry): geometry for geometry in geometries}
         return {key: measure(geometry) for key, geometry in different.items()}
@@ -191,7 +191,7 @@ def partition_facts(contract: DatasetContract, partition: str, *, tx: Transactio
 def catalog_owners(
     contract: DatasetContract, units: Iterable[Envelope], *, tx: Transaction
 ) -> tuple[CatalogOwner, ...]:
-    """Return the units of current and former Items under the Item ids of a registered batch."""
+    """Return the units of current and former Items with the Item ids of a registered batch."""
     registered = (unit.stac for unit in units if unit.stac is not None)
     item_ids = sorted({stac.item_id for stac in registered if stac.item_id is not None})
     if not item_ids:

@@ -42,7 +42,7 @@ DIMENSION: Mapping[str, str] = {
     "[time]": "[time]",
     "[time] ** -1": "1 / [time]",
 }
-"""Dimension in a contract's notation > in pint's."""
+"""Dimension in a contract's notation > the same dimension in pint's notation."""
 
 SAME = frozenset({("metre", "m")})
 """Pairs of names of the same unit."""
