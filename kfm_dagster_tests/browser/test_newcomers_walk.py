@@ -5,16 +5,14 @@ Only the packages are there already: the clone borrows this environment's. CI in
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +21,8 @@ import pytest
 
 from kfm_dagster.deployment.local import free_port
 from kfm_dagster_tests.browser.dagster_ui import expect
-from kfm_dagster_tests.docs.console import shell, shell_environment
-from kfm_dagster_tests.timeouts import HANG_SECONDS
+from kfm_dagster_tests.docs.console import session, shell
+from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -96,32 +94,16 @@ def make_ui(checkout: Path) -> Iterator[Screen]:
 
     The port is all that is not every new user's: 3000 and 3001 may be somebody else's on this machine.
     """
-    log = checkout / "ui.log"
-    with log.open("wb") as output:
-        typed = subprocess.Popen(
-            ["make", "ui", f"UI_ARGS=--port {free_port()}"],
-            cwd=checkout,
-            env=shell_environment(newcomers(checkout)),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
+    log, command = checkout / "ui.log", ["make", "ui", f"UI_ARGS=--port {free_port()}"]
+    # A terminal sends Ctrl-C to all that was started in it.
+    with session(command, checkout, log, newcomers(checkout), end=signal.SIGINT) as typed:
         yield _read(typed, log)
-    finally:
-        # A terminal sends it to all that was started in it.
-        with suppress(ProcessLookupError):
-            os.killpg(typed.pid, signal.SIGINT)
-        typed.wait(timeout=HANG_SECONDS)
 
 
-def _read(typed: subprocess.Popen[bytes], log: Path) -> Screen:
-    until = time.monotonic() + HANG_SECONDS
-    while "--mend" not in (said := log.read_text(encoding="utf-8")):
-        assert typed.poll() is None, said
-        assert time.monotonic() < until, said
-        time.sleep(0.2)
+def _read(typed: subprocess.Popen[str], log: Path) -> Screen:
+    until(lambda: "--mend" in log.read_text(encoding="utf-8") or typed.poll() is not None, log.read_text)
+    said = log.read_text(encoding="utf-8")
+    assert typed.poll() is None, said
     console, token = re.search(r"the console, .*: (\S+)", said), re.search(rf"as {NEWCOMER} with the token (\S+)", said)
     assert console is not None
     assert token is not None

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,9 @@ def told(found: Sequence[Command], output: str) -> str:
 
 def shell_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """What a shell has in which somebody types: this process's variables without settings, and the given ones."""
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_"))}
+    keep = {
+        name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_", "PG"))
+    }
     return keep | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "KFM_ACTOR": "on-call",
@@ -77,28 +79,46 @@ def shell_environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+@contextmanager
+def session(
+    command: Sequence[str],
+    folder: Path,
+    log: Path,
+    variables: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    end: signal.Signals = signal.SIGTERM,
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a command as the head of a session, which ends with the block, background jobs and all."""
+    # A file, not a pipe: a background job would keep a pipe open after the command has ended.
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=shell_environment(variables),
+            stdin=stdin,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as started,
+    ):
+        try:
+            yield started
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, end)
+
+
 def shell(
     text: str, folder: Path, *, seconds: float, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in a shell of its own process group, which ends with it, background jobs and all."""
+    """Run a script in a shell of its own."""
     log = folder / "shell.log"
-    # A file, not a pipe: a background job would keep a pipe open after the shell has ended.
-    with log.open("wb") as output:
-        started = subprocess.Popen(
-            ["bash", "-c", text],
-            cwd=folder,
-            env=shell_environment(variables or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    with session(["bash", "-c", text], folder, log, variables or {}) as started:
         try:
             code = started.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGTERM)
-            started.wait()
     return subprocess.CompletedProcess("bash", code, log.read_text(encoding="utf-8", errors="replace"))

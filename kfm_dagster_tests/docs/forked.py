@@ -15,10 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from kfm_dagster_tests.timeouts import until
 
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
@@ -32,7 +33,6 @@ with socket.socket(socket.AF_UNIX) as server:
         signal.signal(number, lambda number, _: os.kill(child, number))
     sys.exit(int(server.recv(16) or 1))
 """
-STARTED_SECONDS = 120
 
 
 @contextmanager
@@ -45,11 +45,8 @@ def commands_of_forks(folder: Path) -> Iterator[str]:
         client.chmod(0o755)
     with subprocess.Popen([sys.executable, "-m", __name__, str(address)]) as process:
         try:
-            deadline = time.monotonic() + STARTED_SECONDS
-            while not address.exists():
-                assert process.poll() is None, "what serves the commands has ended"
-                assert time.monotonic() < deadline, "the commands are not served"
-                time.sleep(0.1)
+            until(lambda: address.exists() or process.poll() is not None)
+            assert process.poll() is None, "what serves the commands has ended"
             yield os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
         finally:
             process.kill()

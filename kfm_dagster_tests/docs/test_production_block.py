@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -22,8 +20,9 @@ import sqlalchemy as sa
 
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
-from kfm_dagster.demo.feed import Feed, FeedObject
+from kfm_dagster.demo.feed import Feed
 from kfm_dagster.demo.sample_day import sample_objects
+from kfm_dagster_tests.docs.console import session
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,28 +110,9 @@ class Terminal:
 @contextmanager
 def terminal(folder: Path, variables: Mapping[str, str]) -> Iterator[Terminal]:
     """A shell in a folder; whatever it started ends with it."""
-    keep = {
-        name: value for name, value in os.environ.items() if not name.startswith(("KFM_", "AWS_", "DAGSTER_", "PG"))
-    }
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    log = folder / "terminal.log"
-    with log.open("wb") as output:
-        shell = subprocess.Popen(
-            ["bash", "--norc"],
-            cwd=folder,
-            env={**keep, **variables, "PATH": path, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield Terminal(shell, log)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
-            shell.communicate()
+    log, shown = folder / "terminal.log", {**variables, "PYTHONUNBUFFERED": "1"}
+    with session(["bash", "--norc"], folder, log, shown, stdin=subprocess.PIPE, end=signal.SIGKILL) as shell:
+        yield Terminal(shell, log)
 
 
 def items(cloud: EmbeddedCloud) -> list[dict[str, Any]]:
@@ -161,10 +141,6 @@ def outside(server: str, contracts: ContractRegistry) -> Iterator[tuple[Embedded
         yield cloud, {**named, **stack.enter_context(as_host_db(server))}
 
 
-def one_volume() -> FeedObject:
-    return next(item for item in sample_objects() if item.bucket.endswith("nexrad-level2"))
-
-
 @pytest.mark.clause("DAG-13")
 @pytest.mark.deployment
 @pytest.mark.timeout(3 * HANG_SECONDS)
@@ -176,7 +152,8 @@ def test_the_block_typed_as_it_is_written_ingests_a_published_message(
         for line in block():
             typist.type(line)
         feed = Feed(cloud, contracts)
-        feed.announce([feed.deliver(one_volume())])
+        volume = next(item for item in sample_objects() if item.bucket.endswith("nexrad-level2"))
+        feed.announce([feed.deliver(volume)])
         [item] = until(lambda: items(cloud), typist.shown)
         assert item["collection"] == "nexrad-l2"
         address = until(lambda: re.search(r"http://127\.0\.0\.1:\d+", typist.shown()), typist.shown)[0]

@@ -46,14 +46,6 @@ def written(page: str) -> str:
     return BLOCK.sub(lambda found: f"{found['begin']}{PARTS[found['name']]()}{found['end']}", page)
 
 
-def _canonical() -> str:
-    return _fields(dict.fromkeys(CANONICAL_FIELDS, ""))
-
-
-def _beside() -> str:
-    return _fields(dict(EXTENSION_COLUMNS))
-
-
 def _fields(reasons: Mapping[str, str]) -> str:
     schema = wal_record_schema()
     rows = ["| field | type | meaning | example | source | also in |", "|---|---|---|---|---|---|"]
@@ -101,8 +93,8 @@ def _success() -> str:
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    "canonical": _canonical,
-    "beside": _beside,
+    "canonical": lambda: _fields(dict.fromkeys(CANONICAL_FIELDS, "")),
+    "beside": lambda: _fields(dict(EXTENSION_COLUMNS)),
     "transitions": _transitions,
     "success": _success,
 }
