@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import threading
 from collections import Counter
@@ -208,10 +209,8 @@ def test_workers_with_overlapping_units_emit_each_once(
     Database.open(database_url).dispose()
     spans = [(0, 60), (30, 90), (60, 120), (0, 120)]
     ready = threading.Barrier(len(spans))
-    statuses: list[ProvenanceStatus] = []
-    errors: list[BaseException] = []
 
-    def work(minute: int, first: int, stop: int) -> None:
+    def work(minute: int, first: int, stop: int) -> list[ProvenanceStatus]:
         database = Database.open(database_url)
         mine = units(first, stop)
         if minute % 2:
@@ -220,18 +219,12 @@ def test_workers_with_overlapping_units_emit_each_once(
             ready.wait()
             worker = Lineage(database, str(root))
             results = worker.emit(mine, run=ingest_run(minute=minute), contract=contract, fence=open_fence)
-            statuses.extend(result.status for result in results.values())
-        except BaseException as error:  # shown by the assertion below
-            errors.append(error)
+            return [result.status for result in results.values()]
         finally:
             database.dispose()
 
-    threads = [threading.Thread(target=work, args=(10 + number, *span)) for number, span in enumerate(spans)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(len(spans)) as pool:
+        statuses = list(itertools.chain(*pool.map(work, itertools.count(10), *zip(*spans, strict=True))))
     assert set(statuses) == {ProvenanceStatus.OK}
     assert len(statuses) == sum(stop - first for first, stop in spans)
     assert readable(root) == once_each(units(0, 120))

@@ -208,9 +208,8 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
 
     def fail_again(report: DeadLetterWork) -> None:
         rounds.append(report)
-        pending = dlq_fixture.requeues().keys()
-        numbers = [number for number in range(40) if dlq_fixture.wal_ids([number])[0] in pending]
-        waiting = [n for n in numbers if _status(dlq_fixture, n) is Status.PENDING]
+        pending = {unit.wal_id for unit in own_tx(dlq_fixture.pipeline.ledger).find(status=Status.PENDING, limit=40)}
+        waiting = [number for number in range(40) if dlq_fixture.unit(number).wal_id in pending]
         dlq_fixture.bring_to("failed", waiting[:3])
         dlq_fixture.assert_sound()
 
@@ -235,10 +234,6 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
     other = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
     # Units that came back have no attempt left.
     assert (other.end, other.units["requeued"]) == (End.EMPTY, 40 - 3 * len(rounds))
-
-
-def _status(dlq_fixture: DlqFixture, number: int) -> Status:
-    return own_tx(dlq_fixture.pipeline.ledger).get(dlq_fixture.wal_ids([number])[0]).status
 
 
 @pytest.mark.clause("RPL-06")

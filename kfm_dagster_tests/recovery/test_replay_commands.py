@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import StringIO
@@ -132,14 +133,13 @@ def working(stand: Stand, *, ending: Callable[..., Any] = finished) -> Iterator[
         while not done.wait(0.02):
             other.work(ending, run_id="worker")
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        other.pipeline.close()
+    with closing(other.pipeline), ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(work)
+        try:
+            yield
+        finally:
+            done.set()
+        worker.result()
 
 
 @pytest.mark.clause("RPL-01", "RPL-05")

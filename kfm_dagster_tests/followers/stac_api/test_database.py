@@ -27,7 +27,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
-from kfm_dagster.followers.stac_api.rows import ABSENT, answered_item, as_floats, kept_content, stage_line
+from kfm_dagster.followers.stac_api.rows import answered_item, as_floats, kept_content, stage_line
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.followers.changes import change
@@ -155,18 +155,6 @@ def test_an_item_is_found_by_its_range_and_else_by_its_time() -> None:
         item = {"id": "x", "collection": "c", "geometry": None, "properties": times, "links": [], "assets": {}}
         cells = stage_line(change(7, item, day="2025-12-03"), {}, None).removesuffix("\n").split("\t")
         assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
-
-
-def test_members_that_only_other_items_have_are_marked() -> None:
-    item = {
-        "id": "x", "collection": "c", "type": "Feature", "geometry": None, "links": [], "properties": {},
-        "assets": {"data": {"href": "s3://b/k"}},
-    }  # fmt: skip
-    base = {"assets": {"data": {"title": "t"}, "index": {"type": "i"}}}
-    assert kept_content(item, base, None)["assets"] == {
-        "data": {"href": "s3://b/k", "title": ABSENT},
-        "index": ABSENT,
-    }
 
 
 def test_numbers_are_compared_as_floats_and_nothing_else_is_taken_for_one() -> None:

@@ -93,10 +93,6 @@ def decoded_as_netcdf4_does(scene: Any, contents: Sequence[bytes]) -> None:
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
-def changes_of(contracts: ContractRegistry, root: Path, paths: Sequence[str]) -> list[ItemChange]:
-    return [change(next(numbers), item_of_file(contracts, root, path)) for path in paths]
-
-
 REAL_STORES = {
     REAL["goes-abi"][0]: "G16_ABI-L1b-RadM1_C01",
     REAL["goes-abi"][1]: "G17_ABI-L1b-RadC_C06_18h",
@@ -122,7 +118,7 @@ def test_a_real_object_has_its_bytes_in_its_store(
     where = path.relative_to(shared_data / "objects").as_posix()
     content = path.read_bytes()
     put(server, *where.split("/", 1), content)
-    (changed,) = changes_of(contracts, shared_data / "objects", [where])
+    changed = change(next(numbers), item_of_file(contracts, shared_data / "objects", where))
     follower.follow(contracts["goes-abi"], [changed])
     assert follower.report["added"] == 1, follower.report
     assert 0 < len(reads) <= 8

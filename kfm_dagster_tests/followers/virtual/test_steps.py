@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples.grib2_messages import at_hour
-from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.followers.virtual import netcdf_step
 from kfm_dagster.followers.virtual.grib2_step import read_grib2_step
 from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
@@ -31,7 +30,6 @@ from kfm_dagster_tests.followers.virtual.forecasts import (
     COLUMNS,
     PNG,
     ROWS,
-    RUN,
     SIMPLE,
     SPATIAL,
     Values,
@@ -292,8 +290,8 @@ def test_what_is_referred_to_is_decoded_as_eccodes_does() -> None:
         assert not np.array_equal(expected, expected[::-1], equal_nan=True), case
 
 
-def constant() -> bytes:
-    return field_of("TMP", "2 m above ground", at_hour(3), np.full((ROWS, COLUMNS), 280.0))[2]
+def constant(value: float = 280.0) -> bytes:
+    return field_of("TMP", "2 m above ground", at_hour(3), np.full((ROWS, COLUMNS), value))[2]
 
 
 def test_what_the_codec_gets_wrong_is_refused() -> None:
@@ -313,28 +311,10 @@ def test_what_the_codec_gets_wrong_is_refused() -> None:
         assert not same(gribberish_has(made), expected), what
 
 
-def test_several_groups_are_what_the_codec_knows() -> None:
-    made = in_groups(constant())
-    assert not refused(made)
-    assert same(gribberish_has(made), decoded(made))
-
-
-def test_the_demos_constant_fields_are_refused_but_zero() -> None:
-    _, content, _ = make_hrrr(run=RUN, lead=3)
-    for made, (name, zero) in zip(
-        messages_of(content),
-        {NAME: False, "GUST surface 3 hour fcst": False, "APCP surface 0-3 hour acc fcst": True}.items(),
-        strict=True,
-    ):
-        assert same(gribberish_has(made), decoded(made)) is zero
-        layers = {name: (0, len(made))}
-        if zero:
-            assert [*read_grib2_step(BytesSource(made), layers, fields=[".*"], along="valid_time").images] == [
-                "APCP_surface_acc"
-            ]
-        else:
-            with pytest.raises(ReadError, match="constant"):
-                read_grib2_step(BytesSource(made), layers, fields=[".*"], along="valid_time")
+def test_several_groups_and_a_constant_of_zero_are_what_the_codec_knows() -> None:
+    for made in (in_groups(constant()), constant(0.0)):
+        assert not refused(made)
+        assert same(gribberish_has(made), decoded(made))
 
 
 REAL = {
