@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,9 +47,9 @@ class Death:
 
 
 @contextmanager
-def dying(database: Database | None = None, *, at: int, only: str = "") -> Iterator[Death]:
+def dying(database: Database | None = None, *, at: int | Death, only: str = "") -> Iterator[Death]:
     """End the block at its `at`-th statement or failpoint; `only`: at that of the failpoints whose names begin so."""
-    death = Death(at)
+    death = at if isinstance(at, Death) else Death(at)
 
     def executed(_connection: Any, statement: Any, *_: Any) -> None:
         if death.died or not only:
@@ -67,6 +68,14 @@ def dying(database: Database | None = None, *, at: int, only: str = "") -> Itera
         failpoints.install(None)
         if database is not None:
             sa.event.remove(database.engine, "after_execute", executed)
+
+
+def deaths() -> Iterator[tuple[int, Death]]:
+    """A death for each moment of a block in turn, until one is survived."""
+    for at in count(1):
+        yield at, (death := Death(at))
+        if not death.died:
+            return
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import Register, codes
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad
 from kfm_dagster_tests.databases import every_row
-from kfm_dagster_tests.moments import dying, meanwhile
+from kfm_dagster_tests.moments import deaths, dying, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
@@ -230,10 +229,10 @@ def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
     for batch in (_first(contracts), _second(contracts)):
         clean.register(batch, fence=open_fence)
     expected = trees.files(tmp_path / "clean")
-    for at in count(1):
+    for at, death in deaths():
         catalog, root = catalog_in(f"crash-{at}"), tmp_path / f"crash-{at}"
         catalog.register(_first(contracts), fence=open_fence)
-        with dying(database, at=at) as death:
+        with dying(database, at=death):
             catalog.register(_second(contracts), fence=open_fence)
         _assert_whole(root)
         results = catalog.register(_second(contracts), fence=open_fence)
@@ -243,8 +242,6 @@ def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
         assert trees.files(root) == expected, death
         trees.assert_consistent(root)
         trees.assert_counted(database)
-        if not death.died:
-            break
     assert at > 40
 
 

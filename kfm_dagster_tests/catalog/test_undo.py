@@ -27,7 +27,7 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad, with_metadata
-from kfm_dagster_tests.moments import dying, full, meanwhile
+from kfm_dagster_tests.moments import deaths, dying, full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
 NEXT_YEAR = DAY + timedelta(days=40)
@@ -257,8 +257,8 @@ def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
         base(write)
     root.mkdir(exist_ok=True)
     before = everything(root, database)
-    for at in count(1):
-        with dying(database, at=at) as death:
+    for at, death in deaths():
+        with dying(database, at=death):
             write("run", *changes())
         # The next try finds the file of the one that died, which is not what stood before; it comes through, or dies.
         if at % 3:
@@ -266,8 +266,6 @@ def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
                 write("run", *changes())
         own_tx(catalog).undo("goes-abi", "run")
         assert everything(root, database) == before, death
-        if not death.died:
-            break
     assert at > 30
 
 
@@ -277,15 +275,13 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
 ) -> None:
     base(write)
     before = everything(root, database)
-    for at in count(1):
+    for _, death in deaths():
         write("run", *changes())
-        with dying(database, at=at) as death:
+        with dying(database, at=death):
             own_tx(catalog).undo("goes-abi", "run")
         own_tx(catalog).undo("goes-abi", "run")
         assert everything(root, database) == before, death
-        if not death.died:
-            break
-    assert at > 40
+    assert death.at > 40
 
 
 @pytest.mark.clause("PCS-03")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,7 +48,7 @@ from kfm_dagster_tests.lineage.units import (
     units,
     with_stac,
 )
-from kfm_dagster_tests.moments import dying, meanwhile
+from kfm_dagster_tests.moments import deaths, dying, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
 
@@ -62,10 +62,10 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
     database: Database, root: Path, contract: DatasetContract
 ) -> None:
     expected: list[LineageUnit] = []
-    for at in count(1):
+    for at, death in deaths():
         batch = units(3 * at, 3 * at + 3)
         expected += batch
-        with dying(database, at=at) as death:
+        with dying(database, at=death):
             Lineage(database, str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
         # What a reader finds between crash and retry is never double and never half a batch.
         assert set(readable(root).values()) <= {1}
@@ -74,8 +74,6 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
         )
         assert {result.status for result in retried.values()} == {ProvenanceStatus.OK}
         assert readable(root) == once_each(expected), death
-        if not death.died:
-            break
     assert at > 30
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.schemas import facets, validate
 from kfm_dagster_tests.lineage.test_lineage_store import files
 from kfm_dagster_tests.lineage.units import RUN_ID, ingest_run, registered, repaired, superseded, units
-from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.moments import deaths, dying
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = [
@@ -328,10 +327,10 @@ def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
 def test_a_withdrawal_that_dies_anywhere_is_told_once(
     database: Database, lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
-    for at in count(1):
+    for at, death in deaths():
         name, batch = f"run-{at}", units(2 * at, 2 * at + 2)
         lineage.emit(batch, run=run(name), contract=contract, fence=open_fence)
-        with dying(database, at=at) as death:
+        with dying(database, at=death):
             own_tx(lineage).invalidate(run_id=name, contract=contract, reason="S1")
         own_tx(lineage).invalidate(run_id=name, contract=contract, reason="S1")
         lineage.publish_staged()
@@ -339,6 +338,4 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
         facets = (event["run"]["facets"] for event in events(root))
         told = [one for one in facets if one.get("kfmInvalidation", {}).get("run_id") == name]
         assert len(told) == 2, death
-        if not death.died:
-            break
     assert at > 15

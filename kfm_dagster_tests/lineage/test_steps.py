@@ -6,7 +6,6 @@ import json
 import socket
 from contextlib import closing
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -33,7 +32,7 @@ from kfm_dagster_tests.idempotent_node.counting import CODE, RUN, CountLines, re
 from kfm_dagster_tests.lineage.prov_json import prov_json
 from kfm_dagster_tests.lineage.receiver import backend_at, receiving
 from kfm_dagster_tests.lineage.schemas import facets, validate
-from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.moments import deaths, dying
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
@@ -256,14 +255,12 @@ def test_a_failure_that_a_later_content_has_overtaken_is_told_as_given_up(
 def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
     database: Database, nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
-    for at in count(1):
+    for at, death in deaths():
         node.minimum = at
         run_node(nodes, node, run_id=RUN, code=CODE)
-        with dying(database, at=at) as death:
+        with dying(database, at=death):
             lineage.publish_staged()
         assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)), death
-        if not death.died:
-            break
     assert at > 10
     assert len(ends(root)) == at
 

@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes
 from kfm_dagster_tests.catalog.test_undo import NEXT_YEAR, unit
 from kfm_dagster_tests.followers.changes import change
 from kfm_dagster_tests.ledger.bench import Clock
-from kfm_dagster_tests.moments import dying, meanwhile
+from kfm_dagster_tests.moments import deaths, dying, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
 CREATED, UPDATED, WITHDRAWN = ChangeKind.CREATED, ChangeKind.UPDATED, ChangeKind.WITHDRAWN
@@ -401,12 +400,10 @@ def test_a_crash_while_a_day_becomes_one_file_loses_none_of_it(
 ) -> None:
     publisher = FolderPublisher(root)
     filled = published(publisher)[f"{OVER:%Y-%m-%d}"]
-    for at in count(1):
-        with small_parts(), dying(at=at, only="catalog.") as death:
+    for at, death in deaths():
+        with small_parts(), dying(at=death, only="catalog."):
             GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 100 + at, [at], day=LATER))
         assert published(publisher)[f"{OVER:%Y-%m-%d}"] == filled
-        if not death.died:
-            break
     assert at > 1
     assert len(files(root)) == 1
     assert published(publisher)[f"{OVER:%Y-%m-%d}"] == filled

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, put
-from kfm_dagster_tests.moments import dying
+from kfm_dagster_tests.moments import deaths, dying
 
 WITHDRAWN = ChangeKind.WITHDRAWN
 FOLDER = "goes-abi/2025/2025-06-01"
@@ -123,17 +122,15 @@ def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(contract: Dataset
     standing = [one for one in before if one.item_id not in {before[0].item_id, late[1].item_id}]
     new = in_one_go(objects, contract, standing + late)
     changes = [change_of(before[0], kind=WITHDRAWN), *map(change_of, late)]
-    for at in count(1):
+    for at, death in deaths():
         place = tmp_path / f"virtual-{at}"
         follower = VirtualZarr(FolderPublisher(place), ObjectStores(object_root=objects))
         follower.follow(contract, [change_of(one) for one in before])
-        with dying(at=at, only="catalog.") as death:
+        with dying(at=death, only="catalog."):
             follower.follow(contract, changes)
         assert shown(place) in (old, new)
         follower.follow(contract, changes)
         assert shown(place) == new
-        if not death.died:
-            break
     # Documents and lists, staged and put in their places, and what nobody names any more.
     assert at > 15
 
