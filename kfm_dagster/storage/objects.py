@@ -227,7 +227,7 @@ class ObjectStores:
             case "azure":  # the account comes from AZURE_STORAGE_ACCOUNT_NAME
                 return AzureStore(bucket, client_options=options, retry_config=retry, **unsigned)
             case "aws":
-                return _s3(
+                return s3_bucket(
                     bucket,
                     region=contract.storage.region,
                     seconds=self._request_seconds,
@@ -265,7 +265,7 @@ def open_store(location: str) -> Store:
     if location.startswith("s3://"):
         bucket, _, prefix = location.removeprefix("s3://").strip("/").partition("/")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        return _s3(bucket, region=region, seconds=REQUEST_SECONDS, prefix=prefix)
+        return s3_bucket(bucket, region=region, seconds=REQUEST_SECONDS, prefix=prefix)
     if "://" in location:
         raise ConfigurationError(
             "KFM_STORAGE_URL has an unknown scheme",
@@ -319,7 +319,8 @@ def _folders(root: Path, above: str) -> list[str]:
     return [f"{above}{path.name}" for path in base.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
-def _s3(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous: bool = False) -> S3Bucket:
+def s3_bucket(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous: bool = False) -> S3Bucket:
+    """Open a bucket at the configured endpoint, else at AWS's of the region. Raises ConfigurationError."""
     endpoint = _endpoint_of(region)
     return S3Bucket(bucket, endpoint=endpoint, region=region, seconds=seconds, prefix=prefix, anonymous=anonymous)
 

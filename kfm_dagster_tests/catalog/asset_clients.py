@@ -1,4 +1,4 @@
-"""Clients of a dataset's assets, each by the blocks of `docs/stac.md`, and what they find against what the Item says.
+"""Clients of a dataset's assets, each by the blocks of `docs/stac.md` and by `kfm.open`, against what the Item states.
 
 Belongs here: what an Item says that a client of its format can be asked for. Does not belong here: the server that the
 objects are on (`test_opening.py`).
@@ -14,6 +14,9 @@ from typing import Any
 
 import pystac
 import pytest
+
+import kfm_dagster as kfm
+from kfm_dagster.errors import ConfigurationError
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "stac.md").read_text(encoding="utf-8")
 
@@ -54,7 +57,9 @@ def grib(item: pystac.Item) -> None:
     assert found[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
     layers = item.assets["data"].extra_fields.get("grib:layers", {})
     if layers or bands.count == 1:
-        one_field(item, min(layers, key=lambda name: layers[name]["start_byte"], default=None), corner)
+        first = min(layers, key=lambda name: layers[name]["start_byte"], default=None)
+        one_field(item, first, corner)
+        opened_alone(item, first)
 
 
 def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
@@ -74,6 +79,23 @@ def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
     assert grid.min() <= stack.min() <= stack.max() <= grid.max()
 
 
+def opened_alone(item: pystac.Item, name: str | None) -> None:
+    """`kfm.open` reads the first field as the file stores it, in the unit of the Item, at the Item's times."""
+    import rasterio
+
+    field = kfm.open(item, field=name)
+    with rasterio.Env(GRIB_NORMALIZE_UNITS="NO"):
+        stored = run("rasterio.open(address(asset))", item)["bands"].read(1, masked=True).filled(float("nan"))
+    assert field.values == pytest.approx(stored, nan_ok=True)
+    assert (list(field.x[:1]), list(field.y[:1])) == tuple(
+        [pytest.approx(item.properties["proj:transform"][at] + item.properties["proj:transform"][step] / 2, abs=1e-3)]
+        for at, step in ((2, 0), (5, 4))
+    )
+    assert str(field.valid_time.values)[:19] == f"{item.datetime:%Y-%m-%dT%H:%M:%S}"
+    if described := item.properties.get("cube:variables", {}).get(field.name, {}):
+        assert field.attrs["units"] == described["unit"]
+
+
 def goes_abi(item: pystac.Item) -> None:
     import rasterio
     from numpy import ma
@@ -84,6 +106,7 @@ def goes_abi(item: pystac.Item) -> None:
     loaded = run("subdatasets", item)
     name = loaded["image"].rpartition(":")[2]
     assert list(found[name].shape) == said["proj:shape"]
+    assert kfm.open(item, field=name).identical(found[name])
     scene = loaded["scene"]
     assert [scene.sizes["y"], scene.sizes["x"]] == said["proj:shape"]
     step, _, west = said["proj:transform"][:3]
@@ -95,25 +118,26 @@ def goes_abi(item: pystac.Item) -> None:
 
 
 def goes_glm(item: pystac.Item) -> None:
-    found = opened(item)
+    found = kfm.open(item)
     for one, many in (("event", "events"), ("group", "groups"), ("flash", "flashes")):
         assert found.sizes[f"number_of_{many}"] == item.properties[f"glm:{one}-count"] > 0
 
 
 def ocean(item: pystac.Item) -> None:
     found = opened(item)
+    assert kfm.open(item).identical(found)
     assert item.properties["cube:variables"].keys() <= set(found.variables)
     assert [found.sizes["lat"], found.sizes["lon"]] == item.properties["proj:shape"]
 
 
 def volume(item: pystac.Item) -> None:
     is_its_place(opened(item), item)
+    chunks(item)
 
 
 def chunks(item: pystac.Item) -> None:
-    found = run("open_files", item)
-    assert len(found["chunks"]) == item.properties["nexrad:chunks"]
-    is_its_place(found["cut"], item)
+    tree = kfm.open(item)
+    is_its_place(tree.to_dataset().merge(tree["sweep_0"].to_dataset()), item)
 
 
 def is_its_place(cut: Any, item: pystac.Item) -> None:
@@ -123,6 +147,8 @@ def is_its_place(cut: Any, item: pystac.Item) -> None:
 
 
 def nids(item: pystac.Item) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(item.assets["data"].href)):
+        kfm.open(item)
     product = run("Level3File", item)["product"]
     assert product.prod_desc.prod_code == item.properties["nexrad:product-code"]
     assert product.siteID == item.properties["nexrad:awips-id"][3:]
@@ -135,11 +161,11 @@ def nids(item: pystac.Item) -> None:
 
 
 def station(item: pystac.Item) -> None:
-    reports = run("read_fwf", item)["reports"]
+    reports = kfm.open(item)
     assert len(reports) == item.properties["isd:records"]
     assert reports["air_temperature"].between(-60, 60).any()
     assert reports["sea_level_pressure"].dropna().between(870, 1090).all()
-    assert reports["time"].iloc[0] == f"{item.common_metadata.start_datetime:%Y%m%d%H%M}"
+    assert reports["time"].iloc[0] == item.common_metadata.start_datetime
 
 
 CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {

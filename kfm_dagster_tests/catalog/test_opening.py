@@ -94,7 +94,7 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
     return of
 
 
-@pytest.mark.clause("OPR-21", "OPR-28")
+@pytest.mark.clause("OPR-21", "OPR-28", "BEY-19")
 @pytest.mark.parametrize("dataset", CLIENTS)
 def test_every_dataset_opens_by_what_its_items_say(dataset: str, placed: Placed, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")

@@ -476,8 +476,8 @@ def test_a_backfill_reaches_the_first_object_of_an_archive(
     )
     [day] = day_progress(face.pipeline.database, backfill.backfill_id)
     assert (day.listed, day.left_out) == (2, {"key_grammar_mismatch": {"keys": 1, "first": neighbour}})
-    settings = face.pipeline.settings
-    [table] = search(open_publisher(settings.catalog), [dataset], SearchCriteria(end=datetime(1990, 1, 1, tzinfo=UTC)))
+    publisher = open_publisher(face.pipeline.settings.catalog)
+    [(_, table)] = search(publisher, [dataset], SearchCriteria(end=datetime(1990, 1, 1, tzinfo=UTC)))
     assert table.num_rows == len({one.stac_item_id for one in records.values()})
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+import kfm_dagster as kfm
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.demo.samples import gfs, hrrr, mrms, nbm
 from kfm_dagster.ingest.pipeline import Pipeline
@@ -53,13 +59,24 @@ def made() -> dict[str, tuple[str, str, bytes, str | None]]:
     }
 
 
-@pytest.mark.clause("OPR-24")
+@contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    """Serve a folder over HTTP on loopback."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.clause("OPR-24", "BEY-19")
 @pytest.mark.one_database
 def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     make_pipeline: Callable[..., Pipeline],
     database_url: str,
     objects: Path,
     stac_api_url: str,
+    tmp_path: Path,
     call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,12 +97,17 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     assert {f"{RUN:%Y-%m-%d}" in path.as_posix() for path in items} == {True}
     pipeline.following.catch_up(pipeline.followers, within=60)
     monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
-    found: dict[str, dict[str, set[str]]] = {"items search": {}, "STAC API": {}}
-    with stac_api_server(stac_api_url) as url:
+    files = tmp_path / "files"
+    shutil.copytree(pipeline.settings.catalog, files, ignore=shutil.ignore_patterns("items"))
+    doors = ("items search", "STAC API", "GeoParquet", "files", "web")
+    found: dict[str, dict[str, set[str]]] = {door: {} for door in doors}
+    with stac_api_server(stac_api_url) as url, web_server(files) as web:
         client = Client.open(url)
         for day in HOLDS:
             rows = call("items", "search", "--time", day, "--json").rows
             found["items search"][day] = {ids[str(row["id"])] for row in rows}
+            for door, catalog in {"GeoParquet": None, "files": str(files), "web": web}.items():
+                found[door][day] = {ids[item.id] for item in kfm.search(time=day, catalog=catalog)}
             found["STAC API"][day] = {ids[item["id"]] for item in client.search(datetime=day).items_as_dicts()}
     expected = {day: set(names.split()) for day, names in HOLDS.items()}
     assert found == dict.fromkeys(found, expected)

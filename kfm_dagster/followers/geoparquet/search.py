@@ -51,8 +51,10 @@ class SearchCriteria:
     conditions: tuple[PropertyCondition, ...] = ()
 
 
-def search(publisher: Publisher, collections: Iterable[str], criteria: SearchCriteria) -> Iterator[pa.Table]:
-    """Yield tables of the matching Items by collection and day (`rows.to_items`).
+def search(
+    publisher: Publisher, collections: Iterable[str], criteria: SearchCriteria
+) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the folder of the Items' files, and tables of matching Items, by collection and day (`rows.to_items`).
 
     Raises PublishError, and DependencyUnavailableError if files stay missing.
     """
@@ -61,8 +63,9 @@ def search(publisher: Publisher, collections: Iterable[str], criteria: SearchCri
             # The folder of an accumulation that ends at New Year is the new year's.
             if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
-                for _, day in sorted(_days(publisher, directory).items()):
-                    yield from _of_day(publisher, directory, day, criteria)
+                for name, day in sorted(_days(publisher, directory).items()):
+                    for table in _of_day(publisher, directory, day, criteria):
+                        yield f"{collection}/{year}/{name}", table
 
 
 def properties_of(publisher: Publisher, collections: Iterable[str]) -> set[str]:
@@ -100,7 +103,7 @@ def _of_parts(publisher: Publisher, where: str, day: Day, criteria: SearchCriter
     for part in day.parts:
         if groups := [number for number, group in enumerate(part.groups) if _may_hold(group, criteria)]:
             with publisher.open(f"{where}/{part.name}", size=part.size) as file:
-                rows = _matching(pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups), criteria)
+                rows = matching(pq.ParquetFile(file, pre_buffer=True).read_row_groups(groups), criteria)
             if rows.num_rows:
                 yield rows
 
@@ -124,7 +127,8 @@ def _meet(box: Bbox, other: Bbox) -> bool:
     return any(meets) if other_west > other_east else all(meets)
 
 
-def _matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
+def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
+    """Return the rows that meet all conditions, in their order."""
     for condition in criteria.conditions:
         rows = rows.filter(_holds(rows, condition))
     west, south, east, north = boxes(rows)

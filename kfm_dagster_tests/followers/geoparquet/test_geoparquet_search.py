@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
+from kfm_dagster.catalog import publisher as publisher_of_files
 from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
@@ -245,10 +246,13 @@ def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: floa
 
 
 def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any], *, at_once: int = 1_000) -> None:
-    """Publish Items as the follower does, so many at a time."""
+    """Publish Items as the follower does, so many at a time, below a root that links their Collections."""
+    collections = sorted({one["collection"] for one in items})
+    links = [{"rel": "child", "href": f"./{name}/collection.json"} for name in collections]
+    publisher_of_files.publish(publisher, [{"catalog.json": orjson.dumps({"links": links})}])
     follower = GeoParquet(publisher)
     changes = [change(number, one) for number, one in enumerate(items, 1)]
-    for dataset in {one["collection"] for one in items}:
+    for dataset in collections:
         of_dataset = [one for one in changes if one.item["collection"] == dataset]
         for first in range(0, len(of_dataset), at_once):
             follower.follow(contracts[dataset], of_dataset[first : first + at_once])
@@ -256,7 +260,7 @@ def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any],
 
 def found(publisher: Publisher, **wanted: Any) -> list[str]:
     """The ids of what is found."""
-    return sorted(one["id"] for rows in search(publisher, [ABI], SearchCriteria(**wanted)) for one in to_items(rows))
+    return sorted(one["id"] for _, rows in search(publisher, [ABI], SearchCriteria(**wanted)) for one in to_items(rows))
 
 
 def arcs(west: float, east: float) -> list[tuple[float, float]]:
@@ -473,9 +477,9 @@ def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
 def test_bad_input_is_one_line(home: Path, call: Call) -> None:
     for arguments, said in [
         (("--time", "2025-12-03/2025-12-01"), "ends before it begins"),
-        (("--bbox", "1,2,3"), "not four numbers"),
-        (("--bbox", "0,50,10,40"), "not a box in degrees"),
-        (("--bbox", "-190,0,10,40"), "not a box in degrees"),
+        (("--bbox", "1,2,3"), "not a box W,S,E,N in degrees"),
+        (("--bbox", "0,50,10,40"), "not a box W,S,E,N in degrees"),
+        (("--bbox", "-190,0,10,40"), "not a box W,S,E,N in degrees"),
     ]:
         answer = call("items", "search", *arguments)
         assert (answer.code, answer.out) == (ExitCode.USAGE, "")

@@ -1,0 +1,222 @@
+"""Open the object of an Item, or one of its fields, as xarray: only the bytes of the field are read.
+
+Each object is read in the version that its Item describes. An object that was written again raises ObjectReadError.
+Belongs here: which client opens which format. Does not belong here: which Item is the newest (`items.py`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
+
+from kfm_dagster.catalog.assets import DATA_ASSET
+from kfm_dagster.catalog.publisher import Ranges
+from kfm_dagster.contracts.issues import IntegrityIssue
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, UnknownNameError
+from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache
+from kfm_dagster.reading.items import Bbox, Catalog, Time, equal, latest, newness, read_item, time_range
+from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, variables_of
+from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject
+from kfm_dagster.storage.objects import REQUEST_SECONDS, s3_bucket
+
+if TYPE_CHECKING:
+    import pystac
+
+Source: TypeAlias = "str | pystac.Item | Item"
+PARALLEL = 8
+"""Fields that `best` reads at once."""
+MD5 = "d50110"
+"""Prefix of a multihash that is an MD5 (multiformats, table of codes), as which Items have an ETag."""
+_CHUNK = re.compile(r"\d{3}-[SIE]$")
+
+
+def open_source(
+    source: Source,
+    *,
+    field: str | None = None,
+    level: str | None = None,
+    catalog: str | None = None,
+    **properties: object,
+) -> Any:
+    """Open an Item, or the newest Item of a dataset, or one of its fields.
+
+    `source` is an Item, the address of its file, or the id of a dataset, whose `latest` Item with the field and the
+    properties is opened. `field` is a variable of NetCDF, or a field of GRIB2 as in its index,
+    `TMP:2 m above ground`; the level may also be `level`. Returns a DataArray with a field, else a Dataset; of a radar
+    volume xradar's DataTree with a group for each sweep, of reports of stations a pandas DataFrame.
+
+    Raises UnknownNameError if no or several fields have the name, ObjectReadError if the object is gone or was written
+    again after its Item, ConfigurationError for a format without a client, and DependencyUnavailableError if a package
+    of the extra `read` is missing.
+    """
+    if isinstance(source, str):
+        is_address = source.endswith(".json")
+        source = (
+            read_item(source) if is_address else latest(source, field=field, level=level, catalog=catalog, **properties)
+        )
+    item: Item = source if isinstance(source, Mapping) else source.to_dict(transform_hrefs=False)
+    asset = item["assets"][DATA_ASSET]
+    match asset.get("xarray:open_kwargs", {}).get("engine"):
+        case "rasterio":
+            return _grid(item, layer(item, field, level) if layers_of(item) else field)
+        case "h5netcdf":
+            dataset = _package("xarray").open_dataset(_file(item), **asset["xarray:open_kwargs"])
+            return dataset if field is None else dataset[layer(item, field)]
+        case "nexradlevel2":
+            return _package("xradar").io.open_nexradlevel2_datatree(_volume(item))
+    if any("isd:positions" in column for column in variables_of(item).values()):
+        return _reports(item)
+    raise ConfigurationError(
+        "no client of xarray for this format",
+        observed=asset.get("title"),
+        expected="GRIB2, NetCDF, a NEXRAD Level II volume or reports of stations",
+        next_step=f"read {asset['href']} with a client of this format (docs/stac.md)",
+    )
+
+
+def best(
+    dataset: str,
+    field: str,
+    *,
+    level: str | None = None,
+    time: Time | tuple[Time, Time] = None,
+    bbox: Bbox | None = None,
+    catalog: str | None = None,
+    **properties: object,
+) -> Any:
+    """Return a field along `valid_time`: for each valid time of the newest run that has it.
+
+    `time` bounds the valid times, by default from the newest run on. Returns a DataArray in memory whose coordinate
+    `reference_time` names the run of each valid time. Raises as `open` does.
+    """
+    start, end = time_range(time)
+    if time is None:
+        first = latest(dataset, field=field, level=level, catalog=catalog, **properties).properties
+        start = datetime.fromisoformat(first.get(REFERENCE) or first["datetime"])
+    by_time: dict[str, list[Item]] = defaultdict(list)
+    for _, item in Catalog(catalog).items([dataset], start=start, end=end, bbox=bbox, conditions=equal(properties)):
+        if matches(item, field, level):
+            by_time[item["properties"]["datetime"]].append(item)
+    if not by_time:
+        raise UnknownNameError(f"no Item of {dataset} has the field at this time", observed=field)
+    newest = [max(by_time[valid], key=lambda item: newness(item, field, level)) for valid in sorted(by_time)]
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        fields = list(pool.map(partial(open_source, field=field, level=level), newest))
+    runs = [name for name in ("reference_time",) if name in fields[0].coords]
+    return _package("xarray").concat(
+        fields, "valid_time", coords=runs, compat="override", combine_attrs="drop_conflicts"
+    )
+
+
+def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:
+    """Return the object of an asset in the version that the Item describes, without a request if its ETag is known."""
+    described = item["assets"][asset]
+    bucket, _, key = unquote(described["href"].removeprefix("s3://")).partition("/")
+    size, checksum = described.get("file:size"), described.get("file:checksum", "")
+    etag = checksum.removeprefix(MD5) if checksum.startswith(MD5) else None
+    schemes = item["properties"].get("storage:schemes", {})
+    region = next((scheme["region"] for scheme in schemes.values() if "region" in scheme), "us-east-1")
+    anonymous = bool(described.get("xarray:storage_options", {}).get("anon"))
+    store = s3_bucket(bucket, region=region, seconds=REQUEST_SECONDS, anonymous=anonymous)
+    handle = RemoteObject(store, uri=described["href"], key=key, size=size if etag else None, etag=etag)
+    if etag is None and size is not None and handle.size != size:
+        raise ObjectReadError(
+            IntegrityIssue.STORAGE_UNAVAILABLE, handle.uri, "the object was written again after its Item"
+        )
+    return handle
+
+
+def _content(item: Item) -> bytes:
+    """Return the whole object, decompressed if it is gzipped."""
+    handle = _object(item)
+    content = handle.read(0, handle.size)
+    return gzip.decompress(content) if item["assets"][DATA_ASSET].get("type") == "application/gzip" else content
+
+
+def _file(item: Item) -> io.RawIOBase:
+    """Return the object as a file, of which the blocks that are read are fetched once."""
+    handle = _object(item)
+    blocks = BlockCache(handle, max_blocks=handle.size // BLOCK_BYTES + 1)
+    return Ranges(lambda start, end: blocks.read(start, end - start), handle.size)
+
+
+def _grid(item: Item, name: str | None) -> Any:
+    """Return a field of GRIB2 with the coordinates of its projection, by GDAL; without a name, the only one."""
+    rasterio, rioxarray = _package("rasterio"), _package("rioxarray")
+    part = layers_of(item).get(name or "")
+    content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
+    variable = None if name is None else name.split(maxsplit=1)[0]
+    # GDAL would convert kelvins to degrees Celsius, unlike the units of the Item.
+    with rasterio.Env(GRIB_NORMALIZE_UNITS="NO"), rasterio.MemoryFile(content) as file, file.open() as bands:
+        elements = {number: bands.tags(number)["GRIB_ELEMENT"] for number in bands.indexes}
+        # Winds share a message. GDAL adds hours to the names of accumulations, which have messages of their own.
+        numbers = [number for number in elements if elements[number] == variable] or list(elements)
+        if len(numbers) > 1:
+            raise UnknownNameError(
+                f"{item['id']} has several fields of this name, and no index",
+                observed=name or "no field",
+                expected=f"one of {', '.join(sorted(set(elements.values())))}",
+            )
+        grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
+        return _described(grid, item, variable or elements[numbers[0]])
+
+
+def _described(grid: Any, item: Item, variable: str) -> Any:
+    """Name a field, its unit and its times as its Item does."""
+    properties, description = item["properties"], variables_of(item).get(variable, {})
+    attributes = {"units": description.get("unit"), "long_name": description.get("description")}
+    grid = grid.rename(variable).assign_coords(valid_time=_moment(properties["datetime"]))
+    if REFERENCE in properties:
+        grid = grid.assign_coords(reference_time=_moment(properties[REFERENCE]))
+    return grid.assign_attrs({name: value for name, value in attributes.items() if value})
+
+
+def _moment(text: str) -> Any:
+    """Return a time as numpy has it: UTC, without a zone."""
+    return _package("numpy").datetime64(text.rstrip("Z"), "ns")
+
+
+def _volume(item: Item) -> bytes:
+    """Return a radar volume; of one in chunks the chunks up to the Item's, whose keys differ in their ends (ADR 28)."""
+    chunks = item["properties"].get("nexrad:chunks")
+    href = item["assets"][DATA_ASSET]["href"]
+    newest = _content(item)
+    if chunks is None or not _CHUNK.search(href):
+        return newest
+    keys = [_CHUNK.sub("001-S" if number == 1 else f"{number:03}-I", href) for number in range(1, chunks)]
+    asset = {name: value for name, value in item["assets"][DATA_ASSET].items() if not name.startswith("file:")}
+    earlier = [{**item, "assets": {DATA_ASSET: {**asset, "href": key}}} for key in keys]
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        return b"".join((*pool.map(_content, earlier), newest))
+
+
+def _reports(item: Item) -> Any:
+    """Return the reports of stations: columns by name, missing values as NaN, in the units of the Item."""
+    pandas, columns = _package("pandas"), variables_of(item)
+    spans = {"time": (15, 27)} | {
+        name: (column["isd:positions"][0] - 1, column["isd:positions"][1]) for name, column in columns.items()
+    }
+    reports = pandas.read_fwf(io.BytesIO(_content(item)), colspecs=list(spans.values()), names=list(spans), dtype=str)
+    for name, column in columns.items():
+        known = reports[name].where(reports[name] != column["isd:missing"])
+        reports[name] = known.astype(float) * column["isd:scale"]
+    reports["time"] = pandas.to_datetime(reports["time"], format="%Y%m%d%H%M", utc=True)
+    return reports
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise DependencyUnavailableError(
+            f"{error.name} is not installed", next_step="pip install 'kfm-dagster[read]'"
+        ) from None

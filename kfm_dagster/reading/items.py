@@ -1,0 +1,317 @@
+"""Items of a catalog: a search by dataset, time, box and properties, and the newest Item that has a field.
+
+GeoParquet answers where the catalog has it, else the JSON files that every STAC client reads.
+Does not belong here: the objects that Items describe (`fields.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import orjson
+from obstore.store import HTTPStore
+
+from kfm_dagster.catalog.layout import ROOT, collection_path
+from kfm_dagster.catalog.publisher import ObjectStorePublisher, Publisher, PublishError, open_publisher
+from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, UnknownNameError
+from kfm_dagster.reading.names import REFERENCE, Item, matches
+from kfm_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pystac
+
+    from kfm_dagster.followers.geoparquet.search import PropertyCondition, SearchCriteria
+
+Time: TypeAlias = str | datetime | None
+Bbox: TypeAlias = tuple[float, float, float, float]
+
+LONGEST_FORECAST = timedelta(days=300)
+"""Exceeds the longest time from a run to a valid time: the nine months of NOAA's Climate Forecast System."""
+LONGEST_ACCUMULATION = timedelta(days=31)
+"""Longest time from the begin of an Item to the day that it is filed under: a month's mean."""
+FIRST_STEP, LAST_STEP = timedelta(hours=1), timedelta(days=64)
+"""Time before the end of a Collection that `latest` searches first, and at most; each step doubles it."""
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def search(
+    dataset: str | Sequence[str] | None = None,
+    *,
+    time: Time | tuple[Time, Time] = None,
+    bbox: Bbox | None = None,
+    limit: int | None = None,
+    catalog: str | None = None,
+    **properties: object,
+) -> list[pystac.Item]:
+    """Return the Items that meet all conditions, by Collection and day.
+
+    `dataset` is the id of a dataset or of a Collection, or several. `time` is a day, a moment, START/END as text (UTC,
+    `..` is open), or a pair of moments, both inclusive. `bbox` is west, south, east, north in degrees; west > east
+    crosses the antimeridian. `properties` are equal to those of the Item: `**{"hrrr:lead-hours": 6}`. `catalog` is a
+    folder, s3://bucket/prefix or https://host/path; by default that of KFM_CATALOG_URL, else of KFM_HOME.
+
+    Raises UnknownNameError for an unknown dataset, ConfigurationError for a wrong condition or without a catalog, and
+    DependencyUnavailableError if the catalog does not answer.
+    """
+    start, end = time_range(time)
+    opened = Catalog(catalog)
+    names = [dataset] if isinstance(dataset, str) else dataset
+    box = None if bbox is None else checked_bbox(bbox)
+    entries = opened.items(names, start=start, end=end, bbox=box, conditions=equal(properties))
+    return [to_pystac(*entry) for entry in islice(entries, limit)]
+
+
+def latest(
+    dataset: str,
+    *,
+    field: str | None = None,
+    level: str | None = None,
+    catalog: str | None = None,
+    **properties: object,
+) -> pystac.Item:
+    """Return the newest Item whose object has a field.
+
+    Of a model this is the shortest forecast of the newest run with the field; of other data the last Item in time.
+    Raises UnknownNameError if no Item of the last 64 days has it, and as `search` does.
+    """
+    opened = Catalog(catalog)
+    last = opened.newest_time(dataset) - timedelta(seconds=1)
+    conditions, step = equal(properties), FIRST_STEP
+    newest = next(opened.items([dataset], start=last), None)
+    run = None if newest is None else newest[1]["properties"].get(REFERENCE)
+    before = last if run is None else datetime.fromisoformat(run) - timedelta(seconds=1)
+    while step <= LAST_STEP:
+        runs = () if run is None else ((REFERENCE, ">", rfc3339(before)),)
+        items = opened.items([dataset], start=before, conditions=(*conditions, *runs))
+        if candidates := [entry for entry in items if matches(entry[1], field, level)]:
+            return to_pystac(*max(candidates, key=lambda entry: newness(entry[1], field, level)))
+        before, step = before - step, 2 * step
+    raise UnknownNameError(
+        f"no recent Item of {dataset} has the field", observed=field, expected=f"an Item since {before:%Y-%m-%d}"
+    )
+
+
+class Catalog:
+    """The files of a catalog, read without its database. Raises ConfigurationError for an unknown kind of address."""
+
+    def __init__(self, url: str | None = None) -> None:
+        settings = Settings.load()
+        self.url = (url or settings.catalog).rstrip("/")
+        self._contracts = settings.contracts_dir
+        # A web server lists no folders, so GeoParquet is not found there.
+        self._lists = not self.url.startswith(("https://", "http://"))
+        self._publisher: Publisher = (
+            open_publisher(self.url)
+            if self._lists
+            else ObjectStorePublisher(HTTPStore.from_url(self.url, client_options={"allow_http": True}))
+        )
+
+    def items(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        bbox: Bbox | None = None,
+        conditions: Sequence[PropertyCondition] = (),
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield matching Items with the addresses of their files; without a name of all datasets.
+
+        Raises as `search` does.
+        """
+        # Imported here, because pyarrow and DuckDB take 0.4 s to import.
+        from kfm_dagster.followers.geoparquet.rows import to_items  # noqa: PLC0415
+        from kfm_dagster.followers.geoparquet.search import SearchCriteria  # noqa: PLC0415
+
+        criteria = SearchCriteria(start=start, end=end, bbox=bbox, conditions=tuple(conditions))
+        with self._reachable():
+            for collection in self.collections(names):
+                for folder, table in self._tables(collection, criteria):
+                    for item in to_items(table):
+                        yield f"{self.url}/{folder}/{item['id']}.json", item
+
+    def collections(self, names: Sequence[str] | None = None) -> list[str]:
+        """Return the Collections of datasets or Collections that exist, all without a name.
+
+        Raises UnknownNameError for an unknown name, ConfigurationError without a catalog.
+        """
+        existing = {path.partition("/")[0] for path in self._linked([ROOT], "child")}
+        if not existing:
+            raise ConfigurationError(
+                "there is no catalog here",
+                observed=self.url,
+                expected="a catalog written by an ingest",
+                next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_CATALOG_URL",
+            )
+        by_dataset = {contract.id: contract.stac.collection for contract in ContractRegistry.load(self._contracts)}
+        wanted = {by_dataset.get(name, name) for name in names or existing}
+        known = existing | set(by_dataset.values())
+        if unknown := wanted - known:
+            raise UnknownNameError(
+                f"no Collection {', '.join(sorted(unknown))}", expected=f"one of {', '.join(sorted(known))}"
+            )
+        return sorted(wanted & existing)
+
+    def newest_time(self, dataset: str) -> datetime:
+        """Return the end of the temporal extent of a dataset's Collection. Raises UnknownNameError if it has none."""
+        for document in self.read([collection_path(name) for name in self.collections([dataset])]).values():
+            if last := document["extent"]["temporal"]["interval"][0][1]:
+                return datetime.fromisoformat(last)
+        raise UnknownNameError(f"the catalog has no Items of {dataset}", observed=self.url)
+
+    def unknown_properties(self, names: Sequence[str] | None, conditions: Sequence[PropertyCondition]) -> list[str]:
+        """Return a line for each property that no Item of the newest days has: it may be misspelt."""
+        from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
+
+        with self._reachable():
+            known = properties_of(self._publisher, self.collections(names)) if self._lists else set()
+        lines = []
+        for name in sorted({name for name, *_ in conditions} - known) if known else ():
+            near = get_close_matches(name, known)
+            hint = f"near it: {', '.join(near)}" if near else f"they have {', '.join(sorted(known))}"
+            lines.append(f"no Item of the newest days has the property {name!r}; {hint}")
+        return lines
+
+    def read(self, paths: Sequence[str]) -> Mapping[str, Any]:
+        """Return the JSON documents that exist, by path."""
+        with self._reachable():
+            contents = self._publisher.read(paths)
+            return {path: orjson.loads(contents[path]) for path in paths if path in contents}
+
+    def _tables(self, collection: str, criteria: SearchCriteria) -> Iterator[tuple[str, pa.Table]]:
+        from kfm_dagster.followers.geoparquet.days import years  # noqa: PLC0415, see above
+        from kfm_dagster.followers.geoparquet.rows import to_table  # noqa: PLC0415
+        from kfm_dagster.followers.geoparquet.search import matching, search  # noqa: PLC0415
+
+        if self._lists and years(self._publisher, collection):
+            yield from search(self._publisher, [collection], criteria)
+            return
+        for day in self._days(collection, criteria):
+            for page in self._linked([day], "child"):
+                if items := list(self.read(self._linked([page], "item")).values()):
+                    yield posixpath.dirname(day), matching(to_table(items), criteria)
+
+    def _days(self, collection: str, criteria: SearchCriteria) -> list[str]:
+        """Return the paths of the days that may have Items of a time, earliest first."""
+        days = sorted(self._linked(self._linked([collection_path(collection)], "child"), "child"))
+        if criteria.end is not None:
+            last = f"{criteria.end + LONGEST_ACCUMULATION:%Y-%m-%d}"
+            days = [path for path in days if path.split("/")[-2] <= last]
+        if criteria.start is not None and days:
+            first = f"{criteria.start - self._longest_forecast(days[-1]):%Y-%m-%d}"
+            days = [path for path in days if path.split("/")[-2] >= first]
+        return days
+
+    def _longest_forecast(self, day: str) -> timedelta:
+        """Return how long an Item of the Collection may be valid after the day that it is filed under."""
+        items = self.read(self._linked(self._linked([day], "child")[:1], "item")[:1]).values()
+        return LONGEST_FORECAST if any(REFERENCE in item["properties"] for item in items) else timedelta(days=1)
+
+    def _linked(self, paths: Sequence[str], rel: str) -> list[str]:
+        """Return the paths that documents link."""
+        return [
+            posixpath.normpath(posixpath.join(posixpath.dirname(path), link["href"]))
+            for path, document in self.read(paths).items()
+            for link in document["links"]
+            if link["rel"] == rel
+        ]
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except (PublishError, orjson.JSONDecodeError) as error:
+            raise DependencyUnavailableError(
+                "the catalog is not reachable", observed=error, next_step="check KFM_CATALOG_URL"
+            ) from error
+
+
+def equal(properties: Mapping[str, object]) -> tuple[PropertyCondition, ...]:
+    """Return the conditions that properties have these values."""
+    return tuple(
+        (name, "=", value if isinstance(value, str) else json.dumps(value)) for name, value in properties.items()
+    )
+
+
+def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetime | None]:
+    """Return the first and the last moment of a time, both inclusive; None where it is open.
+
+    Raises ConfigurationError for another text, and for an end before the start.
+    """
+    first, last = time if isinstance(time, tuple) else _ends(time)
+    try:
+        start, end = _bounds(first)[0], _bounds(last)[1]
+    except ValueError:
+        raise ConfigurationError(
+            "no time",
+            observed=repr(time),
+            expected="a day (2025-12-03), a moment (2025-12-03T06:00Z) or START/END (.. is open)",
+        ) from None
+    if start is not None and end is not None and start > end:
+        raise ConfigurationError("a time ends before it begins", observed=repr(time))
+    return start, end
+
+
+def checked_bbox(bbox: Bbox) -> Bbox:
+    """Return a box in degrees. Raises ConfigurationError for another one."""
+    west, south, east, north = bbox
+    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
+        raise ConfigurationError(
+            "no box in degrees", observed=repr(bbox), expected="west, east from -180 to 180, south below north"
+        )
+    return bbox
+
+
+def to_pystac(address: str, item: dict[str, Any]) -> pystac.Item:
+    """Return the Item of pystac whose file has this address."""
+    import pystac  # noqa: PLC0415, takes 0.1 s to import
+
+    return pystac.Item.from_dict(item, href=address, preserve_dict=False)
+
+
+def read_item(address: str) -> dict[str, Any]:
+    """Return the Item in a file: a path, s3:// or https:// address. Raises UnknownNameError if it is not there."""
+    folder, _, name = address.rpartition("/")
+    if (item := Catalog(folder or ".").read([name]).get(name)) is None:
+        raise UnknownNameError("there is no such Item", observed=address)
+    return item  # type: ignore[no-any-return]
+
+
+def newness(item: Item, field: str | None, level: str | None) -> tuple[str, float, bool, str]:
+    """Return a key that orders Items: by run, a run's shorter forecasts last; else by time.
+
+    Of equal Items the last is one in which the name refers to a single field.
+    """
+    properties = item["properties"]
+    seconds = datetime.fromisoformat(properties.get("end_datetime") or properties["datetime"]).timestamp()
+    run = properties.get(REFERENCE)
+    order = ("", seconds) if run is None else (run, -seconds)
+    return (*order, matches(item, field, level) == 1, item["id"])
+
+
+def _ends(time: Time) -> tuple[Time, Time]:
+    if not isinstance(time, str):
+        return time, time
+    first, slash, last = time.partition("/")
+    return first, last if slash else first
+
+
+def _bounds(time: Time) -> tuple[datetime | None, datetime | None]:
+    """Return a time's first and last moment; None twice for an open bound. Raises ValueError."""
+    if time in {None, "..", ""}:
+        return None, None
+    moment = time if isinstance(time, datetime) else datetime.fromisoformat(str(time))
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    whole_day = isinstance(time, str) and _DAY.fullmatch(time)
+    return moment, moment + timedelta(days=1, microseconds=-1) if whole_day else moment

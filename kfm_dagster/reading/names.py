@@ -1,0 +1,67 @@
+"""Names of fields: which part of an object a field's name and level refer to, by what its Item lists.
+
+A field of GRIB2 is named as in its index, `TMP:2 m above ground`; a variable of NetCDF by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+from kfm_dagster.catalog.assets import DATA_ASSET
+from kfm_dagster.errors import UnknownNameError
+
+Item: TypeAlias = Mapping[str, Any]
+REFERENCE = "forecast:reference_datetime"
+"""Property of a forecast: the time of its run (STAC forecast extension)."""
+
+
+def layers_of(item: Item) -> Mapping[str, Mapping[str, int]]:
+    """Return the byte ranges of an Item's GRIB2 fields by their lines of the index; empty without an index."""
+    return item["assets"][DATA_ASSET].get("grib:layers", {})  # type: ignore[no-any-return]
+
+
+def variables_of(item: Item) -> Mapping[str, Mapping[str, Any]]:
+    """Return the variables of an Item by name (STAC datacube extension)."""
+    return item["properties"].get("cube:variables", {})  # type: ignore[no-any-return]
+
+
+def matches(item: Item, field: str | None, level: str | None = None) -> int:
+    """Return how many fields of an Item's object a name refers to; 1 without a name."""
+    return 1 if field is None else len(_matches(item, field, level))
+
+
+def layer(item: Item, field: str | None, level: str | None = None) -> str:
+    """Return the name of the only layer or variable that a field's name refers to; without a name, of the only one.
+
+    Raises UnknownNameError with the nearest names if there are none or several.
+    """
+    names = list(layers_of(item) or variables_of(item))
+    named = names if field is None else _matches(item, field, level)
+    if len(named) == 1:
+        return named[0]
+    wanted = "no field" if field is None else _words(field, level)
+    near = named or get_close_matches(wanted, names, n=5, cutoff=0.4) or names
+    raise UnknownNameError(
+        f"{item['id']} has {len(named)} fields of this name" if named else f"{item['id']} has no such field",
+        observed=wanted,
+        expected="one of " + ", ".join(near[:10]) + (f" and {len(near) - 10} more" if len(near) > 10 else "")
+        if near
+        else None,
+    )
+
+
+def _matches(item: Item, field: str, level: str | None) -> list[str]:
+    wanted = _words(field, level)
+    layers = layers_of(item)
+    if wanted in layers:
+        return [wanted]
+    if layers:
+        # A layer's name goes on with its forecast time, and with the member of an ensemble.
+        return [name for name in layers if name.startswith(wanted + " ")]
+    return [field] if field in variables_of(item) else []
+
+
+def _words(field: str, level: str | None) -> str:
+    return " ".join((field.replace(":", " "), *([level] if level else [])))

@@ -1,0 +1,200 @@
+"""The Python API: the newest run, the best forecast, only the bytes of a field, and never those of another object."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kfm_dagster as kfm
+from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.cloud import EmbeddedCloud
+from kfm_dagster.demo.samples.hrrr import BUCKET, make_hrrr
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
+from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.s3 import Fetched, S3Bucket
+from kfm_dagster_tests.catalog.real_objects import item_of_file
+from kfm_dagster_tests.databases import migrated_sqlite
+from kfm_dagster_tests.followers.virtual.buckets import put as put_object
+from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_chain
+
+# rioxarray multiplies transforms as affine once wanted.
+pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+
+TEMPERATURE = "TMP:2 m above ground"
+OBJECTS = [(12, 0, "sfc"), (12, 1, "sfc"), (12, 2, "sfc"), (13, 0, "sfc"), (13, 1, "sfc"), (14, 1, "subh")]
+"""Hour of the run, lead and product; the newest run has gusts alone."""
+
+
+@pytest.fixture
+def catalog(
+    make_pipeline: Callable[..., Pipeline],
+    tmp_path: Path,
+    objects: Path,
+    aws: EmbeddedCloud,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """A catalog of three runs of HRRR in KFM_HOME, whose objects are in the bucket."""
+    for hour, lead, product in OBJECTS:
+        key, content, index = make_hrrr(run=datetime(2025, 4, 2, hour, tzinfo=UTC), lead=lead, product=product)
+        put(objects, [good(BUCKET, key, content), good(BUCKET, f"{key}.idx", index.encode())])
+        put_object(aws.endpoint_url, BUCKET, key, content)
+    pipeline = make_pipeline(url=migrated_sqlite(tmp_path / "kfm.db"), geoparquet=True)
+    pipeline.clock.forward(86_400)
+    for dataset, partition in partitions_of(objects, pipeline.registry):
+        run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
+    pipeline.following.catch_up(pipeline.followers, within=60)
+    monkeypatch.setenv("KFM_HOME", str(pipeline.settings.home))
+    return Path(pipeline.settings.catalog)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each answer of a store, from now on."""
+    sizes: list[int] = []
+    get = S3Bucket.get
+
+    def counted(store: S3Bucket, path: str, **options: Any) -> Fetched:
+        answer = get(store, path, **options)
+        sizes.append(len(answer.content))
+        return answer
+
+    monkeypatch.setattr(S3Bucket, "get", counted)
+    return sizes
+
+
+@pytest.mark.clause("BEY-19")
+def test_the_newest_item_is_that_of_the_newest_run_with_the_field(catalog: Path) -> None:
+    for arguments, name in [
+        ({}, "t14z.wrfsubhf01"),
+        ({"field": TEMPERATURE}, "t13z.wrfsfcf00"),
+        ({"field": "TMP", "level": "2 m above ground"}, "t13z.wrfsfcf00"),
+        ({"field": TEMPERATURE, "hrrr:lead-hours": 2}, "t12z.wrfsfcf02"),
+        ({"field": TEMPERATURE, "hrrr:product": "sfc", "catalog": str(catalog)}, "t13z.wrfsfcf00"),
+    ]:
+        item = kfm.latest("hrrr", **arguments)  # type: ignore[arg-type]
+        assert item.id == f"hrrr.20250402.conus.{name}"
+        assert Path(str(item.get_self_href())).read_bytes()
+    with pytest.raises(UnknownNameError, match="no recent Item of hrrr has the field; observed TMP:500 mb"):
+        kfm.latest("hrrr", field="TMP:500 mb")
+
+
+@pytest.mark.clause("BEY-19")
+def test_the_best_forecast_has_for_each_valid_time_the_newest_run(catalog: Path) -> None:
+    for time, runs in [
+        (None, {13: 13, 14: 13}),
+        ("2025-04-02", {12: 12, 13: 13, 14: 13}),
+        ("2025-04-02T12Z", {12: 12}),
+    ]:
+        field = kfm.best("hrrr", TEMPERATURE, time=time)
+        times = (field[name].values.ravel().tolist() for name in ("valid_time", "reference_time"))
+        hours = [[datetime.fromtimestamp(moment / 1e9, UTC).hour for moment in moments] for moments in times]
+        assert dict(zip(*hours, strict=True)) == runs
+        assert field.dims == ("valid_time", "y", "x")
+        assert float(field.mean()) == pytest.approx(288.0)
+    with pytest.raises(UnknownNameError, match="no Item of hrrr has the field at this time"):
+        kfm.best("hrrr", TEMPERATURE, time="2025-04-01")
+
+
+@pytest.mark.clause("BEY-19")
+def test_a_field_costs_one_request_of_its_bytes(catalog: Path, fetched: list[int]) -> None:
+    item = kfm.search("hrrr", limit=1)[0]
+    layers = item.assets["data"].extra_fields["grib:layers"]
+    name = max(layers, key=lambda name: layers[name]["start_byte"])
+    for source in (item, item.to_dict(), str(item.get_self_href())):
+        kfm.open(source, field=name)
+    assert fetched == [layers[name]["byte_size"]] * 3
+
+
+@pytest.mark.clause("BEY-19")
+def test_a_variable_costs_the_chunks_that_are_used(
+    aws: EmbeddedCloud, shared_data: Path, contracts: ContractRegistry, fetched: list[int]
+) -> None:
+    objects = shared_data / "objects"
+    [file] = objects.glob("noaa-goes17/ABI-L1b-RadC/2019/300/20/*M6C04*.nc")
+    path, content = file.relative_to(objects).as_posix(), file.read_bytes()
+    put_object(aws.endpoint_url, *path.split("/", 1), content)
+    corner = kfm.open(item_of_file(contracts, objects, path), field="Rad")[:100, :100].load()
+    assert corner.shape == (100, 100)
+    assert 0 < sum(fetched) < len(content) / 2
+
+
+@pytest.mark.clause("BEY-19")
+def test_another_object_under_the_key_is_never_read(catalog: Path, aws: EmbeddedCloud) -> None:
+    item = kfm.search("hrrr", limit=1)[0]
+    key = item.assets["data"].href.removeprefix(f"s3://{BUCKET}/")
+    size = item.assets["data"].extra_fields["file:size"]
+    unknown = item.clone()
+    del unknown.assets["data"].extra_fields["file:checksum"]
+    for version, length in ((item, size), (unknown, size + 1)):
+        put_object(aws.endpoint_url, BUCKET, key, bytes(length))
+        with pytest.raises(ObjectReadError, match="was written again"):
+            kfm.open(version, field=TEMPERATURE)
+    gone = item.clone()
+    gone.assets["data"].href += "x"
+    with pytest.raises(ObjectReadError, match="there is no such object"):
+        kfm.open(gone, field=TEMPERATURE)
+
+
+@pytest.mark.clause("BEY-19")
+def test_a_wrong_argument_is_refused_in_one_line_with_what_is_there(
+    catalog: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarters = kfm.latest("hrrr")
+    surface = kfm.latest("hrrr", field=TEMPERATURE)
+    monkeypatch.setitem(sys.modules, "xradar", None)
+    radar = surface.to_dict() | {
+        "assets": {"data": {"href": "s3://b/k", "xarray:open_kwargs": {"engine": "nexradlevel2"}}}
+    }
+    for call, kind, text in [
+        (lambda: kfm.search("hrr"), UnknownNameError, "no Collection hrr; expected one of gefs,"),
+        (lambda: kfm.search(time="yesterday"), ConfigurationError, "START/END"),
+        (lambda: kfm.search(time=("2025-12-04", "2025-12-03")), ConfigurationError, "ends before it begins"),
+        (lambda: kfm.search(bbox=(0, 50, 10, 40)), ConfigurationError, "south below north"),
+        (lambda: kfm.search(catalog="ftp://host/x"), ConfigurationError, "unknown scheme"),
+        (lambda: kfm.search(catalog=str(catalog / "hrrr")), ConfigurationError, "there is no catalog here"),
+        (lambda: kfm.search(catalog="http://127.0.0.1:9/x"), DependencyUnavailableError, "not reachable"),
+        (lambda: kfm.open(str(catalog / "x.json")), UnknownNameError, "there is no such Item"),
+        (lambda: kfm.open("goes-abi"), UnknownNameError, "the catalog has no Items of goes-abi"),
+        (lambda: kfm.open(surface), UnknownNameError, "expected one of "),
+        (lambda: kfm.open(surface, field="TMP:20 m above ground"), UnknownNameError, "one of TMP 2 m above ground anl"),
+        (lambda: kfm.open(quarters, field="GUST:surface"), UnknownNameError, "GUST surface 45 min fcst"),
+        (lambda: kfm.open(radar), DependencyUnavailableError, "pip install 'kfm-dagster[read]'"),
+    ]:
+        with pytest.raises(kind) as refusal:
+            call()
+        assert isinstance(refusal.value, KfmError)
+        assert text in str(refusal.value)
+    assert kfm.open(quarters, field="GUST surface 45 min fcst").name == "GUST"
+
+
+@pytest.mark.clause("BEY-19")
+def test_every_block_of_the_page_runs(catalog: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"(?s)```python\n(.*?)```", page):
+        exec(block, names)
+    assert names["item"].id == "hrrr.20250402.conus.t13z.wrfsfcf00"
+    assert names["field"].attrs["units"] == "kg/m^2"
+    assert names["forecast"].sizes["valid_time"] == 3
+
+
+@pytest.mark.clause("BEY-19")
+def test_importing_the_package_loads_neither_dagster_nor_a_client() -> None:
+    script = (
+        "import sys, kfm_dagster as kfm; kfm.open; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"dagster", "sqlalchemy", "psycopg2", "duckdb", "xarray", "pandas"} & set(answer.stdout.split())
+    script = script.replace("kfm.open; ", "")
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"boto3", "botocore", "obstore", "pystac", "pydantic", "numpy"} & set(answer.stdout.split())
+    with pytest.raises(AttributeError, match="no attribute 'close'"):
+        kfm.close  # noqa: B018, the attribute
