@@ -124,7 +124,7 @@ class Catalog:
                 )
 
     def undo(self, dataset: str, run_id: str, *, tx: Transaction) -> UndoReport:
-        """Undo a run's writes, byte for byte; Items that a later run replaced stay.
+        """Undo a run's writes, byte for byte, except Items that a later run has replaced.
 
         Waits for the collection's current writer. After a crash a repeated call continues; after a success it does
         nothing. Release the run's claims first, because a run with claims can write again afterwards. Raises

@@ -69,7 +69,7 @@ def hours_due(
 ) -> list[datetime]:
     """Return a product's due hours of a day, before `until`.
 
-    followed_since: the start of the first announced object; its hour is left out, as earlier objects may be missing.
+    followed_since: start of the first announced object; its hour is left out, because earlier objects may be missing.
     """
     midnight = datetime.combine(day, time(), UTC)
     hours = (midnight + number * HOUR for number in range(24))

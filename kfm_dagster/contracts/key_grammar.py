@@ -1,6 +1,6 @@
 """Key grammar: from an object key to its groups, time range and Item id.
 
-Pure and cached per contract; the patterns come from the contract, so that a new dataset needs no code.
+Pure and cached per contract; the patterns come from the contract, so a new dataset needs no code.
 """
 
 from __future__ import annotations

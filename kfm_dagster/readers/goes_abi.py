@@ -252,7 +252,7 @@ def _rounded(extent: Box) -> list[float]:
 
 
 def _extent_tolerance(pixel: float) -> float:
-    """Return the tolerance in degrees of a stated extent to the grid's; `pixel` is in radians.
+    """Return the tolerance, in degrees, between stated and computed extent; `pixel` is in radians.
 
     The file states the extent of the pixels' centres, the grid gives that of their edges. The tolerance is the angle on
     the ground between the limb and the point that is seen one pixel inside the limb (PUG 5.1.2.8, second order): 1.6

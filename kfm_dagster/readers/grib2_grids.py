@@ -66,7 +66,7 @@ class Grid:
 
 @lru_cache(maxsize=64)
 def describe_grid(section: bytes) -> Grid:
-    """Return the grid of a raw section 3, cached: thousands of files have the same grid.
+    """Return the grid of a raw section 3, cached, because thousands of files have the same grid.
 
     Raises ReadError: MISSING_GEOLOCATION for an unknown template or earth, UNREADABLE_FORMAT for numbers that cannot be
     a grid, RESOURCE_LIMIT for a grid that is too large, INVALID_GEOMETRY for a grid without an outline.

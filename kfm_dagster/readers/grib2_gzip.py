@@ -2,7 +2,7 @@
 
 An object of up to MAX_PACKED_BYTES is read whole and unpacked to its end; if it has more than FIRST_BYTES, this takes a
 request after integrity-check's. gzip's own end, checksum and length prove that the object is whole, and each message
-must have its stated length. No index is requested. Of a larger object only the beginning is read, with a finding.
+must have its stated length. No index is requested. Larger objects are read only in part (COMPLETENESS_UNCHECKED).
 
 Belongs here: `read_grib2_gzip`, and the amount to read of an object. Does not belong here: unpacking (`unpacked.py`).
 """
@@ -25,8 +25,8 @@ to 0.15 MB), and in a batch of 5,000 units the first bytes are about the 1 GiB t
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
 MAX_UNPACKED_BYTES = 64 * 1024 * 1024
-"""Eight times the largest object to unpack. A field is a PNG already (data representation template 5.41), so that gzip
-saves little: real objects unpack to 1.02 to 1.6 times their size."""
+"""Eight times MAX_PACKED_BYTES. A field is a PNG already (data representation template 5.41), so gzip saves little:
+real objects unpack to 1.02 to 1.6 times their size."""
 
 
 def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:

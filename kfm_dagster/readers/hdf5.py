@@ -4,13 +4,13 @@ Belongs here: the interface for readers of NetCDF-4 products, and values of vari
 of a name. `hdf5_messages.py`, `hdf5_index.py` and `hdf5_chunks.py` decode the format (HDF5 specification 3.0).
 
 Why not libhdf5: it trusts its input. A sample with one overwritten length (a continuation message of 2**64 - 1 bytes)
-made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee such cases. It also
-runs under a global lock, held during our requests, so a thread's request would stop the headers of all others. Here
-every address, length, count and depth is checked before it is used, and threads share nothing.
+made libhdf5 2.0.0 copy memory until the process died, and no check from outside can foresee such cases. It also holds a
+global lock during requests, so the request of one thread would stop the readers of all others. Here every address,
+length, count and depth is checked before it is used, and threads share nothing.
 
-Not supported, and refused as unreadable: structures that NetCDF-4 headers do not need (links other than hard links,
-variables of variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree
-version 1). Checksums of the structures that are read are verified.
+Structures that NetCDF-4 headers do not need are refused as unreadable (links other than hard links, variables of
+variable-length or compound values, shared messages, filters on heaps, chunk indexes newer than B-tree version 1).
+Checksums of the structures that are read are verified.
 """
 
 from __future__ import annotations

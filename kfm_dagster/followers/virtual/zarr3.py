@@ -1,6 +1,6 @@
 """Conversion of a store's metadata between Zarr's version 2, as in `references.py`, and version 3, as in a document.
 
-Belongs here: the two forms of an array's metadata. Does not belong here: values and chunks; both forms have their keys.
+Belongs here: the two forms of an array's metadata. Does not belong here: values, and chunks, whose keys are equal.
 
 Stores of GRIB2 messages use version 3: gribberish's codec for version 2 needs bytes, but zarr-python 3 passes arrays.
 """
