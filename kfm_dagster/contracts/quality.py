@@ -189,7 +189,8 @@ class PeerSizes(NamedTuple):
     def expected(self, factor: float) -> tuple[int, int]:
         """Return the smallest and the largest size in bytes that is not suspect.
 
-        Tukey's outer fences over the logarithms of the sizes, and never nearer to the quartiles than the factor.
+        The bounds are Tukey's outer fences over the logarithms of the sizes, but at least the factor from the
+        quartiles.
         """
         margin = max(factor, (self.upper / self.lower) ** FAR_OUT)
         return math.ceil(self.lower / margin), math.floor(self.upper * margin)

@@ -40,11 +40,12 @@ class Embargo(Strict):
 
 
 class Masking(Strict):
-    """Method that generalises locations before anything is stored, and its requester.
+    """Method that generalises locations before anything is stored, and the steward who requested it.
 
-    h3: to the cell that contains the footprint's centre. donut: to a cell around a secretly displaced centre, minimum_m
-    to maximum_m away; the same place always has the same displacement. Only the times and the named `properties` of a
-    header are kept, because a list of excluded properties would miss a new field that reveals the location.
+    h3 generalises to the cell that contains the footprint's centre, donut to a cell around a secretly displaced centre,
+    minimum_m to maximum_m away; the same place always has the same displacement. Only the times and the named
+    `properties` of a header are kept, because a list of excluded properties would miss a new field that reveals the
+    location.
     """
 
     method: Literal["h3", "donut"]

@@ -70,8 +70,8 @@ class OutgoingEvent:
 class EventWriter:
     """Writes the events of a subscription.
 
-    Links lead to the catalog's public address, or without it to `catalog_url` if this is in S3. Other links are
-    relative, because the files are not accessible from outside.
+    Links lead to the catalog's public address, or without it to `catalog_url` if this is in S3. Without either, links
+    are relative, because the files are not accessible from outside.
     """
 
     def __init__(self, plan: AnnouncementPlan, subscription: Subscription, *, catalog_url: str) -> None:

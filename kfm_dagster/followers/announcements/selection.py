@@ -1,7 +1,7 @@
 """Selection: match a subscription's Items by CQL2 and by a box.
 
-Belongs here: conditions on an Item. Does not belong here: later changes of an announced Item, which are sent even if it
-no longer matches (`announcer.py`).
+Belongs here: conditions on an Item. Does not belong here: later changes of an announced Item, which are sent without
+matching (`announcer.py`).
 """
 
 from __future__ import annotations

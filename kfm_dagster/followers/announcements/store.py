@@ -1,7 +1,7 @@
 """Sent events (`announcements`): a row per subscription and Item, written before and after each event.
 
-Belongs here: the rows of a subscription. Does not belong here: the choice of events (`announcer.py`), or changes
-still to be followed, which are the catalog's (`catalog_changes`, the outbox).
+Belongs here: the rows of a subscription. Does not belong here: the choice of events (`announcer.py`), or changes that
+are still to be announced (`catalog_changes`, the catalog's outbox).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Receivers on the web: a URL that accepts an event per request, by CloudEvents' HTTP binding in structured mode.
 
-Belongs here: the request, which follows no redirect, ends in bounded time and reads a bounded answer. Does not belong
-here: handling of answers (`sending.py`).
+Belongs here: the request, which follows no redirect, ends in bounded time, and reads a bounded part of the answer. Does
+not belong here: handling of answers (`sending.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The order of rows: in blocks by time; within a block along a Hilbert curve over the centres of boxes, then by time.
 
 Neighbours in time and space are adjacent, so that a row group has a small box. A block has hours or days of Items,
-because a curve needs many Items: an hour of 40,000 radar volumes a day would be two groups, both as wide as the
-network. Does not belong here: use of a group's box (`search.py`).
+because a curve needs many Items to divide: with 40,000 radar volumes a day, an hour would be two groups, both as wide
+as the network. Does not belong here: use of a group's box (`search.py`).
 """
 
 from __future__ import annotations
