@@ -1647,7 +1647,7 @@ CREATE TABLE catalog_items (
     FOREIGN KEY (promotion_id) REFERENCES catalog_promotions (promotion_id)
 ) @without_rowid;
 
--- Serves the search for Items whose unit has ended without lineage.
+-- Index for finding Items whose unit has ended without lineage.
 CREATE INDEX catalog_items_by_unit ON catalog_items (wal_id);
 
 -- A write that did not see the revision it replaces would lose the other writer's update.
