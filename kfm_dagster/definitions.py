@@ -71,6 +71,6 @@ _kept = lru_cache(maxsize=1)(_assemble)
 def defs() -> dg.Definitions:
     """Return the definitions of the environment; equal inputs give the same object.
 
-    Dagster asks for them twice in each run's process, and assembling them takes a third of a small run's CPU.
+    Dagster requests them twice in each run's process, and assembling them takes a third of a small run's CPU.
     """
     return _kept(*_inputs(Settings.load()))

@@ -90,7 +90,7 @@ class Failpoint(StrEnum):
     LINEAGE_SEND_AFTER = "lineage.send.after"
     """The backend has the event; the outbox still has it."""
     ANNOUNCEMENT_SEND_BEFORE = "announcement.send.before"
-    """Events are about to be sent to a subscription's receiver; this is recorded."""
+    """Events are about to be sent to a subscription's receiver; the attempt is recorded."""
     ANNOUNCEMENT_SEND_AFTER = "announcement.send.after"
     """The receiver has the events; the delivery is not recorded yet."""
     ARTIFACT_PUT_BEFORE = "artifact.put.before"

@@ -419,7 +419,7 @@ class Settings(BaseModel):
 
     @classmethod
     def load(cls, **values: Any) -> Self:
-        """Read the environment once; `values` wins. Raises ConfigurationError with all wrong values.
+        """Read the environment; `values` override it. Raises ConfigurationError with all faults.
 
         A misspelt variable has no effect, which is logged once with the name that was probably meant. Other unknown
         variables are ignored: Kubernetes sets some for every service (KFM_SERVICE_HOST).
@@ -432,7 +432,7 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, **values: str) -> Settings:
-        """Return `load()`, cached by environment, because it takes 10 ms, and ticks and steps repeat it."""
+        """Return `load()`, cached by environment, as it takes 10 ms and each tick and step calls it."""
         return _current(frozenset(os.environ.items()), tuple(values.items()))
 
     @classmethod
@@ -479,7 +479,7 @@ class Settings(BaseModel):
 
     @property
     def read_threads(self) -> int:
-        """Threads that read objects; 1 for a folder, where reads do not wait and threads would only contend."""
+        """Threads that read objects; 1 for a folder, where reads do not wait."""
         return self.read_concurrency if self.object_root is None else 1
 
     @property

@@ -134,7 +134,7 @@ class AlertStore:
         after: int = 0,
         limit: int = MOST_LISTED,
     ) -> list[Alert]:
-        """Return alerts that are open, or resolved since `resolved_since`, in the order of their ids.
+        """Return alerts, open or resolved since `resolved_since`, in the order of their ids.
 
         For the next page, pass the last id of this page as `after`.
         """
@@ -173,7 +173,7 @@ class AlertStore:
 
 
 def consumer_of(endpoint: int, channel: str) -> str:
-    """Return a notification's consumer: endpoint and channel, as an endpoint's number may change."""
+    """Return a notification's consumer: channel and endpoint, whose number may change."""
     return f"{channel} {endpoint}"
 
 

@@ -65,7 +65,7 @@ def failing_of_day(failing: Sequence[FailingUnit], *, console: str, dataset: str
 
 
 def console_links(named: Iterable[tuple[str, str]], console: str) -> dict[str, dg.MarkdownMetadataValue]:
-    """Return links to units, each (text, wal_id), up to SHOWN_IN_PLACE, as table cells have no links."""
+    """Return links to units (text, wal_id), up to SHOWN_IN_PLACE, as table cells have no links."""
     lines: list[str] = []
     for text, wal_id in named if console else ():
         # Brackets would end the link's text.

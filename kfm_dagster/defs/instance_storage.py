@@ -84,7 +84,7 @@ def instance_of(home: Path) -> Iterator[dg.DagsterInstance | None]:
 
 
 def _has_runs(home: Path) -> bool:
-    """Return whether the storage exists, without Dagster, which would create it or retry for seconds."""
+    """Return whether the storage exists; asking Dagster would create it or retry for seconds."""
     storage, dsn = _storage(home), Settings.load().dagster_dsn
     if not storage:
         return (home / "history" / "runs.db").is_file()

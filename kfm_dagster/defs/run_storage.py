@@ -50,7 +50,7 @@ def run_slots(instance: dg.DagsterInstance) -> int | None:
 
 
 def active_runs(instance: dg.DagsterInstance, *, begun: Callable[[Collection[str]], Collection[str]]) -> ActiveRuns:
-    """Count active runs by partition and lane, and the runs among them that have not claimed units.
+    """Count active runs by partition and lane, and those among them without claims yet.
 
     `begun` returns the runs among root run ids that have claimed their units.
     """
@@ -230,7 +230,7 @@ class OldRuns:
         return self.instance.get_asset_keys()
 
     def _is_newest(self, run: dg.DagsterRun) -> bool:
-        """Return whether a run is the newest of its day, which the next run key names (`newest_run`)."""
+        """Return whether a run is the newest of its day, named in the next run key (`newest_run`)."""
         day = run.tags.get(PARTITION_TAG)
         if day is not None and day not in self._newest:
             self._newest[day] = newest_run(self.instance, day)

@@ -122,7 +122,7 @@ def demo_settings(home: Path) -> Settings:
 
 
 def feed_demo(pipeline: Pipeline, feed: Feed, objects: Path | None, *, all_datasets: bool = False) -> Expected:
-    """Publish a folder of real objects, or the samples with the bad ones; return the expected outcomes."""
+    """Publish a folder of real objects, or the samples, good and bad; return the expected outcomes."""
     if objects is not None:
         published = _feed_folder(pipeline, feed, objects)
         return Expected(ends=dict.fromkeys(published.published, ANY_END), skipped=published.skipped)

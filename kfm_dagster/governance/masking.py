@@ -134,7 +134,7 @@ class DonutMask:
 
     @property
     def anchor_resolution(self) -> int:
-        """Coarsest H3 resolution with cells that leave at least half of the ring, by the mask's parameters."""
+        """Coarsest H3 resolution with cells that leave at least half of the ring's width."""
         half = (self.maximum_m - self.minimum_m) / 2
         return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= half)
 

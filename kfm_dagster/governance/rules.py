@@ -37,7 +37,7 @@ class RuleId(StrEnum):
 
 
 class Objection(NamedTuple):
-    """A rule's reason to take a unit out of the chain, for quarantine; the texts contain no location."""
+    """A rule's reason to quarantine a unit; the texts contain no location."""
 
     rule: RuleId
     observed: str
@@ -59,7 +59,7 @@ class Rules:
     salt: bytes = field(default=b"", repr=False)
 
     def objection(self, unit: Envelope) -> Objection | None:
-        """Return the first objection to a unit; None if the unit may continue, masked where declared."""
+        """Return the first objection to a unit, or None if it may continue (masked, if declared)."""
         return next(filter(None, (rule(self, unit) for rule in _RULES)), None)
 
     def applied(self, unit: Envelope) -> Envelope:

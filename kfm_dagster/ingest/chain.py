@@ -1,4 +1,4 @@
-"""A dataset's chain without Dagster, and the rollback of a run after a final failure (PCS-03).
+"""A dataset's chain without Dagster, and a run's rollback after a final failure (PCS-03).
 
 A rollback also undoes the run's other stages, both those before the failed stage and later ones that an earlier
 process of the run has executed, because a re-execution may fail at an earlier stage. One transaction first releases the
@@ -105,7 +105,7 @@ class _TakenOverError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """A run's undone effects in a dataset, by stage from the last to the first, and released claims."""
+    """A run's undone effects in a dataset, by stage, the last first, and its released claims."""
 
     compensated: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: RecoverReport = field(default_factory=RecoverReport)

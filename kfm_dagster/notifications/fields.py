@@ -1,4 +1,4 @@
-"""Strict parsing of a message: JSON, required fields, optional fields of a bounded form, NEXRAD chunks.
+"""Strict parsing of a message: JSON, required and optional fields, notices of NEXRAD chunks.
 
 Fields have no defaults; a field that is missing or of a wrong type raises MessageError with its path. Does not belong
 here: the fields of a unit, and the dataset of a bucket (`operators/message_parse.py`).

@@ -51,7 +51,7 @@ def attach(file: h5py.File, dataset: h5py.Dataset, dimensions: Sequence[str]) ->
 
 
 def annotate(holder: Any, attributes: Attributes) -> None:
-    """Write attributes, texts as fixed-length strings as netCDF-4 writes NC_CHAR."""
+    """Write attributes; texts become fixed-length strings, which netCDF-4 uses for NC_CHAR."""
     for name, value in attributes.items():
         holder.attrs.create(name, np.bytes_(value) if isinstance(value, str | bytes) else value)
 
