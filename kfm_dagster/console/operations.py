@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from kfm_dagster import __version__
+from kfm_dagster.catalog.layout import GEOJSON, link
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.errors import DependencyUnavailableError, UnknownNameError
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
@@ -77,9 +78,10 @@ def _unit(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """Return the STAC Item of a unit. Raises UnknownNameError where there is none."""
+    """Return the STAC Item of a unit, whose link `self` is its address. Raises UnknownNameError where there is none."""
     with pipeline.database.snapshot() as view:
         href = record_of(pipeline.ledger, arguments.get("wal_id", ""), tx=view).stac_item_href
+    address = pipeline.settings.catalog_public_url or pipeline.settings.catalog
     try:
         content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
     except PublishError as error:
@@ -89,7 +91,7 @@ def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
     if content is None:
         raise UnknownNameError("the unit has no Item in the catalog", observed=arguments["wal_id"])
     document: dict[str, Any] = json.loads(content)
-    return document
+    return document | {"links": [*document["links"], link("self", f"{address}/{href}", media_type=GEOJSON)]}
 
 
 def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWalRecord:
@@ -114,7 +116,7 @@ OPERATIONS: Sequence[View | Operation] = (
     ),
     Operation(
         operation="getItem",
-        summary="A unit's STAC Item in the catalog.",
+        summary="A unit's STAC Item in the catalog; `kfm_dagster.open` opens the address of its link `self` in xarray.",
         answer=item,
         row=dict[str, Any],
         tool="item",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -83,7 +84,10 @@ def test_a_unit_has_its_whole_history(browser: TestClient, pipeline: Pipeline) -
     assert page.count('<li class="good"><b>') == 4
     assert f'<a class="hue-0" href="/units/{record.wal_id}"><title>nexrad-l2: ' in page
     assert 'href="https://unidata-nexrad-level2.s3.us-east-1.amazonaws.com/' in page
-    assert json.loads(browser.get(f"/units/{record.wal_id}/item.json").text)["id"] == record.stac_item_id
+    item = json.loads(browser.get(f"/units/{record.wal_id}/item.json").text)
+    [address] = [link["href"] for link in item["links"] if link["rel"] == "self"]
+    assert json.loads(Path(address).read_bytes())["id"] == item["id"] == record.stac_item_id
+    assert f'kfm.open("{address}")' in unescape(page)
 
 
 def test_what_comes_from_outside_is_shown_as_text(browser: TestClient, pipeline: Pipeline) -> None:
