@@ -10,8 +10,9 @@ import gzip
 import io
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -21,7 +22,7 @@ from urllib.parse import unquote
 from kfm_dagster.catalog.assets import DATA_ASSET
 from kfm_dagster.catalog.publisher import Ranges
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, UnknownNameError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
 from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache
 from kfm_dagster.reading.items import Bbox, Catalog, Time, equal, latest, newness, read_item, time_range
 from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, variables_of
@@ -37,6 +38,10 @@ PARALLEL = 8
 MD5 = "d50110"
 """Prefix of a multihash that is an MD5 (multiformats, table of codes), as which Items have an ETag."""
 _CHUNK = re.compile(r"\d{3}-[SIE]$")
+
+
+class UnreadableObjectError(KfmError):
+    """The client of the format cannot read the object."""
 
 
 def open_source(
@@ -55,8 +60,8 @@ def open_source(
     volume xradar's DataTree with a group for each sweep, of reports of stations a pandas DataFrame.
 
     Raises UnknownNameError if no or several fields have the name, ObjectReadError if the object is gone or was written
-    again after its Item, ConfigurationError for a format without a client, and DependencyUnavailableError if a package
-    of the extra `read` is missing.
+    again after its Item, UnreadableObjectError if the client fails, ConfigurationError for a format without a client,
+    and DependencyUnavailableError if a package of the extra `read` is missing.
     """
     if isinstance(source, str):
         is_address = source.endswith(".json")
@@ -65,14 +70,15 @@ def open_source(
         )
     item: Item = source if isinstance(source, Mapping) else source.to_dict(transform_hrefs=False)
     asset = item["assets"][DATA_ASSET]
-    match asset.get("xarray:open_kwargs", {}).get("engine"):
-        case "rasterio":
-            return _grid(item, layer(item, field, level) if layers_of(item) else field)
-        case "h5netcdf":
-            dataset = _package("xarray").open_dataset(_file(item), **asset["xarray:open_kwargs"])
-            return dataset if field is None else dataset[layer(item, field)]
-        case "nexradlevel2":
-            return _package("xradar").io.open_nexradlevel2_datatree(_volume(item))
+    with _client(asset["href"]):
+        match asset.get("xarray:open_kwargs", {}).get("engine"):
+            case "rasterio":
+                return _grid(item, layer(item, field, level) if layers_of(item) else field)
+            case "h5netcdf":
+                dataset = _package("xarray").open_dataset(_file(item), **asset["xarray:open_kwargs"])
+                return dataset if field is None else dataset[layer(item, field)]
+            case "nexradlevel2":
+                return _package("xradar").io.open_nexradlevel2_datatree(_volume(item))
     if any("isd:positions" in column for column in variables_of(item).values()):
         return _reports(item)
     raise ConfigurationError(
@@ -154,7 +160,7 @@ def _grid(item: Item, name: str | None) -> Any:
     rasterio, rioxarray = _package("rasterio"), _package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
-    variable = None if name is None else name.split(maxsplit=1)[0]
+    variable = None if name is None else re.split("[: ]", name, maxsplit=1)[0]
     # GDAL would convert kelvins to degrees Celsius, unlike the units of the Item.
     with rasterio.Env(GRIB_NORMALIZE_UNITS="NO"), rasterio.MemoryFile(content) as file, file.open() as bands:
         elements = {number: bands.tags(number)["GRIB_ELEMENT"] for number in bands.indexes}
@@ -211,6 +217,19 @@ def _reports(item: Item) -> Any:
         reports[name] = known.astype(float) * column["isd:scale"]
     reports["time"] = pandas.to_datetime(reports["time"], format="%Y%m%d%H%M", utc=True)
     return reports
+
+
+@contextmanager
+def _client(href: str) -> Iterator[None]:
+    """Raise UnreadableObjectError for any error of a client: it has many kinds for a broken object."""
+    try:
+        yield
+    except KfmError:
+        raise
+    except Exception as error:
+        raise UnreadableObjectError(
+            observed=f"{href}: {type(error).__name__}: {error}", next_step="read the object with another client"
+        ) from error
 
 
 def _package(name: str) -> Any:

@@ -25,7 +25,7 @@ from kfm_dagster_tests.integration.face import Face
 @pytest.fixture(autouse=True)
 def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
-        if name.startswith(("KFM_", "OPENLINEAGE")) and not name.startswith("KFM_TEST_"):
+        if name.startswith(("KFM_", "OPENLINEAGE")) and not name.startswith(("KFM_TEST_", "KFM_WRITE_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
     monkeypatch.setenv("KFM_SCHEDULED_LISTINGS", "false")  # as for all tests

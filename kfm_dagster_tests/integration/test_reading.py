@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, K
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.s3 import Fetched, S3Bucket
+from kfm_dagster_tests.browser.pictures import keep_picture
 from kfm_dagster_tests.catalog.real_objects import item_of_file
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.followers.virtual.buckets import put as put_object
@@ -28,6 +31,7 @@ from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_ch
 # rioxarray multiplies transforms as affine once wanted.
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEMPERATURE = "TMP:2 m above ground"
 OBJECTS = [(12, 0, "sfc"), (12, 1, "sfc"), (12, 2, "sfc"), (13, 0, "sfc"), (13, 1, "sfc"), (14, 1, "subh")]
 """Hour of the run, lead and product; the newest run has gusts alone."""
@@ -45,7 +49,19 @@ def catalog(
     for hour, lead, product in OBJECTS:
         key, content, index = make_hrrr(run=datetime(2025, 4, 2, hour, tzinfo=UTC), lead=lead, product=product)
         put(objects, [good(BUCKET, key, content), good(BUCKET, f"{key}.idx", index.encode())])
-        put_object(aws.endpoint_url, BUCKET, key, content)
+    return ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
+
+
+def ingested(
+    make_pipeline: Callable[..., Pipeline],
+    tmp_path: Path,
+    objects: Path,
+    aws: EmbeddedCloud,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """Ingest a folder of objects into a catalog of KFM_HOME, and put the objects into their buckets."""
+    for file in (path for path in objects.rglob("*") if path.is_file()):
+        put_object(aws.endpoint_url, *file.relative_to(objects).as_posix().split("/", 1), file.read_bytes())
     pipeline = make_pipeline(url=migrated_sqlite(tmp_path / "kfm.db"), geoparquet=True)
     pipeline.clock.forward(86_400)
     for dataset, partition in partitions_of(objects, pipeline.registry):
@@ -177,13 +193,56 @@ def test_a_wrong_argument_is_refused_in_one_line_with_what_is_there(
 
 @pytest.mark.clause("BEY-19")
 def test_every_block_of_the_page_runs(catalog: Path) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    page = (DOCS / "python.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block in re.findall(r"(?s)```python\n(.*?)```", page):
         exec(block, names)
     assert names["item"].id == "hrrr.20250402.conus.t13z.wrfsfcf00"
     assert names["field"].attrs["units"] == "kg/m^2"
     assert names["forecast"].sizes["valid_time"] == 3
+
+
+REAL = (
+    ("noaa-hrrr-bdp-pds/hrrr.20230722/conus/hrrr.t06z.wrfsfcf01.grib2", "1:0:d=2023072206:TMP:surface:1 hour fcst:\n"),
+    (
+        "noaa-goes17/ABI-L1b-RadC/2019/300/20/OR_ABI-L1b-RadC-M6C06_G17_s20193002001196_e20193002003575_c20193002004003.nc",
+        "",
+    ),
+    ("unidata-nexrad-level2/2016/06/01/KLBB/KLBB20160601_150025_V06", ""),
+)
+"""Real objects of the notebooks, with the index that one lacks."""
+
+
+@pytest.mark.clause("BEY-19")
+def test_the_notebooks_open_and_draw_real_objects(
+    make_pipeline: Callable[..., Pipeline],
+    tmp_path: Path,
+    objects: Path,
+    aws: EmbeddedCloud,
+    shared_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.use("agg")
+    monkeypatch.setenv("KFM_FIRST_DAY", "2019-01-01")
+    for path, index in REAL:
+        bucket, key = path.split("/", 1)
+        put(objects, [good(bucket, key, (shared_data / "objects" / path).read_bytes())])
+        put(objects, [good(bucket, f"{key}.idx", index.encode())] if index else [])
+    ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
+    for notebook in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        names: dict[str, Any] = {}
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)
+        picture = io.BytesIO()
+        plt.gcf().savefig(picture, dpi=80)
+        plt.close("all")
+        keep_picture(picture.getvalue(), f"{notebook.stem}.png", tmp_path)
+        if notebook.stem == "model-field":
+            assert names["kansas"] == pytest.approx(float(names["field"].median()), abs=15)
 
 
 @pytest.mark.clause("BEY-19")
