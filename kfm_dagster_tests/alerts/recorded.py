@@ -30,6 +30,7 @@ WAY = {
     StageState.FAILED: [StageState.RUNNING, StageState.FAILED],
     StageState.ROLLED_BACK: [StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK],
 }
+"""How a stage gets into each state."""
 
 
 @dataclass

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from unittest.mock import Mock
 
 import pytest
-from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.alerts.evaluator import AlertEvaluator
 from kfm_dagster.alerts.plan import AlertPlan, AlertRule, Level, RuleTerms
@@ -29,7 +27,8 @@ HERE = f"path_desync: {STAGE} G3"
 ME = Decision(actor="ann", reason="I am on it")
 
 
-def same_terms() -> AlertPlan:
+@pytest.fixture
+def plan() -> AlertPlan:
     """Every rule with the same terms: told again after an hour, up a level after three."""
     terms = RuleTerms.model_validate(
         {"threshold": 1, "window": "24h", "level": "warning", "suppress": "1h", "escalate_after": "3h"}
@@ -42,11 +41,6 @@ def same_terms() -> AlertPlan:
             "rules": {rule.value: terms for rule in AlertRule},
         }
     )
-
-
-@pytest.fixture
-def plan() -> AlertPlan:
-    return same_terms()
 
 
 def repeats(record: Record, now: Clock) -> None:
@@ -271,43 +265,3 @@ def test_words_are_the_same_in_python_and_in_the_database(dialect: str) -> None:
         # What a later migration says of a column holds.
         *_, listed = re.findall(rf"_is_known CHECK \(\s*{column} IN \((.*?)\)", schema, re.DOTALL)
         assert set(re.findall(r"'(\w+)'", listed)) == {*words}
-
-
-GUARDED = {
-    "UPDATE alerts SET state = 'resolved', resolved_at = opened_at, subject = 'x'": "alerts_move_is_legal",
-    "UPDATE alerts SET level = 'info'": "alerts_move_is_legal",
-    "UPDATE alerts SET notifications = notifications + 2": "alerts_move_is_legal",
-    "UPDATE alerts SET acknowledged_at = opened_at, acknowledged_by = 'x', acknowledged_why = 'y'": (
-        "alerts_move_is_legal"
-    ),
-    "DELETE FROM alerts": "alerts_are_kept",
-    "INSERT INTO alerts (rule, subject, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, "
-    "place, acknowledged_at, acknowledged_by, acknowledged_why) SELECT rule, 'x', 'acknowledged', level, opened_at, "
-    "level_since, last_seen_at, observed, last_event_at, place, opened_at, 'x', 'y' FROM alerts": "alerts_begin_firing",
-}
-
-
-def test_no_hand_changes_what_was_told_or_taken_on_or_empties_the_tables(
-    database: Database, evaluator: AlertEvaluator, record: Record, now: Clock
-) -> None:
-    record.gate("G3")
-    evaluator.evaluate()
-    refused(database, GUARDED)
-    evaluator.store.acknowledge(1, ME)
-    typed = {"UPDATE alerts SET state = 'firing'": "alerts_move_is_legal"}
-    if database.dialect == "postgresql":
-        typed |= {"TRUNCATE alerts": "alerts_are_kept"}
-    else:
-        typed |= {"INSERT OR REPLACE INTO alerts SELECT * FROM alerts": "alerts_(are_kept|begin_firing)"}
-    refused(database, typed)
-    now.passes(days=2)
-    evaluator.evaluate()
-    again = "UPDATE alerts SET resolved_at = NULL, state = "
-    refused(database, {f"{again}'{state}'": "alerts_move_is_legal" for state in ("firing", "acknowledged")})
-
-
-def refused(database: Database, typed: Mapping[str, str]) -> None:
-    """Type statements, each of which a rule refuses."""
-    for statement, rule in typed.items():
-        with pytest.raises(DBAPIError, match=rule), database.engine.begin() as connection:
-            connection.exec_driver_sql(statement)

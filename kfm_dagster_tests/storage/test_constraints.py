@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.statements import migrations
 from kfm_dagster.telemetry.measures import MEASURES
 
 T, LATER = "2025-12-03T12:00:00.000000Z", "2025-12-03T13:00:00.000000Z"
@@ -60,76 +61,28 @@ VALUES: list[tuple[Any, str]] = [
 USUAL = {name: value for value, names in VALUES for name in names.split()}
 """The value of a column, whatever its table; of a time, a digest and any other text: `_usual`."""
 
-COLUMNS = {
-    "deployment": "fact value at actor reason",
-    "run_state": "dataset_id run_id lakefs_branch inputs_hash validation_summary outcome recorded_at artifact_sha256",
-    "replay_reasons": "code meaning",
-    "nodd_wal_records": (
-        "wal_id dataset object_uri provider queue event_time time_range_start time_range_end status attempts "
-        "integrity_status metadata_status stac_status provenance_status created_at updated_at version partition_key "
-        "priority schema_version changed_by change_reason extension lane"
-    ),
-    "nodd_wal_transitions": "wal_id version at actor to_status reason attempts fields",
-    "metric_totals": "metric subject label amount",
-    "nodd_wal_deliveries": (
-        "message_id queue receipt_handle receive_count first_received_at received_at landing_sha256 state signature"
-    ),
-    "nodd_wal_delivery_units": "message_id wal_id",
-    "rejected_messages": "message_id record_index reason_code detail records received_at",
-    "ignored_records": "message_id record_index reason dataset bucket object_key records received_at",
-    "catalog_collections": "collection_id dataset title",
-    "catalog_kept_files": "sha256 content content_bytes",
+FILLED = {
+    "run_state": "artifact_sha256",
+    "nodd_wal_deliveries": "signature",
+    "ignored_records": "dataset bucket object_key",
     "catalog_promotions": (
-        "run_id dataset collection_id item_id partition_key wal_id after_sha256 before_revision before_sha256 "
-        "logged_at old_page old_west old_south old_east old_north old_summaries"
+        "run_id before_revision before_sha256 old_page old_west old_south old_east old_north old_summaries"
     ),
-    "catalog_items": (
-        "collection_id item_id partition_key page content_sha256 object_uri wal_id precedence sequencer revision "
-        "start_at end_at summaries updated_at promotion_id"
-    ),
-    "catalog_pages": "collection_id partition_key page items over_antimeridian over_greenwich start_at end_at",
-    "catalog_summaries": "collection_id property value items",
-    "catalog_changes": "collection_id item_id partition_key kind content_sha256 changed_at",
-    "announcements": "subscription collection_id item_id change_id kind event_id state known attempts taken taken_at",
-    "lineage_batches": "batch_id path dataset run_id href sha256 unit_count state delivery created_at",
-    "governance_log": "at actor action wal_id record_version from_status to_status reason change_ref details",
-    "override_units": "proposal_id wal_id version action",
-    "kill_switches": "dataset engaged_at engaged_by reason",
-    "size_peers": "dataset product month sizes",
-    "nodd_feeds": "dataset product followed_since",
-    "nodd_listed_days": "dataset day listed_at",
-    "nodd_gaps": "dataset product hour kind expected seen first_seen",
-    "nodd_arrivals": "dataset product day objects classes leads",
-    "nodd_wal_leases": "ingest_run_id dataset worker_id acquired_at renewed_at expires_at",
-    "nodd_wal_supersessions": "older_wal_id newer_wal_id found_at",
-    "nodd_wal_outcomes": "wal_id attempt at run_id code_version superseded",
-    "lineage_emissions": "wal_id path revision lineage_id batch_id content_sha256",
-    "lineage_failures": "wal_id version batch_id",
-    "replay_runs": (
-        "replay_run_id name mode env state spec spec_sha256 batches actor reason mismatches_seen created_at updated_at"
-    ),
-    "replay_units": "replay_run_id position batch wal_id dataset selected_status selected_version state",
-    "quarantine_cases": "wal_id quarantined_version opened_at reason state",
-    "backfill_days": "backfill_id dataset day state requests listed created requeued",
-    "node_output": "content_hash record lineage valid_from",
-    "etl_checkpoint": "node last_applied_hash updated_at",
-    "etl_wal": "run_id node step payload content_hash status started_at applied_at",
-    "etl_steps": (
-        "wal_id status ended_at seconds cpu_seconds rows_in rows_out bytes_in bytes_out energy_kwh carbon_gco2e "
-        "measured_by cost_usd"
-    ),
-    "stage_audit": "seq at run_id stage attempt kind event details earlier previous_hash hash",
-    "stage_state": (
-        "run_id stage attempt state idempotency_key input_hashes opened_at started_at ended_at error_class restricted"
-    ),
-    "clock_readings": "clock_id at source offset_seconds uncertainty_seconds state",
-    "alerts": (
-        "rule subject state level opened_at level_since last_seen_at observed last_event_at run_id place "
-        "last_notified_at notifications"
-    ),
-    "outbox": "topic consumer subject position payload content created_at turn failures next_attempt_at",
+    "catalog_items": "promotion_id",
+    "catalog_changes": "content_sha256",
+    "announcements": "taken_at",
+    "governance_log": "wal_id record_version from_status to_status change_ref",
+    "lineage_emissions": "content_sha256",
+    "lineage_failures": "batch_id",
+    "node_output": "lineage valid_from",
+    "etl_wal": "applied_at",
+    "etl_steps": " ".join(MEASURES),
+    "stage_state": "started_at ended_at error_class",
+    "clock_readings": "offset_seconds uncertainty_seconds",
+    "alerts": "run_id last_notified_at",
+    "outbox": "content",
 }
-"""Columns with a value, of tables in an order in which each finds what it refers to; the others are null."""
+"""Columns with a value that may be null; each column that may not has a value, and the others are null."""
 
 OWN: dict[str, Sequence[Row]] = {
     "deployment": [{"value": DAY}],
@@ -172,9 +125,28 @@ def _usual(column: str) -> Any:
     return HASH if column == "hash" or column.endswith(("sha256", "_hash")) else USUAL.get(column, "x")
 
 
+def _columns() -> dict[str, list[str]]:
+    """Return the columns with a value of each table, after the tables that it refers to."""
+    engine = sa.create_engine("sqlite://")
+    with engine.begin() as connection:
+        for migration in migrations("sqlite"):
+            for statement in migration.statements:
+                connection.exec_driver_sql(statement)
+        schema = sa.inspect(connection)
+        return {
+            table: [
+                column["name"]
+                for column in schema.get_columns(table)
+                if not column["nullable"] or column["name"] in FILLED.get(table, "").split()
+            ]
+            for table, _ in schema.get_sorted_table_and_fkc_names()
+            if table is not None
+        }
+
+
 STANDING: dict[str, Sequence[Row]] = {
-    table: [{name: _usual(name) for name in columns.split()} | dict(own) for own in OWN.get(table, [{}])]
-    for table, columns in COLUMNS.items()
+    table: [{name: _usual(name) for name in columns} | dict(own) for own in OWN.get(table, [{}])]
+    for table, columns in _columns().items()
 }
 """Rows that every table holds."""
 

@@ -63,6 +63,21 @@ LIST = f"UPDATE backfill_days SET state = 'listed', listed_at = '{LATER}', creat
 COUNT = "UPDATE backfill_days SET created = 5, requeued = 5"
 SIGNED = "UPDATE nodd_wal_deliveries SET signature ="
 WAIT = "UPDATE backfill_days SET state = 'waiting', requests = 0, requested_at = NULL"
+RESOLVE = f"UPDATE alerts SET state = 'resolved', resolved_at = '{LATER}'"
+TAKE_ON = (
+    f"UPDATE alerts SET state = 'acknowledged', acknowledged_at = '{LATER}', acknowledged_by = 'p', "
+    "acknowledged_why = 'x'"
+)
+ALERT = (
+    "rule, state, level, opened_at, level_since, last_seen_at, observed, last_event_at, place, acknowledged_at, "
+    "acknowledged_by, acknowledged_why"
+)
+ROLL_BACK = "UPDATE stage_state SET state = 'rolled_back', compensation = '{}'"
+AUDIT = (
+    "INSERT INTO stage_audit (seq, at, run_id, stage, attempt, kind, event, details, earlier, previous_hash, hash) "
+    "SELECT 2, at, run_id, stage, attempt, 'transition', 'failed>rolled_back', details, earlier, hash, "
+    f"'{'b' * 64}' FROM stage_audit"
+)
 INTEND = (
     "INSERT INTO etl_wal (run_id, node, step, payload, content_hash, status, started_at) "
     f"VALUES ('{ONE}', 'n', 's', '{{}}', '{'d' * 64}', 'FAILED', '{T}')"
@@ -128,6 +143,16 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((), PUT.format("'catalog', 'f', 'c1'", "1, 0, 0, NULL"), "outbox_begins_undelivered"),
     ((), PUT.format("'catalog', 'f', 'c1'", "0, 0, 1, 'x'"), "outbox_begins_undelivered"),
     (("UPDATE outbox SET turn = 2",), "UPDATE outbox SET turn = 1", "outbox_keeps_its_content"),
+    ((), "UPDATE alerts SET level = 'info'", "alerts_move_is_legal"),
+    ((), "UPDATE alerts SET notifications = notifications + 2", "alerts_move_is_legal"),
+    ((), TAKE_ON.replace("state = 'acknowledged', ", ""), "alerts_move_is_legal"),
+    ((TAKE_ON,), "UPDATE alerts SET state = 'firing'", "alerts_move_is_legal"),
+    ((RESOLVE,), "UPDATE alerts SET state = 'firing', resolved_at = NULL", "alerts_move_is_legal"),
+    ((TAKE_ON, RESOLVE), "UPDATE alerts SET state = 'acknowledged', resolved_at = NULL", "alerts_move_is_legal"),
+    ((TAKE_ON,), f"INSERT INTO alerts (subject, {ALERT}) SELECT 'x', {ALERT} FROM alerts", "alerts_begin_firing"),
+    ((), ROLL_BACK, "stage_state_move_is_audited"),
+    ((AUDIT,), f"{ROLL_BACK}, idempotency_key = '{'b' * 64}'", "stage_state_move_is_legal"),
+    ((AUDIT,), f"{ROLL_BACK}, input_hashes = '[1]'", "stage_state_move_is_legal"),
 ]  # fmt: skip
 """What is done first and is legal, what is typed then, and the rule that refuses it."""
 APPEND_ONLY = {
@@ -143,6 +168,7 @@ APPEND_ONLY = {
     "stage_audit": "stage_audit_is_append_only",
 }
 KEPT = APPEND_ONLY | {
+    "alerts": "alerts_are_kept",
     "announcements": "announcements_are_kept",
     "backfill_days": "backfill_days_are_kept",
     "etl_checkpoint": "checkpoints_are_kept",
@@ -157,6 +183,7 @@ KEPT = APPEND_ONLY | {
     "replay_runs": "replay_runs_are_kept",
     "replay_units": "replay_units_are_kept",
     "run_state": "run_state_is_kept",
+    "stage_state": "stage_state_is_kept",
 }
 """The rule by which a table refuses DELETE and TRUNCATE, and an append-only one each UPDATE."""
 BY_ITS_RULE = (
@@ -164,7 +191,9 @@ BY_ITS_RULE = (
     "nodd_wal_outcomes nodd_wal_supersessions"
 )
 REPLACED = {table: KEPT[table] for table in BY_ITS_RULE.split()} | {
+    "alerts": "alerts_(are_kept|begin_firing)",
     "run_state": "run_state_success_is_kept",
+    "stage_state": "stage_state_(is_kept|begins_pending)",
     "catalog_items": "catalog_items_revision_grows_by_one",
     "catalog_promotions": "undo_log_is_append_only",
     "nodd_wal_leases": "leases_are_of_claims",
@@ -257,6 +286,12 @@ GUARDED = {
     ),
     "catalog_promotions": Guarded("undo_log_is_append_only", {"withdrawn_at": LATER}, once=["withdrawn_at"]),
     "lineage_batches": Guarded("lineage_batches_only_go_on", PUBLISHED, "delivery", once=PUBLISHED),
+    "alerts": Guarded(
+        "alerts_move_is_legal",
+        {"notifications": 2},
+        "state level level_since last_seen_at observed last_event_at run_id place last_notified_at acknowledged_at "
+        "acknowledged_by acknowledged_why resolved_at",
+    ),
     "outbox": Guarded("outbox_keeps_its_content", {"position": 1}, "payload turn failures next_attempt_at last_error"),
 }
 OTHER = {T: LATER, LATER: T, DAY: "2025-12-04", HASH: "b" * 64, ONE: THREE, "{}": '{"a": 1}', "p1": "p2"}

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.errors import (
     ConfigurationError,
@@ -24,7 +23,6 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.database import MIGRATION_LOCK, Database
 from kfm_dagster.storage.roles import DeploymentRoleError, grant_deployment_role
-from kfm_dagster.storage.statements import sql_root, statement
 from kfm_dagster_tests.databases import as_role, ask, created, drop_role, refusal
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import JANE, make_bench
@@ -43,8 +41,6 @@ WORKING = {
 are added up by a trigger alone: test_evidence_guards.py."""
 REFUSED = {"42501", "428C9"}
 """PostgreSQL's codes: no right to it, and, said first, a key that is generated always."""
-OTHERS = {"schema.create_version_table", "schema.record", "exports.stand_still"}
-"""Statements of a migration, and one that touches no table and cannot be explained."""
 SHADOW = """
     CREATE TEMPORARY TABLE metric_totals (LIKE metric_totals);
     CREATE TEMPORARY TABLE seen AS SELECT current_user AS name WHERE false;
@@ -158,21 +154,6 @@ def test_a_role_s_own_table_in_the_way_makes_a_database_of_prod_no_other(deploym
             bench.ledger.override({envelope().wal_id: 2}, **released, tx=tx)
 
 
-def test_the_role_has_the_right_to_every_statement_of_the_product(deployment: Database) -> None:
-    """EXPLAIN asks for the same rights as the statement, and executes nothing."""
-    refused = {}
-    names = _statements() - OTHERS
-    assert len(names) > 200
-    for name in sorted(names):
-        clause = statement("postgresql", name)
-        with deployment.engine.connect() as connection:
-            try:
-                _explain(connection, clause)
-            except ProgrammingError as error:
-                refused[name] = str(error.orig)
-    assert refused == {}
-
-
 def test_a_role_that_has_its_rights_gets_them_again_and_loses_what_is_no_part_of_them(
     owner: Database, deployment: Database, role: str
 ) -> None:
@@ -282,18 +263,3 @@ def _frozen(owner: Database, table: str) -> list[str]:
     columns = {column["name"] for column in sa.inspect(owner.engine).get_columns(table)}
     assert set(granted) <= columns
     return sorted(columns - set(granted))
-
-
-def _statements() -> set[str]:
-    """Names of every statement that PostgreSQL executes."""
-    found = set()
-    for file in (sql_root() / "queries").iterdir():
-        if file.name.endswith(".sql"):
-            lines = file.read_text(encoding="utf-8").splitlines()
-            found |= {f"{file.name[:-4]}.{line[9:]}" for line in lines if line.startswith("-- name: ")}
-    return found
-
-
-def _explain(connection: Connection, clause: sa.TextClause) -> None:
-    values = dict.fromkeys(clause.compile().params)
-    connection.execute(sa.text(f"EXPLAIN {clause.text}"), values)
