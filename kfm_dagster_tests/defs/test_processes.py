@@ -476,11 +476,3 @@ def test_a_bucket_that_takes_no_log_costs_no_step_and_the_log_stays(
     name("gone", cloud, monkeypatch)
     with machine(tmp_path / "worker", monkeypatch) as worker:
         assert SAID in printed(worker, ran(worker))
-
-
-@pytest.mark.clause("DAG-09")
-def test_without_a_bucket_they_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KFM_COMPUTE_LOGS_URL", raising=False)
-    with machine(tmp_path / "home", monkeypatch) as alone:
-        assert SAID in printed(alone, ran(alone))
-    assert [file for file in (tmp_path / "home" / "storage").rglob("*.out") if SAID in file.read_text()]

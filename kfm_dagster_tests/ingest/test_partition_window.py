@@ -23,7 +23,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo import run as demo
 from kfm_dagster.demo.feed import Feed, FolderReport
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.ingest.pipeline import Pipeline, utc_now
+from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.plan import ActiveRuns, LaneKey, PlannedRun, lane_limits, of_known_days, plan_runs, why_unknown
 from kfm_dagster.ingest.window import DEFAULT_DAYS, PartitionWindow, stored_first_day
 from kfm_dagster.ledger.reports import PendingPartition
@@ -169,13 +169,6 @@ def test_looking_up_the_first_day_makes_no_database_and_needs_none(
     with caplog.at_level(logging.WARNING):
         assert stored_first_day(Settings.load(wal_dsn=DOWN), clock=lambda: NOW) == NOW.date() - DEFAULT_DAYS
     assert "127.0.0.1:1" in caplog.text
-
-
-@pytest.mark.clause("DAG-12")
-def test_opening_a_pipeline_settles_the_first_day_which_definitions_then_read(home: Path) -> None:
-    with closing(Pipeline.open(Settings.load(first_day=FIRST))) as pipeline:
-        own_tx(pipeline.window).lower(date(1991, 6, 5), actor="ada", reason="x")
-    assert stored_first_day(Settings.load(), clock=utc_now) == date(1991, 6, 5)
 
 
 @pytest.mark.clause("DAG-12")

@@ -19,6 +19,7 @@ from kfm_dagster.definitions import build_definitions
 from kfm_dagster.ingest.chain import read_configuration, roll_back, run_chain
 from kfm_dagster.ingest.node import EffectNode, Results
 from kfm_dagster.ingest.nodes import MessageParse, MetadataExtract, ProvenanceEmit, Source, StacRegister, operators
+from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.run_replay import compare_run
 from kfm_dagster.settings import Settings
@@ -87,13 +88,16 @@ def test_dagster_has_it() -> None:
     assert f"nexrad_l2__{VERB}" in {op.name for op in job.graph.nodes}
 
 
-def test_the_card_may_name_it(tmp_path: Path) -> None:
+@pytest.mark.clause("PCS-07")
+def test_every_stage_may_be_a_checkpoint_and_the_seventh_too(tmp_path: Path) -> None:
+    stages = [*operators(), PATH_ARRIVAL]
+    assert VERB in stages
     for file in own_folder().glob("*.yaml"):
         document = yaml.safe_load(file.read_text())
         if file.name == STATE_MACHINE:
-            document["checkpoints"] = list(operators())
+            document["checkpoints"] = stages
         (tmp_path / file.name).write_text(yaml.safe_dump(document, sort_keys=False))
-    assert VERB in read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints
+    assert read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints == stages
 
 
 def test_a_run_does_it_and_can_be_compared_with_itself(pipeline: Pipeline, objects: Path) -> None:

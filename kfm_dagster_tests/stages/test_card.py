@@ -19,8 +19,6 @@ from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.configs import CardError, own_folder, parse
 from kfm_dagster.ingest.chain import read_configuration
-from kfm_dagster.ingest.nodes import operators
-from kfm_dagster.ingest.path_arrivals import NODE as PATH_ARRIVAL
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import (
     POSSIBLE,
@@ -169,16 +167,6 @@ def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path: Path, file: s
         (tmp_path / name).write_bytes(text.encode().replace(b"\n", b"\n# \xe9\n", 1) if name == file else text.encode())
     with pytest.raises(CardError, match=rf"{file} line 2 is no UTF-8 text; observed the byte 0xe9; next: save"):
         Card.load(tmp_path)
-
-
-@pytest.mark.clause("PCS-07")
-def test_every_stage_may_be_a_checkpoint(tmp_path: Path) -> None:
-    for name, text in TEXTS.items():
-        (tmp_path / name).write_text(text)
-    machine = yaml.safe_load(TEXTS[STATE_MACHINE])
-    machine["checkpoints"] = [*operators(), PATH_ARRIVAL]
-    (tmp_path / STATE_MACHINE).write_text(yaml.safe_dump(machine, sort_keys=False))
-    assert read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints == machine["checkpoints"]
 
 
 @pytest.mark.clause("PCS-21")
