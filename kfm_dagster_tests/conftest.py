@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kfm_dagster.ingest.pipeline import Pipeline
     from kfm_dagster.ledger.record import NoddWalRecord
     from kfm_dagster_tests.commands import Call
+    from kfm_dagster_tests.integration.chain import FakeQueue
 
 # No test depends on the clock, and workers share the machine.
 settings.register_profile("kfm", deadline=None)
@@ -245,12 +246,20 @@ def objects(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Pipeline]:
-    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
+def queue() -> FakeQueue:
+    """The queue of `pipeline`."""
     # Only here: importing it takes seconds.
+    from kfm_dagster_tests.integration.chain import FakeQueue
+
+    return FakeQueue()
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, objects: Path, database_url: str, queue: FakeQueue) -> Iterator[Pipeline]:
+    """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
     from kfm_dagster_tests.integration.chain import open_pipeline
 
-    with closing(open_pipeline(tmp_path / "home", objects, url=database_url)) as opened:
+    with closing(open_pipeline(tmp_path / "home", objects, url=database_url, queue=queue)) as opened:
         yield opened
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     FakeQueue,
     assert_conserved,
-    open_pipeline,
+    good,
+    put,
     raw_message,
     take,
     volumes,
@@ -42,34 +43,20 @@ NAMED = {
 """The list of clause BEY-09."""
 
 
-@pytest.fixture
-def queue() -> FakeQueue:
-    return FakeQueue()
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, database_url: str, queue: FakeQueue) -> Iterator[Pipeline]:
-    opened = open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url, queue=queue)
-    yield opened
-    opened.close()
-
-
 @pytest.mark.clause("BEY-09", "BEY-03")
 @pytest.mark.parametrize("name", CORPUS)
-def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQueue, tmp_path: Path) -> None:
+def test_a_pathology_ends_as_it_must(name: str, pipeline: Pipeline, queue: FakeQueue, objects: Path) -> None:
     pathology = CORPUS[name]
     sent: list[SqsMessage] = []
 
-    def put(bucket: str, key: str, content: bytes) -> None:
-        path = tmp_path / "objects" / bucket / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    def store(bucket: str, key: str, content: bytes) -> None:
+        put(objects, [good(bucket, key, content)])
 
     def send(body: str) -> None:
         sent.append(raw_message(body, name=f"{name} {len(sent)}"))
         take(pipeline, sent[-1])
 
-    play(pathology, registry=pipeline.registry, put=put, send=send, drain=lambda: work_until_done(pipeline))
+    play(pathology, registry=pipeline.registry, put=store, send=send, drain=lambda: work_until_done(pipeline))
 
     records = {(record.object_uri, record.object_version): record for record in own_tx(pipeline.ledger).find(limit=100)}
     found = {identity: (record.status, record.last_error_code) for identity, record in records.items()}

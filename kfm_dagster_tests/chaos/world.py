@@ -150,15 +150,10 @@ def finish(world: World) -> dict[str, Any]:
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """What every way to the end must have in common."""
     assert_conserved(pipeline)
-    told, edges = traces.told_once(pipeline)
-    return {
-        "ledger": traces.outcomes(pipeline),
-        "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
-        "events": told,
-        # By kind: SQS gave each message an id of its own.
-        "edges": Counter(name for _, name, _ in edges),
-        "undelivered": _undelivered(pipeline),
-    }
+    found = traces.everything(pipeline)
+    # By kind: SQS gave each message an id of its own.
+    edges = Counter(name for _, name, _ in found["edges"])
+    return {**found, "edges": edges, "undelivered": _undelivered(pipeline)}
 
 
 def announced_items(world: World, pipeline: Pipeline) -> set[str]:

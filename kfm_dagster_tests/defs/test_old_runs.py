@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -185,7 +186,7 @@ def test_who_is_killed_in_the_middle_of_a_run_goes_on_with_it(
     last = ran()
     monkeypatch.setattr(run_storage, "BATCH", 1)
     with monkeypatch.context() as dying:
-        dying.setattr(type(instance.run_storage), "delete_run", lambda *_: _die())
+        dying.setattr(type(instance.run_storage), "delete_run", Mock(side_effect=CrashError))
         with pytest.raises(CrashError):
             remove(instance, bench)
     assert gone <= {run.run_id for run in instance.get_runs()}
@@ -204,7 +205,3 @@ def test_the_next_run_of_a_day_is_named_after_none_that_is_there(
         ran()
         remove(instance, bench)
     assert len(named) == 3
-
-
-def _die() -> None:
-    raise CrashError

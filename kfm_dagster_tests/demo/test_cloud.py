@@ -28,6 +28,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, E
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster_tests.commands import Call
+from kfm_dagster_tests.integration.chain import good, put
 
 GOES_KEY = "ABI-L1b-RadM/2019/218/01/OR_ABI-L1b-RadM2-M6C03_G17_s20192180138575_e20192180139033_c20192180139080.nc"
 NEXRAD_KEY = "2025/04/02/KTWX/KTWX20250402_220636_V06"
@@ -191,10 +192,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         "noaa-goes17/README/a.txt": b"foreign",
         "README.md": b"no object",
     }
-    for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    put(tmp_path, [good("", name, content) for name, content in files.items()])
 
     report = feed.from_folder(tmp_path)
 
@@ -240,10 +238,8 @@ def test_an_object_that_no_topic_announces_cannot_be_announced(feed: Feed) -> No
 def test_a_folder_of_chunks_is_announced_as_their_own_feed_does(
     cloud: EmbeddedCloud, feed: Feed, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
-    for key, content in make_nexrad_chunks(site="KTWX", start=datetime(2025, 4, 2, 22, 6, 36, tzinfo=UTC)):
-        path = tmp_path / CHUNKS_BUCKET / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    chunks = make_nexrad_chunks(site="KTWX", start=datetime(2025, 4, 2, 22, 6, 36, tzinfo=UTC))
+    put(tmp_path, [good(CHUNKS_BUCKET, key, content) for key, content in chunks])
     assert feed.from_folder(tmp_path).objects == {"nexrad-l2-chunks": 4}
     parsed = [
         parse_message(SqsMessage(message_id=one["MessageId"], body=one["Body"]), registry=contracts, queue="q")

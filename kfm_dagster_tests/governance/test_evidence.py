@@ -40,23 +40,20 @@ def bundles(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
 
 
 def bundle_of(pipeline: Pipeline, case: QuarantineCase) -> dict[str, Any]:
-    assert case.evidence_file is not None
     return read_evidence(pipeline.store, case.evidence_file)
 
 
-def quarantine_by_hand(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
-    chain.put(objects, items)
-    chain.notify_each(pipeline, *items)
+def quarantine_by_hand(pipeline: Pipeline, *items: chain.StoredObject) -> None:
+    chain.deliver_each(pipeline, *items)
     records = traces.records(pipeline)
     wal_ids = [records[item.uri].wal_id for item in items]
     own_tx(pipeline.ledger).quarantine(wal_ids, reason_code="looked_odd", decision=JANE)
 
 
 @pytest.mark.clause("BEY-06", "WSM-14")
-def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipeline: Pipeline, objects: Path) -> None:
+def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipeline: Pipeline) -> None:
     sound, cut, gone = chain.volumes(3)[0], chain.truncated(chain.volumes(3)[1]), chain.missing(chain.volumes(3)[2])
-    chain.put(objects, [sound, cut, gone])
-    chain.notify_each(pipeline, sound, cut, gone)
+    chain.deliver_each(pipeline, sound, cut, gone)
     chain.work_until_done(pipeline)
 
     found = bundles(pipeline)
@@ -81,7 +78,6 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
         assert len(bundle["history"]) == record.version
         message = bundle["message"]["body"]["Message"]["Records"][0]["s3"]
         assert (message["object"]["key"], message["bucket"]["name"]) == (item.key, item.bucket)
-    assert cut.stored is not None
     assert found[cut.uri]["found"] | {"last_modified": None} == {
         "state": "present",
         "why": None,
@@ -98,11 +94,11 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
 
 
 @pytest.mark.clause("BEY-06")
-def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline, objects: Path) -> None:
+def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline) -> None:
     sizes = (0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1)
     contents = [bytes(number % 251 for number in range(size)) for size in sizes]
     items = [chain.replaced(item, content) for item, content in zip(chain.volumes(len(sizes)), contents, strict=True)]
-    quarantine_by_hand(pipeline, objects, *items)
+    quarantine_by_hand(pipeline, *items)
     assert EvidenceCollector(pipeline).collect() == len(items)
     found = bundles(pipeline)
     for item, content in zip(items, contents, strict=True):
@@ -146,7 +142,7 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: P
         else:
             change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
             pipeline.registry = _governed(pipeline.registry, **change)
-        quarantine_by_hand(pipeline, objects, item)
+        quarantine_by_hand(pipeline, item)
     EvidenceCollector(pipeline).collect()
     [bundle] = bundles(pipeline).values()
     assert (bundle["found"]["state"], bundle["found"]["size"]) == ("withheld", len(item.announced))
@@ -258,7 +254,7 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
                 dies_at=chain.Failpoint(operator=Settle.operator, point="committed"),
             )  # fmt: skip
     else:
-        quarantine_by_hand(pipeline, objects, item)
+        quarantine_by_hand(pipeline, item)
         with monkeypatch.context() as patch:
             if failpoint == "before the bundle is stored":
                 patch.setattr(evidence.Artifacts, "put", DYING)
@@ -279,10 +275,10 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
 
 @pytest.mark.clause("SEC-09", "SEC-12")
 def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, *others = chain.volumes(3)
-    quarantine_by_hand(pipeline, objects, odd, *others)
+    quarantine_by_hand(pipeline, odd, *others)
     look = evidence.bundle_of
 
     def of_all_but_one(case: Any, record: Any, history: Any, *, observed: Any, message: Any) -> bytes:
@@ -299,16 +295,13 @@ def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
 
 
 @pytest.mark.clause("BEY-06")
-def test_two_collectors_at_once_give_a_case_one_bundle(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     item = chain.volumes(1)[0]
-    quarantine_by_hand(pipeline, objects, item)
+    quarantine_by_hand(pipeline, item)
     other = cases_of(pipeline)
     [due] = other.due(limit=5)
     assert EvidenceCollector(pipeline).collect() == 1
     [case] = own_tx(other).of(due.wal_id)
-    assert case.evidence_file is not None
     late = type(case.evidence_file)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
     assert other.attach([(due, late)]) == 0
     assert own_tx(other).of(due.wal_id) == [case]
@@ -319,10 +312,10 @@ def test_two_collectors_at_once_give_a_case_one_bundle(
 
 
 def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = chain.volumes(1)[0]
-    quarantine_by_hand(pipeline, objects, item)
+    quarantine_by_hand(pipeline, item)
     # The artifact store takes nothing; the landing zone gives nothing.
     for request in ("put", "get"):
         with monkeypatch.context() as patch:
@@ -333,7 +326,7 @@ def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
 
 def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:
     item, listed = chain.volumes(2)
-    quarantine_by_hand(pipeline, objects, chain.missing(item))
+    quarantine_by_hand(pipeline, chain.missing(item))
     for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
         path.unlink()
     chain.put(objects, [chain.replaced(listed, b"")])
@@ -346,11 +339,9 @@ def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pip
 
 
 @pytest.mark.clause("BEY-06")
-def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_it(
-    pipeline: Pipeline, objects: Path
-) -> None:
+def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_it(pipeline: Pipeline) -> None:
     item = chain.volumes(1)[0]
-    quarantine_by_hand(pipeline, objects, item)
+    quarantine_by_hand(pipeline, item)
     [record] = own_tx(pipeline.ledger).find()
     assert release(pipeline, record.wal_id, record.version, JANE) == {record.wal_id}
     chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-1", Source.LEDGER)
@@ -363,10 +354,9 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
 
 
 @pytest.mark.clause("BEY-06", "WSM-16")
-def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline: Pipeline, objects: Path) -> None:
+def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline: Pipeline) -> None:
     item = chain.truncated(chain.volumes(1)[0])
-    chain.put(objects, [item])
-    chain.notify_each(pipeline, item)
+    chain.deliver_each(pipeline, item)
     chain.work_until_done(pipeline)
     [record] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts
@@ -377,7 +367,6 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
     assert again.attempts == record.attempts + 1
     second, first = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
-    assert first.evidence_file is not None
     assert bundle_of(pipeline, second)["attempts"] == again.attempts
 
 

@@ -75,11 +75,6 @@ def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
         yield again
 
 
-def arrive(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
-    chain.put(objects, items)
-    chain.notify_each(pipeline, *items)
-
-
 def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
     catalog = Path(pipeline.settings.catalog)
     return traces.items(catalog) if (catalog / "catalog.json").exists() else {}
@@ -115,12 +110,12 @@ def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
     ids=["access", "embargo", "consent"],
 )
 def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catalog_or_lineage(
-    declared: dict[str, Any], rule: str, opened: Open, objects: Path
+    declared: dict[str, Any], rule: str, opened: Open
 ) -> None:
     rule = rule.format(at="2026-01-01T01:00:00.000000Z")
     pipeline = opened(**declared)
     sound, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
-    arrive(pipeline, objects, sound, cut)
+    chain.deliver_each(pipeline, sound, cut)
     chain.work_until_done(pipeline)
     records = traces.records(pipeline)
     record = records[sound.uri]
@@ -136,25 +131,20 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     [entry] = logged_refusals(pipeline)
     assert (entry.wal_id, entry.reason, entry.details["run_id"]) == (record.wal_id, rule, record.ingest_run_id)
     [case] = [case for case in cases_of(pipeline).find(CaseState.OPEN) if case.wal_id == record.wal_id]
-    assert case.evidence_file is not None
     bundle = read_evidence(pipeline.store, case.evidence_file)
     assert (bundle["reason"], bundle["operator"]) == (GovernanceIssue.HARD_FAIL, MetadataExtract.operator)
     assert (bundle["found"]["state"], bundle["found"]["first_hex"]) == ("withheld", "")
 
 
 @pytest.mark.clause("SEC-03", "WSM-16")
-def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_released(
-    opened: Open, objects: Path
-) -> None:
+def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_released(opened: Open) -> None:
     end = datetime(2026, 2, 1, tzinfo=UTC)
     pipeline = opened(embargo={"until": end})
     item = chain.volumes(1)[0]
-    arrive(pipeline, objects, item)
+    chain.deliver_each(pipeline, item)
     chain.work_until_done(pipeline)
-    clock = pipeline.clock
-    assert isinstance(clock, chain.Clock)
     for now, status in ((end - timedelta(days=1), Status.QUARANTINED), (end, Status.SUCCEEDED)):
-        clock.now = now
+        pipeline.clock.now = now
         record = traces.records(pipeline)[item.uri]
         assert release(pipeline, record.wal_id, record.version, JANE) == {record.wal_id}
         chain.work_until_done(pipeline)
@@ -166,16 +156,14 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
 
 
 @pytest.mark.clause("SEC-03")
-def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units(opened: Open, objects: Path) -> None:
+def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units(opened: Open) -> None:
     """An embargo that ends between the death of a run and its next execution does not make two outcomes of one run."""
     pipeline = opened(embargo={"until": chain.START + timedelta(minutes=1)})
-    arrive(pipeline, objects, chain.volumes(1)[0])
+    chain.deliver_each(pipeline, chain.volumes(1)[0])
     dies_at = chain.Failpoint(operator=MetadataExtract.operator, point="computed")
     with pytest.raises(chain.CrashError):
         chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER, dies_at=dies_at)
-    clock = pipeline.clock
-    assert isinstance(clock, chain.Clock)
-    clock.forward(120)
+    pipeline.clock.forward(120)
     chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER)
     assert traces.statuses(pipeline) == {"quarantined": 1}
 
@@ -190,15 +178,12 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
     ],
     ids=str,
 )
-def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
-    failpoint: chain.Failpoint, opened: Open, objects: Path
-) -> None:
+def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(failpoint: chain.Failpoint, opened: Open) -> None:
     shown, embargoed = chain.volumes(24)[0], chain.volumes(24)[-1]
     embargo = {"days_after_observation": 1}
     pipeline = opened(**SHIELDED, embargo=embargo)
-    assert isinstance(pipeline.clock, chain.Clock)
     pipeline.clock.now = datetime(2025, 4, 3, 12, tzinfo=UTC)
-    arrive(pipeline, objects, shown, embargoed)
+    chain.deliver_each(pipeline, shown, embargoed)
     with pytest.raises(chain.CrashError):
         chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER, dies_at=failpoint)
     before = len(logged(pipeline, GovernanceAction.MASK)), len(logged_refusals(pipeline))
@@ -215,18 +200,18 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(
     assert items_of(pipeline).keys() == {shown.uri}
     # Another run decides for itself.
     second = chain.volumes(24)[1]
-    arrive(pipeline, objects, second)
+    chain.deliver_each(pipeline, second)
     chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-2", Source.LEDGER)
     assert [entry.details["run_id"] for entry in logged(pipeline, GovernanceAction.MASK)] == ["run-2", RUN]
 
 
 @pytest.mark.clause("SEC-03")
-def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, objects: Path, tmp_path: Path) -> None:
+def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, tmp_path: Path) -> None:
     item, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
     exact = positions_of(item, tmp_path / "open")
     pipeline = opened(**SHIELDED)
     seen: list[str] = []
-    arrive(pipeline, objects, item, cut)
+    chain.deliver_each(pipeline, item, cut)
     chain.run_chain(
         pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER,
         seen=lambda batch: seen.extend(map(str, batch.envelopes)),
@@ -377,7 +362,6 @@ def shown_at(box: Box, salt: str = SALT) -> tuple[float, float]:
     """Longitude and latitude of the middle of what a donut shows of a footprint."""
     metadata = Metadata(status=CheckStatus.OK, geometry=outline(box), bbox=box, stac_properties={})
     masked = generalised(metadata, Masking.model_validate(DONUT), salt=salt.encode())
-    assert masked.bbox is not None
     west, south, east, north = masked.bbox
     return west + ((east - west) % 360) / 2, (south + north) / 2
 
@@ -411,7 +395,7 @@ def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_i
     first, *_, last = volumes(24)
     exact = positions_of(first, tmp_path / "open")
     with closing(open_pipeline(tmp_path / "plain", tmp_path / "objects")) as plain:
-        arrive(plain, tmp_path / "objects", first, last)
+        chain.deliver_each(plain, first, last)
         run_chain(plain, DATASET, PARTITION, "run", Source.LEDGER)
         unmasked = items_of(plain)
 
@@ -423,7 +407,7 @@ def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_i
     more = {"sensitive_areas": settings_with(tmp_path, hill).sensitive_areas, "masking_salt": SecretStr(SALT)}
     seen: list[str] = []
     with closing(open_pipeline(tmp_path / "masked", tmp_path / "objects", **more)) as pipeline:
-        arrive(pipeline, tmp_path / "objects", first, last)
+        chain.deliver_each(pipeline, first, last)
         for run in ("run", "again"):
             run_chain(
                 pipeline, DATASET, PARTITION, run, Source.LEDGER,

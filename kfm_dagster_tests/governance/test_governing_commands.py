@@ -24,6 +24,7 @@ from kfm_dagster_tests.commands import Call, words_of
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.factories import PERSON, bring, envelope
 from kfm_dagster_tests.governance.conftest import cases_of, release
+from kfm_dagster_tests.integration.chain import good, put
 from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
@@ -161,7 +162,6 @@ def test_a_release_outside_prod_lets_the_unit_in_closes_its_case_and_stands_in_t
         assert answer.code == ExitCode.DONE
         assert answer.rows == [{"wal_id": wal_id, "from": "quarantined", "to": "pending", "seen_version": 2}]
     record = own_tx(deployment.ledger).get(wal_id)
-    assert record is not None
     assert (record.status, record.version, record.changed_by) == (Status.PENDING, 3, "jane")
     [case] = own_tx(cases_of(deployment)).of(wal_id)
     assert (case.state, case.closed_by) == (CaseState.RELEASED, "jane")
@@ -248,7 +248,6 @@ def test_a_discarded_unit_stays_out_of_every_later_release(
     discarded = call("quarantine", "list", "--state", "discarded", "--json").rows
     assert {row["wal_id"] for row in discarded} == {wal_id, units["discarded"].wal_id}
     record = own_tx(deployment.ledger).get(wal_id)
-    assert record is not None
     assert release(deployment, wal_id, record.version, PERSON) == frozenset()
     assert own_tx(deployment.ledger).get(wal_id) == record
     [entry] = call("governance", "log", "--wal-id", wal_id, "--action", "discard", "--json").rows
@@ -267,7 +266,6 @@ def test_a_person_quarantines_what_waits_and_what_failed(
         f"{broken}: failed > quarantined (version 3 > 4)",
     ]
     found = own_tx(deployment.ledger).get(broken)
-    assert found is not None
     assert found.version == 4
     rows = call("quarantine", "list", "--reason", "bad_site", "--json").rows
     assert {row["wal_id"]: row["error_code"] for row in rows} == {pending: "bad_site", broken: "missing_object"}
@@ -306,9 +304,7 @@ def test_quarantine_show_tells_the_evidence_to_people_and_to_scripts(
     call: Call, deployment: Pipeline, units: dict[str, Envelope], tmp_path: Path
 ) -> None:
     unit = units["quarantined"]
-    path = tmp_path / "objects" / unit.bucket / unit.key
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"AR2V0006." + bytes(range(256)) * 8)
+    put(tmp_path / "objects", [good(unit.bucket, unit.key, b"AR2V0006." + bytes(range(256)) * 8)])
     assert "not collected yet" in call("quarantine", "show", unit.wal_id).out
     EvidenceCollector(deployment).collect()
     [document] = call("quarantine", "show", unit.wal_id, "--json").rows

@@ -43,7 +43,6 @@ def governance(**declared: Any) -> Governance:
 def read(unit: Envelope, **properties: Any) -> Envelope:
     """The unit as metadata-extract leaves it."""
     done = finished(unit).evolve(stac=None, provenance=None)
-    assert done.metadata is not None
     told = {**done.metadata.stac_properties, **properties}
     return done.evolve(metadata=dataclasses.replace(done.metadata, stac_properties=told))
 
@@ -89,7 +88,6 @@ def test_what_the_rules_say_of_a_unit(
     assert (objection and objection.rule) == rule
     after = rules.applied(unit)
     if objection is not None:
-        assert after.failure is not None
         assert (after.failure.code, after.failure.severity) == (GovernanceIssue.HARD_FAIL, Severity.FAILED)
         assert after.failure.message == f"{rule}: {objection.observed}, expected {objection.expected}"
         assert after.failure.code in NEVER_REPLAYED
@@ -105,7 +103,6 @@ def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
         (RuleId.SENSITIVITY, {"sensitivity": "sensitive"}),
     ):
         objection = Rules(governance=governance().model_copy(update=declared), at=NOON).objection(UNIT)
-        assert objection is not None
         assert objection.rule is rule
 
 
@@ -157,7 +154,6 @@ def test_a_generalised_footprint_is_valid_and_holds_the_place(
         status=CheckStatus.OK, geometry={"type": "Point", "coordinates": [0, 0]}, bbox=box, stac_properties={}
     )
     shown = generalised(metadata, Masking.model_validate(MASKING | {"resolution": resolution}))
-    assert shown.bbox is not None
     west, south, east, north = shown.bbox
     assert footprint(shown.geometry, decimals=5)[1] == shown.bbox
     latitude = (box[1] + box[3]) / 2
@@ -199,13 +195,11 @@ def test_of_a_masked_header_only_its_cell_times_and_named_properties_are_kept() 
             **{"nexrad:site": f"K{nudge}", "proj:centroid": {"lat": 38.1 + nudge, "lon": -98.6}},
             end_datetime="2025-12-03T00:07:00Z",
         )
-        assert unit.metadata is not None
         bbox = (-99.0 + nudge, 37.0 + nudge, -98.0 + nudge, 38.0 + nudge)
         unit = unit.evolve(metadata=dataclasses.replace(unit.metadata, bbox=bbox, issues=(issue,)))
         shifted.append(Rules(governance=governance(**SHIELDED), at=NOON).applied(unit))
     assert shifted[0] == shifted[1]
     metadata = shifted[0].metadata
-    assert metadata is not None
     assert metadata.stac_properties.keys() <= {*TIMES, "platform"}
     assert [(one.code, one.message) for one in metadata.issues] == [("time_mismatch", WITHHELD)]
 
@@ -217,8 +211,6 @@ def test_a_unit_that_failed_before_keeps_its_reason_and_loses_its_place() -> Non
     after = rules.applied(broken)
     assert after.failure == broken.failure
     assert after.gate_issues == ()
-    assert after.metadata is not None
-    assert broken.metadata is not None
     assert after.metadata.geometry != broken.metadata.geometry
     unread = failed(envelope())
     assert rules.applied(unread) == unread

@@ -6,9 +6,8 @@ The refusals are made by triggers of the tests' own, because no value that is kn
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
-from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -33,24 +32,12 @@ from kfm_dagster.storage.refusal import refusal_of, write_all_but_refused
 from kfm_dagster.views.feeds import rejected_message
 from kfm_dagster_tests.databases import refuse_rows
 from kfm_dagster_tests.factories import envelope
-from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, open_pipeline, raw_message
+from kfm_dagster_tests.integration.chain import FakeQueue, assert_conserved, raw_message
 from kfm_dagster_tests.recovery.dlq_fixture import event
 from kfm_dagster_tests.storage.test_constraints import STANDING, insert
 from kfm_dagster_tests.transactions import own_tx
 
 BAD = "KBAD"
-
-
-@pytest.fixture
-def queue() -> FakeQueue:
-    return FakeQueue()
-
-
-@pytest.fixture
-def pipeline(tmp_path: Path, database_url: str, queue: FakeQueue) -> Iterator[Pipeline]:
-    opened = open_pipeline(tmp_path / "home", tmp_path, url=database_url, queue=queue)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

@@ -133,7 +133,6 @@ def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipe
     """A pipeline over a copy of a folder with home, objects and SQLite database; its clock is so many seconds on."""
     shutil.copytree(recorded, folder, dirs_exist_ok=True)
     opened = open_pipeline(folder / "home", folder / "objects", url=url)
-    assert isinstance(opened.clock, Clock)
     opened.clock.forward(seconds)
     return opened
 
@@ -189,6 +188,12 @@ def deliver(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -
     """Store objects, and record one message that announces all of them."""
     put(pipeline.settings.object_root, items)
     return notify(pipeline, *items, name=name)
+
+
+def deliver_each(pipeline: Pipeline, *items: StoredObject) -> IntakeReport:
+    """Store objects, and record a message of each, all together."""
+    put(pipeline.settings.object_root, items)
+    return notify_each(pipeline, *items)
 
 
 def enqueue(pipeline: Pipeline, queue: FakeQueue, *items: StoredObject) -> list[SqsMessage]:

@@ -17,6 +17,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.settings import Settings
 from kfm_dagster_tests.clocks import locked
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.integration.face import Face
@@ -61,15 +62,15 @@ def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipel
 
 
 @pytest.fixture
-def queue() -> chain.FakeQueue:
-    """The queue of `pipeline`."""
-    return chain.FakeQueue()
-
-
-@pytest.fixture
 def pipeline(make_pipeline: Callable[..., Pipeline], database_url: str, queue: chain.FakeQueue) -> Pipeline:
     """A pipeline over `objects`, once on SQLite and once on PostgreSQL."""
     return make_pipeline(url=database_url, queue=queue)
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run `kfm ...` in this process and its environment."""
+    return caller(capfd)
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ from kfm_dagster_tests.integration.chain import (
     FakeQueue,
     announce,
     assert_conserved,
+    deliver_each,
     good,
     missing,
-    notify_each,
     put,
     raw_message,
     run_pending,
@@ -179,9 +179,7 @@ CLAIMED = Failpoint(operator=MessageParse.operator, point="committed")
 @pytest.fixture
 def claimed(pipeline: Pipeline) -> Clock:
     """Two units of two messages, claimed by `run-1`; the clock that they were claimed by."""
-    items = volumes(2)
-    put(pipeline.settings.object_root, items)
-    notify_each(pipeline, *items)
+    deliver_each(pipeline, *volumes(2))
     with pytest.raises(CrashError):
         run_pending(pipeline, "run-1", dies_at=CLAIMED)
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}

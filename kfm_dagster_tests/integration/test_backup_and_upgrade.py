@@ -49,9 +49,9 @@ from kfm_dagster_tests.integration.chain import (
     announce,
     assert_conserved,
     deliver,
+    deliver_each,
     missing,
     notify,
-    notify_each,
     put,
     renumbered,
     run_pending,
@@ -351,8 +351,7 @@ def in_every_status(pipeline: Pipeline) -> None:
     deliver(pipeline, *found[4:7])
     with pytest.raises(CrashError):
         run_pending(pipeline, "dies", dies_at=REGISTERED)
-    put(pipeline.settings.object_root, found[7:])
-    notify_each(pipeline, *found[7:])
+    deliver_each(pipeline, *found[7:])
     assert traces.statuses(pipeline) == {
         "succeeded": 2, "quarantined": 1, "failed": 1, "in_progress": 3, "pending": 3,
     }  # fmt: skip

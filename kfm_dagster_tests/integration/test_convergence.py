@@ -46,6 +46,7 @@ from kfm_dagster_tests.integration.chain import (
     StoredObject,
     assert_conserved,
     deliver,
+    deliver_each,
     good,
     missing,
     node,
@@ -63,21 +64,8 @@ ITEMS = [*volumes(2), missing(volumes(3)[2]), truncated(volumes(4)[3])]
 """Two volumes that succeed and two that end in quarantine."""
 
 
-def take_items(pipeline: Pipeline) -> None:
-    put(pipeline.settings.object_root, ITEMS)
-    notify_each(pipeline, *ITEMS)
-
-
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """What two ways to one outcome must have in common."""
-    told, edges = traces.told_once(pipeline)
-    return {
-        "ledger": traces.outcomes(pipeline),
-        "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
-        "events": told,
-        "edges": edges,
-        "messages": pipeline.deliveries.counts(),
-    }
+    return {**traces.everything(pipeline), "messages": pipeline.deliveries.counts()}
 
 
 @pytest.mark.clause("WAL-05", "WAL-06")
@@ -111,7 +99,7 @@ def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> N
 
 @pytest.mark.clause("RSP-18")
 def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipeline: Pipeline) -> None:
-    take_items(pipeline)
+    deliver_each(pipeline, *ITEMS)
     run_pending(pipeline, "run-1")
     records = pipeline.stages.run_states.of_run("run-1")
     before = everything(pipeline)

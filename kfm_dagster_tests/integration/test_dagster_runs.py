@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -128,7 +129,7 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     instance, pipeline = persistent
     put(objects, volumes(2))
     with monkeypatch.context() as patch:
-        patch.setattr(Catalog, "register", _die)
+        patch.setattr(Catalog, "register", Mock(side_effect=CrashError))
         first = execute(instance)
     assert not first.success
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
@@ -152,10 +153,6 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     assert_conserved(pipeline)
 
 
-def _die(*_: object, **__: object) -> Any:
-    raise CrashError
-
-
 @pytest.mark.clause("DAG-07", "PCS-03", "PCS-06")
 def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
     persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +160,7 @@ def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
     instance, pipeline = persistent
     put(objects, volumes(2))
     with monkeypatch.context() as patch:
-        patch.setattr(Lineage, "emit", _contract_is_wrong)
+        patch.setattr(Lineage, "emit", Mock(side_effect=ContractError(observed="what trying again does not help with")))
         first = execute(instance)
     assert not first.success
     assert traces.statuses(pipeline) == {Status.PENDING: 2}
@@ -182,10 +179,6 @@ def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
     assert {(record.status, record.attempts) for record in traces.records(pipeline).values()} == {(Status.SUCCEEDED, 2)}
     assert len(traces.catalog_items(pipeline)) == 2
     assert_conserved(pipeline)
-
-
-def _contract_is_wrong(*_: object, **__: object) -> Any:
-    raise ContractError(observed="what trying again does not help with")
 
 
 @pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06", "PCS-05")

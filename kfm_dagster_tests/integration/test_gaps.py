@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -18,7 +18,6 @@ import pytest
 
 from kfm_dagster.cli import gaps as gaps_command
 from kfm_dagster.cli import reconcile as reconcile_command
-from kfm_dagster.cli.main import main
 from kfm_dagster.contracts.cadence import LEAST_CADENCE
 from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 from kfm_dagster.defs.checks import FEED_CHECK
@@ -27,7 +26,7 @@ from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
 from kfm_dagster_tests.clocks import reopened
-from kfm_dagster_tests.commands import caller
+from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.integration.chain import (
     DATASET,
@@ -46,7 +45,6 @@ from kfm_dagster_tests.transactions import own_tx
 MIDNIGHT = datetime.combine(DAY, time(), UTC)
 LATER = MIDNIGHT + timedelta(hours=12, minutes=30)
 HOLE = 5
-Call = Callable[..., tuple[int, str]]
 
 
 def hourly(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +84,7 @@ def holed(pipeline: Pipeline, objects: Path) -> None:
 
 
 @pytest.fixture
-def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     """Run `kfm ...` over `pipeline`."""
 
     @contextmanager
@@ -95,9 +93,7 @@ def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
     for command in (gaps_command, reconcile_command):
         monkeypatch.setattr(command, "opened_pipeline", opened)
-
-    run = caller(capsys)
-    return lambda *arguments: run(*arguments)[:2]
+    return caller(capfd)
 
 
 def drawn(svg: str) -> tuple[int, str]:
@@ -117,7 +113,7 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
     days = ("--dataset", DATASET, "--from", DAY.isoformat(), "--to", DAY.isoformat())
     picture = tmp_path / "gaps.svg"
 
-    code, out = call("gaps", "--json", "--svg", str(picture))
+    code, out, _ = call("gaps", "--json", "--svg", str(picture))
     assert code == 0
     [gap] = map(orjson.loads, out.splitlines())
     assert {name: gap[name] for name in ("dataset", "product", "hour", "kind", "expected", "seen", "closed_at")} == {
@@ -129,13 +125,13 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
         1, f"{DATASET}: 1 of 11 hours are short, the worst has 0%, the first is {DAY} 05 UTC",
     )  # fmt: skip
 
-    code, out = call("reconcile", *days, "--json")
+    code, out, _ = call("reconcile", *days, "--json")
     assert code == 4
     [row] = map(orjson.loads, out.splitlines())
     missing = volumes(12)[HOLE].uri
     assert (row["objects"], row["units"], row["items"]) == (12, 11, 11)
     assert row["names"] == {"object_without_unit": [missing]}
-    code, out = call("reconcile", *days, "--repair", "--reason", "lost message", "--actor", "ada", "--json")
+    code, out, _ = call("reconcile", *days, "--repair", "--reason", "lost message", "--actor", "ada", "--json")
     assert (code, orjson.loads(out)["entered"], orjson.loads(out)["left"]) == (0, 1, 0)
     [entry] = own_tx(pipeline.ledger.log).entries(dataset=DATASET)
     assert (entry.action, entry.actor, entry.reason) == ("reconciled", "ada", "lost message")
@@ -144,23 +140,20 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
     assert (waiting.lane, waiting.units) == ("bulk", 1)
     run_pending(pipeline, "repair")
 
-    code, out = call("gaps", "--closed", "--json", "--svg", str(picture))
+    code, out, _ = call("gaps", "--closed", "--json", "--svg", str(picture))
     [gap] = map(orjson.loads, out.splitlines())
     assert (gap["seen"], gap["repaired_by"], gap["closed_at"] is None) == (1, "repair", False)
     assert drawn(picture.read_text()) == (0, "Nothing is missing.")
-    assert call("gaps")[1].strip() == "none"
-    assert call("reconcile", *days)[0] == 0
+    assert call("gaps").out.strip() == "none"
+    assert call("reconcile", *days).code == 0
 
 
 @pytest.mark.clause("BEY-05")
-@pytest.mark.usefixtures("call")
 def test_nothing_missing_and_nothing_expected_are_different_answers(
-    pipeline: Pipeline, objects: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed(*arguments: str) -> tuple[str, bool]:
-        with pytest.raises(SystemExit):
-            main(["gaps", *arguments])
-        printed = capsys.readouterr()
+        printed = call("gaps", *arguments)
         return printed.out.strip(), "nothing is expected yet" in printed.err
 
     assert listed() == ("none", True)

@@ -38,6 +38,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds
+from kfm_dagster_tests.commands import SERVE
 from kfm_dagster_tests.integration.chain import DAY
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
@@ -160,9 +161,6 @@ def _assert_failures_are_told(pipeline: Pipeline, home: Path) -> None:
     failed = Counter(event["run"]["facets"]["kfmWal"]["wal_id"] for event in told if event["eventType"] == "FAIL")
     records = own_tx(pipeline.ledger).find(limit=1000)
     assert failed == Counter({record.wal_id: 1 for record in records if record.attempts > 1})
-
-
-SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from kfm_dagster.stages.card import ErrorClass
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores, open_store
-from kfm_dagster_tests.commands import caller
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, open_web_server
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, FakeQueue, enqueue, good, put, volumes
@@ -219,13 +219,6 @@ def make_second(
     return make
 
 
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run `kfm ...` in this process; return its exit code and what it says on stderr."""
-    run = caller(capfd)
-    return lambda *arguments: run(*arguments)[::2]
-
-
 def _files(place: str) -> dict[str, bytes]:
     store = open_store(place)
     paths = [entry["path"] for page in store.list() for entry in page]
@@ -238,12 +231,12 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
     make_second: Callable[[], Face],
     shared: str,
     queue: FakeQueue,
-    call: Callable[..., tuple[int, str]],
+    call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The first one's own mark is no object of its catalog, and is read once a process.
     day = DAY.isoformat()
-    assert call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read")[0] == ExitCode.DONE
+    assert call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read").code == ExitCode.DONE
     if "://" not in shared:
         assert len(traces.items(Path(shared) / "catalog")) == 2
         assert traces.catalog_tree(Path(shared) / "catalog")
@@ -269,14 +262,14 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
         ("reconcile", "--days", "1", "--repair", "--reason", "x"),
         ("stac", "rebuild", "--place", "geoparquet"),
     ):
-        code, said = call(*command)
+        code, _, said = call(*command)
         assert (code, REFUSED in said, said.count("\n")) == (ExitCode.REFUSED, True, 1), said
     assert _files(f"{shared}/catalog") == before
     # Its own places are as they were, too.
     assert not any(Path(os.environ["KFM_HOME"]).rglob("*.json*"))
     monkeypatch.setenv("KFM_STORAGE_URL", first.pipeline.settings.storage)
     for command in ("plan", "run"):
-        code, said = call("retention", command)
+        code, _, said = call("retention", command)
         assert (code, REFUSED in said, said.count("\n")) == (ExitCode.REFUSED, True, 1), said
     second.pipeline.close()
 
@@ -284,9 +277,9 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
 @pytest.mark.clause("SEC-11")
 @pytest.mark.one_database
 def test_a_store_without_a_mark_is_refused_to_retention(
-    face: Face, call: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    face: Face, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_STORAGE_URL", str(tmp_path / "older"))
     Landing(open_store(str(tmp_path / "older"))).land([SqsMessage(message_id="m", body="{}")])
-    code, said = call("retention", "plan")
+    code, _, said = call("retention", "plan")
     assert (code, "kfm init --adopt" in said) == (ExitCode.REFUSED, True)

@@ -29,7 +29,7 @@ from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.catalog.trees import assert_consistent, walk
 from kfm_dagster_tests.integration import traces
-from kfm_dagster_tests.integration.chain import open_pipeline, partitions_of, run_chain
+from kfm_dagster_tests.integration.chain import good, open_pipeline, partitions_of, put, run_chain
 from kfm_dagster_tests.readers.truth.comparison import real_objects
 from kfm_dagster_tests.transactions import own_tx
 
@@ -173,11 +173,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     """A pipeline that has sampled the samples of every dataset, a run for each dataset and day."""
     root = tmp_path_factory.mktemp("objects")
     write_families(root, SAMPLE_DAY)
-    for one in sample_objects():
-        if one.delivery is StoredAs.WHOLE:
-            path = root / one.bucket / one.key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(one.content)
+    put(root, [good(one.bucket, one.key, one.content) for one in sample_objects() if one.delivery is StoredAs.WHOLE])
     pipeline = open_pipeline(tmp_path_factory.mktemp("home"), root)
     for number, (dataset, partition) in enumerate(partitions_of(root, pipeline.registry)):
         run_chain(pipeline, dataset, partition, f"run-{number}")

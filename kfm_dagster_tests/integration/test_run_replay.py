@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 
-from kfm_dagster.cli.main import main
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.defs.jobs import INGEST_JOB, PATH_JOB
@@ -34,6 +32,7 @@ from kfm_dagster.settings import Environment
 from kfm_dagster.stages.card import ErrorClass, StageState, Verify
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.catalog import trees
+from kfm_dagster_tests.commands import Call
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
     PARTITION,
@@ -235,23 +234,17 @@ def test_a_run_without_checkpoints_is_not_replayed_unless_the_plan_lets_it(
 
 @pytest.mark.clause("PCS-08", "DAG-05", "SEC-10")
 def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_dagster(
-    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    def compared(*arguments: str) -> tuple[Any, Any]:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(["replay", *arguments])
-        return ended.value.code, capsys.readouterr()
-
     put(objects, volumes(2))
     first = face.execute("ingest_nexrad_l2", partition=PARTITION)
     original = first.dagster_run.run_id
-    code, said = compared("compare", original, "--output", "json")
-    assert code == 0, said.err
-    assert [(row["stage"], row["diverges"]) for row in json.loads(said.out)] == [(stage, False) for stage in STAGES]
+    said = call(*COMPARE, original, "--output", "json")
+    assert said.code == 0, said.err
+    assert [(row["stage"], row["diverges"]) for row in said.document] == [(stage, False) for stage in STAGES]
     for named in (original[:8], "latest"):
-        assert compared("compare", named, "--output", "json") == (code, said)
-    assert f"run {original}" in compared("compare", "latest")[1].out
+        assert call(*COMPARE, named, "--output", "json") == said
+    assert f"run {original}" in call(*COMPARE, "latest").out
     wanted = {"run_id": original, "reason": "drill", "change_ref": "CHG-7"}
     config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": wanted}}}}
     asked = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
@@ -270,50 +263,28 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     third = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
     [failed] = [event for event in third.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
     assert "gives another result now" in str(failed.step_failure_data.error)
-    assert compared("compare", second.dagster_run.run_id)[0] == 4
+    assert call(*COMPARE, second.dagster_run.run_id).code == 4
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
-    code, said = compared("compare", "latest", "--dataset", "goes-abi")
-    assert (code, f"{third.dagster_run.run_id} has done nothing of goes-abi" in said.err) == (3, True)
-    code, said = compared("compare", "nobody")
-    assert (code, "nothing is recorded of such a run; observed nobody" in said.err) == (2, True)
+    said = call(*COMPARE, "latest", "--dataset", "goes-abi")
+    assert (said.code, f"{third.dagster_run.run_id} has done nothing of goes-abi" in said.err) == (3, True)
+    said = call(*COMPARE, "nobody")
+    assert (said.code, "nothing is recorded of such a run; observed nobody" in said.err) == (2, True)
 
     put(objects, [replace(volumes(3)[2], stored=b"")])
     barren = face.execute("ingest_nexrad_l2", partition=PARTITION).dagster_run.run_id
-    code, said = compared("compare", barren)
-    assert (code, said.out) == (3, "")
+    said = call(*COMPARE, barren)
+    assert (said.code, said.out) == (3, "")
     assert "brought no unit to success" in said.err
 
 
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
-REPLAY = ("replay", "intents", "--json")
-
-Answer = tuple[int, list[dict[str, Any]], str]
-
-
-@pytest.fixture
-def kfm(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
-    """The command line: exit code, the rows that are printed, and what is said of an error."""
-
-    monkeypatch.setattr("sys.stdin", StringIO())
-
-    def run(*arguments: str) -> Answer:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        shown = capfd.readouterr()
-        return int(ended.value.code or 0), json.loads(shown.out or "[]"), shown.err
-
-    return run
+REPLAY, COMPARE = ("replay", "intents", "--json"), ("replay", "compare")
 
 
 def failing(face: Face, node: type[Any], method: str, *, job: str = "ingest_nexrad_l2") -> None:
     """A run of the day of which a node fails for good, at once: the card retries no wrong input."""
-
-    def fail(*_: object, **__: object) -> Any:
-        raise ConfigurationError(observed="injected")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node, method, fail)
+        patch.setattr(node, method, Mock(side_effect=ConfigurationError(observed="injected")))
         assert not face.execute(job, partition=PARTITION, raise_on_error=False).success
 
 
@@ -360,11 +331,12 @@ def test_a_listing_whose_run_failed_is_entered_by_the_sensor_and_ingested_once(f
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
-def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(face: Face, kfm: Callable[..., Answer]) -> None:
+def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(2))
     failing(face, IntegrityCheck, "transform")
-    code, [row], _ = kfm(*REPLAY, "--dry-run")
-    assert (code, row["node"], row["action"]) == (0, f"nexrad-l2.integrity_check@{PARTITION}", "wait")
+    answer = call(*REPLAY, "--dry-run")
+    [row] = answer.document
+    assert (answer.code, row["node"], row["action"]) == (0, f"nexrad-l2.integrity_check@{PARTITION}", "wait")
     assert work(face) == 1
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
     assert intents(face) == []
@@ -374,7 +346,7 @@ def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(face: Fac
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
 def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_every_guard_and_done_once(
-    face: Face, kfm: Callable[..., Answer]
+    face: Face, call: Call
 ) -> None:
     deliver(face.pipeline, *volumes(2))
     switches = face.pipeline.ledger.switches
@@ -388,48 +360,50 @@ def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_eve
         patch.setattr(IntegrityCheck, "transform", fail)
         assert not face.execute("ingest_nexrad_l2", partition=PARTITION, raise_on_error=False).success
     assert traces.statuses(face.pipeline) == {Status.FAILED: 2}
-    assert kfm(*REPLAY, "--dry-run")[1][0]["action"] == "hold"
-    assert kfm(*REPLAY, "--confirm", "--reason", "tried")[0] == 0
+    assert call(*REPLAY, "--dry-run").document[0]["action"] == "hold"
+    assert call(*REPLAY, "--confirm", "--reason", "tried").code == 0
     assert traces.statuses(face.pipeline) == {Status.FAILED: 2}
 
     switches.release("nexrad-l2", WHY)
-    code, [row], _ = kfm(*REPLAY, "--dry-run")
-    assert (code, row["action"], row["units"]) == (0, "let in", 2)
-    assert kfm(*REPLAY)[0] == 2
-    assert kfm(*REPLAY, "--reason", "the reader is fixed")[0] == 3
+    answer = call(*REPLAY, "--dry-run")
+    [row] = answer.document
+    assert (answer.code, row["action"], row["units"]) == (0, "let in", 2)
+    assert call(*REPLAY).code == 2
+    assert call(*REPLAY, "--reason", "the reader is fixed").code == 3
     assert traces.statuses(face.pipeline) == {Status.FAILED: 2}
-    code, [row], _ = kfm(*REPLAY, "--reason", "the reader is fixed", "--confirm")
-    assert (code, row["why"].split()[0]) == (0, "replay")
+    answer = call(*REPLAY, "--reason", "the reader is fixed", "--confirm")
+    [row] = answer.document
+    assert (answer.code, row["why"].split()[0]) == (0, "replay")
     work(face)
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
-    assert (intents(face), kfm(*REPLAY)[:2]) == ([], (0, []))
+    assert (intents(face), call(*REPLAY).document) == ([], [])
 
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
-def test_an_intent_whose_units_are_in_quarantine_waits_for_a_person(face: Face, kfm: Callable[..., Answer]) -> None:
+def test_an_intent_whose_units_are_in_quarantine_waits_for_a_person(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(1))
     failing(face, IntegrityCheck, "transform")
     waiting = [record.wal_id for record in traces.records(face.pipeline).values()]
     own_tx(face.pipeline.ledger).quarantine(waiting, reason_code="by_hand", decision=WHY)
     assert work(face) == 0
-    code, [row], _ = kfm(*REPLAY, "--confirm")
-    assert (code, row["action"]) == (0, "hold")
+    answer = call(*REPLAY, "--confirm")
+    [row] = answer.document
+    assert (answer.code, row["action"]) == (0, "hold")
     assert intents(face) == [("nexrad-l2.integrity_check", "FAILED")]
 
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
-def test_a_node_that_claims_nothing_is_applied_from_its_own_intent(
-    face: Face, objects: Path, kfm: Callable[..., Answer]
-) -> None:
+def test_a_node_that_claims_nothing_is_applied_from_its_own_intent(face: Face, objects: Path, call: Call) -> None:
     put(objects, volumes(2))
     assert face.execute("ingest_nexrad_l2", partition=PARTITION).success
     failing(face, path_arrivals.PathArrivals, "transform", job=PATH_JOB)
     [intent] = face.pipeline.nodes.intents.unresolved()
     assert work(face) == 0
-    code, [row], _ = kfm(*REPLAY, "--confirm")
-    assert (code, row["intent"], row["action"]) == (0, intent.wal_id, "run")
+    answer = call(*REPLAY, "--confirm")
+    [row] = answer.document
+    assert (answer.code, row["intent"], row["action"]) == (0, intent.wal_id, "run")
     assert status_of(face, intent.wal_id) is IntentStatus.APPLIED
     assert face.pipeline.nodes.newest(intent.node).record["units"] == 2
-    assert kfm(*REPLAY)[:2] == (0, [])
+    assert call(*REPLAY).document == []

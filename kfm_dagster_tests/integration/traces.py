@@ -117,6 +117,13 @@ def told_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str]], C
     return told, edges
 
 
+def everything(pipeline: Pipeline) -> dict[str, Any]:
+    """What two ways to one outcome have in common: ledger, catalog, events and edges."""
+    told, edges = told_once(pipeline)
+    catalog = catalog_tree(Path(pipeline.settings.catalog))
+    return {"ledger": outcomes(pipeline), "catalog": catalog, "events": told, "edges": edges}
+
+
 def without(unit: Envelope, *names: str) -> Envelope:
     """The unit without some of its sections."""
     return unit.evolve(**dict.fromkeys(names))

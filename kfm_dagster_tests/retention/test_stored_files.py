@@ -19,7 +19,7 @@ from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.retention import Pruned, Retention, RetentionKind, StoredFiles, stored_files
+from kfm_dagster.retention import Pruned, Retention, RetentionKind, stored_files
 from kfm_dagster.storage.artifacts import ArtifactReference
 from kfm_dagster_tests.databases import every_row
 from kfm_dagster_tests.integration import chain, traces
@@ -36,11 +36,6 @@ LONG_AGO = 0.0
 LATER = timedelta(days=400)
 
 
-def clock_of(pipeline: Pipeline) -> chain.Clock:
-    assert isinstance(pipeline.clock, chain.Clock)
-    return pipeline.clock
-
-
 def store_of(pipeline: Pipeline) -> Path:
     return Path(pipeline.settings.storage)
 
@@ -48,12 +43,11 @@ def store_of(pipeline: Pipeline) -> Path:
 def grow_old(pipeline: Pipeline) -> None:
     """Let every file have been written long ago, and let more than a year pass."""
     written_at(store_of(pipeline), LONG_AGO)
-    clock_of(pipeline).now += LATER
+    pipeline.clock.now += LATER
 
 
-def ingest(pipeline: Pipeline, objects: Path, *items: chain.StoredObject) -> None:
-    chain.put(objects, items)
-    chain.notify_each(pipeline, *items)
+def ingest(pipeline: Pipeline, *items: chain.StoredObject) -> None:
+    chain.deliver_each(pipeline, *items)
     chain.work_until_done(pipeline)
     EvidenceCollector(pipeline).collect()
 
@@ -85,59 +79,53 @@ def newest_stage(pipeline: Pipeline) -> datetime:
 
 
 @pytest.mark.parametrize("kind", ["landing", "artifacts"])
-def test_a_file_goes_one_second_past_its_age_and_not_before(
-    pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
-) -> None:
-    ingest(pipeline, objects, chain.volumes(1)[0])
+def test_a_file_goes_one_second_past_its_age_and_not_before(pipeline: Pipeline, keeping: Keeping, kind: str) -> None:
+    ingest(pipeline, chain.volumes(1)[0])
     age = timedelta(days=30)
     # What the database knows is older than the file.
     wrote = newest_stage(pipeline) + timedelta(days=1)
     written_at(store_of(pipeline), wrote.timestamp())
     retention = keeping(**{kind: "30d"})
-    clock_of(pipeline).now = wrote + age
+    pipeline.clock.now = wrote + age
     assert planned(retention) == (0, 0)
-    clock_of(pipeline).now += SECOND
+    pipeline.clock.now += SECOND
     old, going = planned(retention)
     assert old == going > 0
     before = files(store_of(pipeline) / kind)
     assert (removed(retention).removed, files(store_of(pipeline) / kind)) == (len(before), set())
 
 
-def test_messages_stay_until_so_long_after_they_were_received(
-    pipeline: Pipeline, objects: Path, keeping: Keeping
-) -> None:
-    ingest(pipeline, objects, chain.volumes(1)[0])
+def test_messages_stay_until_so_long_after_they_were_received(pipeline: Pipeline, keeping: Keeping) -> None:
+    ingest(pipeline, chain.volumes(1)[0])
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(landing="15d")
-    clock_of(pipeline).now = chain.START + timedelta(days=15)
+    pipeline.clock.now = chain.START + timedelta(days=15)
     assert planned(retention) == (1, 0)
-    clock_of(pipeline).now += SECOND
+    pipeline.clock.now += SECOND
     assert planned(retention) == (1, 1)
 
 
-def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(
-    pipeline: Pipeline, objects: Path, keeping: Keeping
-) -> None:
-    ingest(pipeline, objects, chain.volumes(1)[0])
+def test_an_output_stays_until_so_long_after_the_last_stage_that_names_it(pipeline: Pipeline, keeping: Keeping) -> None:
+    ingest(pipeline, chain.volumes(1)[0])
     for run_id in ("second", "third"):
         # They find nothing new, and the third names what the second has stored.
-        clock_of(pipeline).forward(3600)
+        pipeline.clock.forward(3600)
         chain.run_chain(pipeline, "nexrad-l2", PARTITION, run_id)
     named = named_by(pipeline, "third")
     assert named == named_by(pipeline, "second")
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(artifacts="8d")
-    clock_of(pipeline).now = newest_stage(pipeline) + timedelta(days=8)
+    pipeline.clock.now = newest_stage(pipeline) + timedelta(days=8)
     removed(retention)
     assert named & outputs(pipeline) == named
-    clock_of(pipeline).now += SECOND
+    pipeline.clock.now += SECOND
     removed(retention)
     assert named & outputs(pipeline) == set()
 
 
 @pytest.mark.parametrize("kind", ["landing", "artifacts"])
 def test_what_a_unit_needs_that_is_not_settled_stays_at_any_age(
-    pipeline: Pipeline, objects: Path, keeping: Keeping, kind: str
+    pipeline: Pipeline, keeping: Keeping, kind: str
 ) -> None:
     lost = chain.missing(chain.volumes(1)[0])
     chain.notify_each(pipeline, lost)
@@ -181,20 +169,19 @@ def test_messages_of_a_unit_that_waits_or_is_in_work_stay(pipeline: Pipeline, ke
 
 
 def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
-    pipeline: Pipeline, objects: Path, keeping: Keeping
+    pipeline: Pipeline, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, chain.missing(chain.volumes(1)[0]))
+    ingest(pipeline, chain.missing(chain.volumes(1)[0]))
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     [case] = cases.find(CaseState.OPEN)
-    assert case.evidence_file is not None
     written_at(store_of(pipeline), LONG_AGO)
     retention = keeping(evidence_samples="30d")
-    clock_of(pipeline).now += LATER
+    pipeline.clock.now += LATER
     assert planned(retention) == (1, 0)
     own_tx(cases).discard({case.wal_id: case.quarantined_version}, decision=JANE)
-    clock_of(pipeline).now += timedelta(days=30)
+    pipeline.clock.now += timedelta(days=30)
     assert planned(retention) == (1, 0)
-    clock_of(pipeline).now += SECOND
+    pipeline.clock.now += SECOND
     assert removed(retention).removed == 1
     [left] = cases.find(CaseState.DISCARDED)
     assert left.evidence_file == case.evidence_file
@@ -204,9 +191,9 @@ def test_evidence_goes_once_its_case_was_closed_so_long_ago_and_its_row_stays(
 
 
 def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
-    pipeline: Pipeline, objects: Path, keeping: Keeping
+    pipeline: Pipeline, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, *chain.volumes(2))
+    ingest(pipeline, *chain.volumes(2))
     grow_old(pipeline)
     retention = keeping(landing="15d", artifacts="30d", evidence_samples="1d")
     before = every_row(pipeline.database)
@@ -230,9 +217,9 @@ def test_nothing_but_the_governance_log_changes_and_every_kind_is_noted_before(
 
 
 def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
-    pipeline: Pipeline, objects: Path, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, keeping: Keeping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ingest(pipeline, objects, *chain.volumes(3))
+    ingest(pipeline, *chain.volumes(3))
     grow_old(pipeline)
     retention = keeping(artifacts="30d")
     old, _ = planned(retention)
@@ -240,13 +227,12 @@ def test_who_is_killed_in_the_middle_goes_on_where_the_store_is(
     assert planned(retention) == (old, old)
     monkeypatch.setattr("kfm_dagster.retention.DELETES", 1)
     pruner = retention.pruners[RetentionKind.ARTIFACTS]
-    assert isinstance(pruner, StoredFiles)
     dying = Mock(wraps=pruner.store)
     dying.delete.side_effect = [DEFAULT, DEFAULT, chain.CrashError]
     with pytest.raises(chain.CrashError):
         removed(replace(retention, pruners={RetentionKind.ARTIFACTS: replace(pruner, store=dying)}))
     assert len(outputs(pipeline)) == old - 2
-    meanwhile = list(pruner.batches(clock_of(pipeline).now))
+    meanwhile = list(pruner.batches(pipeline.clock.now))
     assert removed(retention).removed == old - 2
     assert outputs(pipeline) == set()
     # Another retention deletes the same.
@@ -259,13 +245,13 @@ def test_files_of_another_ledger_stay_of_every_kind(
     pipeline: Pipeline, tmp_path: Path, objects: Path, keeping: Keeping
 ) -> None:
     other = chain.open_pipeline(tmp_path / "home", objects)
-    ingest(other, objects, chain.volumes(1)[0], chain.missing(chain.volumes(2)[1]))
+    ingest(other, chain.volumes(1)[0], chain.missing(chain.volumes(2)[1]))
     cases = QuarantineCases(other.database, clock=other.clock)
     [case] = cases.find(CaseState.OPEN)
     own_tx(cases).discard({case.wal_id: case.quarantined_version}, decision=JANE)
     written_at(store_of(pipeline), LONG_AGO)
-    clock_of(other).now += LATER
-    clock_of(pipeline).now = clock_of(other).now
+    other.clock.now += LATER
+    pipeline.clock.now = other.clock.now
     retention = keeping(landing="15d", artifacts="8d", evidence_samples="1d")
     own = replace(retention, pruners=stored_files(other.store, other.database), database=other.database)
     assert all(one.removed for one in own.plan())
@@ -278,9 +264,9 @@ def test_files_of_another_ledger_stay_of_every_kind(
 
 @pytest.mark.one_database
 def test_what_a_failed_intent_is_replayed_from_and_what_is_no_output_of_a_stage_stays(
-    pipeline: Pipeline, objects: Path, keeping: Keeping
+    pipeline: Pipeline, keeping: Keeping
 ) -> None:
-    ingest(pipeline, objects, chain.volumes(1)[0])
+    ingest(pipeline, chain.volumes(1)[0])
     orphan = pipeline.artifacts.put(b"{}\n", suffix="ndjson")
     (store_of(pipeline) / "artifacts" / "README").write_text("somebody's own")
     [first] = [
@@ -302,10 +288,10 @@ def test_what_a_failed_intent_is_replayed_from_and_what_is_no_output_of_a_stage_
 
 @pytest.mark.one_database
 def test_a_unit_whose_outputs_and_messages_are_gone_is_done_again_from_its_object(
-    pipeline: Pipeline, objects: Path, keeping: Keeping
+    pipeline: Pipeline, keeping: Keeping
 ) -> None:
     item = chain.volumes(1)[0]
-    ingest(pipeline, objects, item)
+    ingest(pipeline, item)
     chain.run_chain(pipeline, "nexrad-l2", PARTITION, "nothing-new")
     before = traces.outcomes(pipeline)
     grow_old(pipeline)

@@ -191,7 +191,6 @@ def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> Non
     handle.read(1000, 8)
     assert len(scripted.requests) == 2
     sidecar = ObjectStores().open_sidecar(HRRR, URI, ".idx")
-    assert sidecar is not None
     assert sidecar.read(0, sidecar.size) == DATA
     assert len(scripted.requests) == 3
 
@@ -201,7 +200,6 @@ def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> Non
 def test_when_a_sidecar_was_written_is_known_from_the_request_that_opens_it(scripted: Scripted, *, dated: bool) -> None:
     scripted.dated = dated
     sidecar = ObjectStores().open_sidecar(HRRR, URI, ".idx")
-    assert sidecar is not None
     assert sidecar.last_modified == (datetime(2025, 12, 3, 0, 4, 20, tzinfo=UTC) if dated else None)
     assert len(scripted.requests) == 1
 
