@@ -81,7 +81,7 @@ def items() -> None:
 @click.option(
     "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
 )
-@click.option("--bbox", type=Box(), help="Only Items whose box meets this box; W > E crosses the antimeridian.")
+@click.option("--bbox", type=Box(), help="Only Items whose footprint meets this box; W > E crosses the antimeridian.")
 @click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
 @click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
 @click.option("--parquet", type=NewFile(), help="Write them as one GeoParquet file.")

@@ -118,7 +118,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
-    from kfm_dagster.demo.sample_day import SAMPLE_DAY, serve_samples  # noqa: PLC0415
+    from kfm_dagster.demo.sample_day import SAMPLE_DAY, SHELL, serve_samples  # noqa: PLC0415
 
     servers = stack.enter_context(EmbeddedCloud())
     servers.provision(registry)
@@ -126,13 +126,15 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     with closing(Pipeline.open(settings)) as pipeline:
         hold_roots(pipeline.settings, pipeline.database)
         begin_with(pipeline.window, SAMPLE_DAY)
-    serve_samples(Feed(servers, registry), endpoint_url=servers.endpoint_url, home=settings.home)
+    serve_samples(Feed(servers, registry), environment=servers.environment(), home=settings.home)
     return [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
         # The dialog opens with the partition of the address selected.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
         "two are spoilt on purpose; to store them whole, as their providers would, before a retry of their units:",
         f"  kfm demo --mend --home {shlex.quote(str(settings.home))}",
+        "another terminal reaches the demo's S3 after:",
+        f"  . {shlex.quote(str(settings.home / SHELL))}",
     ]
 
 

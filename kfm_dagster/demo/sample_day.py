@@ -6,7 +6,8 @@ object (`samples/`) or publishing it (`feed.py`). All bytes are fixed, so publis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
@@ -26,6 +27,8 @@ MENDED = "samples-mended"
 """File in the data root; if it exists, the spoilt samples are stored whole."""
 SERVED_AT = "samples-address"
 """File in the data root with the address of the cloud in which `kfm ui` stores the samples."""
+SHELL = "samples.env"
+"""File in the data root that points the clients of a shell at this cloud."""
 
 _GOES = (
     # satellite, product, band, hours after the first midnight
@@ -134,12 +137,17 @@ def publish_samples(feed: Feed, *, first_day: date = SAMPLE_DAY) -> PublishedSam
     )
 
 
-def serve_samples(feed: Feed, *, endpoint_url: str, home: Path) -> None:
-    """Store the samples for `kfm ui`, the spoilt ones whole after mend_samples; announce none."""
+def serve_samples(feed: Feed, *, environment: Mapping[str, str], home: Path) -> None:
+    """Store the samples for `kfm ui`, the spoilt ones whole after mend_samples; announce none.
+
+    `environment` are the variables that point clients at the feed's cloud.
+    """
     mended = (home / MENDED).exists()
     for item in sample_objects():
         feed.deliver(replace(item, delivery=StoredAs.WHOLE) if mended else item)
-    (home / SERVED_AT).write_text(endpoint_url, encoding="utf-8")
+    (home / SERVED_AT).write_text(environment["AWS_ENDPOINT_URL"], encoding="utf-8")
+    lines = (f"export {name}={shlex.quote(value)}\n" for name, value in environment.items() if name.startswith("AWS_"))
+    (home / SHELL).write_text("".join(lines), encoding="utf-8")
 
 
 def mend_samples(home: Path) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -21,7 +23,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.child_server import ChildServer
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent, StoredAs
-from kfm_dagster.demo.sample_day import SERVED_AT, sample_objects, serve_samples
+from kfm_dagster.demo.sample_day import SERVED_AT, SHELL, sample_objects, serve_samples
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET as CHUNKS_BUCKET
 from kfm_dagster.demo.samples.nexrad_chunks import make_nexrad_chunks
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
@@ -279,14 +281,17 @@ def test_mended_samples_are_whole_at_once_and_after_another_start(
         refusal = call("demo", "--mend", "--home", str(home))
         assert (refusal.code, refusal.out, refusal.err.count("\n")) == (ExitCode.DEPENDENCY_UNAVAILABLE, "", 1), address
         assert "start kfm ui" in refusal.err
-    serve_samples(feed, endpoint_url=cloud.endpoint_url, home=home)
+    serve_samples(feed, environment=cloud.environment(), home=home)
     assert whole() == []
+    shell = f". {shlex.quote(str(home / SHELL))}; echo $AWS_ENDPOINT_URL $AWS_ALLOW_HTTP $AWS_ACCESS_KEY_ID"
+    variables = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.split()
+    assert variables == [cloud.environment()[name] for name in re.findall(r"AWS_\w+", shell)]
     answer = call("demo", "--mend", "--home", str(home))
     assert answer.out.splitlines() == [f"s3://{item.bucket}/{item.key} is whole" for item in spoilt]
     assert len(whole()) == len(spoilt) == 2
     for item in spoilt:
         s3.delete_object(Bucket=item.bucket, Key=item.key)
-    serve_samples(feed, endpoint_url=cloud.endpoint_url, home=home)
+    serve_samples(feed, environment=cloud.environment(), home=home)
     assert len(whole()) == 2
     assert call("demo", "--mend", "--all-datasets").code == ExitCode.USAGE
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import shapely
 
 from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.identity import rfc3339
@@ -143,7 +144,16 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
         **{name: pa.array([bound], pa.float64()) for name, bound in box},
         **{name: pa.array([time], TIME).cast(pa.int64()) for name, time in bounds},
     })  # fmt: skip
-    return rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=query)], pa.int64()))
+    rows = rows.take(pa.array([place for (place,) in ask("items.matching", places=places, asked=query)], pa.int64()))
+    return rows if criteria.bbox is None else rows.filter(_touching(rows, criteria.bbox))
+
+
+def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
+    """Return whose footprints meet a box: the box of a scan or disc is a quarter larger than its footprint."""
+    west, south, east, north = bbox
+    parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
+    area = shapely.union_all([shapely.box(first, south, last, north) for first, last in parts])
+    return pa.array(shapely.intersects(shapely.from_wkb(rows["geometry"].to_numpy()), area))
 
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:

@@ -474,6 +474,25 @@ def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 
 
+@pytest.mark.clause("OPR-10")
+def test_a_box_finds_footprints_that_meet_it(contracts: ContractRegistry) -> None:
+    """The box of a triangle is twice as large, and that of a footprint over the antimeridian meets every longitude."""
+    items = [orjson.loads(one.content) for one in candidates(contracts, [goes(number) for number in range(2)])]
+    triangles = ([(0, 0), (10, 0), (0, 10), (0, 0)], [(-180, 0), (-170, 0), (-170, 10), (-180, 0)])
+    for item, corners, bbox in zip(items, triangles, ([0, 0, 10, 10], [-180, 0, -170, 10]), strict=True):
+        item |= {"geometry": {"type": "Polygon", "coordinates": [corners]}, "bbox": bbox}
+    publisher = ObjectStorePublisher(MemoryStore())
+    publish(publisher, contracts, items)
+    for bbox, expected in (
+        ((1, 1, 2, 2), items[:1]),
+        ((8, 8, 9, 9), []),
+        ((175, 1, -175, 4), items[1:]),
+        ((175, 8, -175, 9), []),
+        ((-180, -90, 180, 90), items),
+    ):
+        assert found(publisher, bbox=bbox) == sorted(item["id"] for item in expected)
+
+
 def test_bad_input_is_one_line(home: Path, call: Call) -> None:
     for arguments, said in [
         (("--time", "2025-12-03/2025-12-01"), "ends before it begins"),
