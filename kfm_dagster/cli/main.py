@@ -8,10 +8,8 @@ each summary from the module's source, where click would import every module for
 from __future__ import annotations
 
 import ast
-import errno
 import importlib
 import importlib.util
-import io
 import os
 import re
 import signal
@@ -188,7 +186,7 @@ def kfm() -> None:
 def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm, name: str = "kfm") -> None:
     """Run the command line; never shows a traceback for bad input."""
     try:
-        with stopped_by_signals(), answering():
+        with stopped_by_signals():
             code = command.main(args=arguments, prog_name=name, standalone_mode=False)
     except KfmError as error:
         _refuse(error, name)
@@ -207,6 +205,10 @@ def main(arguments: Sequence[str] | None = None, *, command: click.Command = kfm
     except (click.Abort, KeyboardInterrupt):
         click.echo(f"{name}: interrupted; nothing is lost, run the command again to go on", err=True)
         sys.exit(INTERRUPTED)
+    except OSError:
+        if (unwritten := _unwritten()) is None:
+            raise
+        _refuse(unwritten, name)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 
@@ -216,6 +218,19 @@ def _refuse(error: KfmError, name: str) -> NoReturn:
     else:
         click.echo(f"{name}: {error}", err=True)
     sys.exit(error.exit_code)
+
+
+def _unwritten() -> DependencyUnavailableError | None:
+    """Return the refusal where standard output takes not even a line end, else None."""
+    try:
+        click.echo()
+    except OSError as error:
+        # Else the interpreter would write again at its end, and report the failure in lines of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DependencyUnavailableError(
+            "the answer cannot be written", observed=error.strerror, next_step="look where the output goes"
+        )
+    return None
 
 
 def nodd_replay() -> None:
@@ -239,49 +254,3 @@ def signals_handled(handlers: Mapping[signal.Signals, Callable[[int, FrameType |
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def answering() -> Iterator[None]:
-    """Raise DependencyUnavailableError where standard output cannot be written.
-
-    click itself handles a closed pipe.
-    """
-    stream = sys.stdout
-    if not isinstance(stream, io.TextIOWrapper):  # a replaced stream, which cannot fill a disk
-        yield
-        return
-    stream.flush()
-    answers = _Answers(stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
-    sys.stdout = answers
-    try:
-        yield
-        answers.flush()
-    finally:
-        sys.stdout = stream
-        # The stream below stays open; its unwritten rest was dropped when the error was raised.
-        answers.detach()
-
-
-class _Answers(io.TextIOWrapper):
-    """Standard output, whose write errors name standard output."""
-
-    def write(self, text: str) -> int:
-        return self._try(super().write, text)
-
-    def flush(self) -> None:
-        self._try(super().flush)
-
-    def _try(self, work: Callable[..., T], *arguments: str) -> T:
-        try:
-            return work(*arguments)
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                raise
-            # Else the interpreter would write again at its end, and report the failure in lines of its own.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            raise DependencyUnavailableError(
-                "the answer cannot be written",
-                observed=os.strerror(error.errno or 0),
-                next_step="look where the output goes",
-            ) from None
