@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from html import escape
 from itertools import groupby
+
+import jinja2
 
 from kfm_dagster.contracts.cadence import HOUR, days_between, floor_hour, hours_due, settled_until
 from kfm_dagster.contracts.quality import Coverage
@@ -20,17 +21,11 @@ from kfm_dagster.views.view import Parts
 
 LABEL, WIDTH = 200, 720
 """Pixels of the labels, and of the hours beside them."""
-ROW, BAR, TOP, BOTTOM = 20, 14, 26, 24
-"""Pixels from row to row, of a bar, above and below all rows."""
-LABEL_CHARS = 30
+ROW, TOP, BOTTOM = 20, 26, 24
+"""Pixels from row to row, above and below all rows."""
 OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
-LEGEND = "filled: there; hatched: missing; empty: not due, or not settled yet"
-_MARKS = {GapKind.SILENCE: "silent", GapKind.DROP: "slow"}
-_STYLE = (
-    "svg{color-scheme:light dark;font:11px sans-serif}.g{fill:#fff}text{fill:#1d2733}.q{fill:#5b6b7d}"
-    ".d{stroke:#c8d1dc}.e{fill:#eef2f6}.w{fill:#2a6fdb}.m{fill:url(#missing)}.h{stroke:#c2410c}.n{fill:#c2410c}"
-    "@media (prefers-color-scheme:dark){.g{fill:#12181f}text{fill:#e6ebf1}.q{fill:#9fb0c2}.d{stroke:#3a4653}"
-    ".e{fill:#1d2630}.w{fill:#6aa5f8}.h{stroke:#fb923c}.n{fill:#fb923c}}"
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("kfm_dagster.exports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 
 
@@ -126,61 +121,21 @@ def _sentence(row: GapRow) -> str | None:
 
 def draw(picture: GapPicture) -> str:
     """Return the picture as an SVG document; equal rows give equal documents."""
-    height = TOP + ROW * max(1, len(picture.rows)) + BOTTOM
-    desc = picture.sentences() or ["Nothing is missing." if picture.rows else "No feed is followed here yet."]
-    first, last = picture.hours[0], picture.hours[-1]
-    title = f"Gaps of the feeds, {first:%Y-%m-%d %H} to {last:%Y-%m-%d %H} UTC"
-    rows = "".join(_row(row, number, picture) for number, row in enumerate(picture.rows))
-    empty = "" if picture.rows else f'<text x="8" y="{TOP + BAR}">{desc[0]}</text>'
-    return (
-        f'{OPENING.decode()} width="{LABEL + WIDTH + 8}" height="{height}" role="img" '
-        f'aria-labelledby="title desc"><title id="title">{title}</title><desc id="desc">{escape(" ".join(desc))}</desc>'
-        f"<style>{_STYLE}</style>"
-        '<defs><pattern id="missing" width="4" height="4" patternUnits="userSpaceOnUse">'
-        '<path class="h" d="M0 4L4 0" stroke-width="1.3"/></pattern></defs>'
-        f'<rect class="g" width="100%" height="100%"/>{_midnights(picture, height)}{rows}{empty}'
-        f'<text class="q" x="{LABEL}" y="{height - 8}">{LEGEND}</text></svg>'
+    x = Scale(0, len(picture.hours), LABEL, LABEL + WIDTH)
+    return _TEMPLATES.get_template("gaps.svg").render(
+        picture=picture,
+        sentences=picture.sentences() or ["Nothing is missing." if picture.rows else "No feed is followed here yet."],
+        rows=[(row, list(_bars(row, picture.hours, x))) for row in picture.rows],
+        midnights=[(x(number), hour) for number, hour in enumerate(picture.hours) if hour.hour == 0],
+        left=LABEL,
+        width=WIDTH,
+        top=TOP,
+        height=TOP + ROW * max(1, len(picture.rows)) + BOTTOM,
     )
 
 
-def _row(row: GapRow, number: int, picture: GapPicture) -> str:
-    top = TOP + ROW * number
-    label = row.label if len(row.label) <= LABEL_CHARS else f"{row.label[: LABEL_CHARS - 1]}…"
-    mark = (
-        f'<text class="n" x="{LABEL - 6}" y="{top + 11}" text-anchor="end">{_MARKS[row.now]}</text>' if row.now else ""
-    )
-    bars = ""
-    # Adjacent hours with the same share form a single bar.
-    for share, group in groupby(picture.hours, key=row.shares.get):
-        hours = list(group)
-        bars += "".join(_bar(share, _x(hours[0], picture), _x(hours[-1] + HOUR, picture), top))
-    return f'<g><text x="8" y="{top + 11}">{escape(label)}</text>{mark}{bars}</g>'
-
-
-def _bar(share: float | None, left: float, right: float, top: int) -> Iterator[str]:
-    position = f'x="{left:.1f}" width="{right - left:.1f}"'
-    if share is None:
-        yield f'<rect class="e" {position} y="{top + BAR - 2}" height="2"/>'
-        return
-    missing = BAR if share <= 0 else round(BAR * (1 - share), 1)
-    if share < 1:
-        # Even the smallest gap stays visible.
-        missing = max(2.0, missing)
-        yield f'<rect class="m" {position} y="{top}" height="{missing:.1f}"/>'
-    if share > 0:
-        yield f'<rect class="w" {position} y="{top + missing:.1f}" height="{BAR - missing:.1f}"/>'
-
-
-def _midnights(picture: GapPicture, height: int) -> str:
-    """Return a line and a date for each midnight."""
-    lines = [f'<path class="d" d="M{LABEL} {TOP - 4}H{LABEL + WIDTH}"/>']
-    for hour in picture.hours:
-        if hour.hour == 0:
-            x = _x(hour, picture)
-            lines.append(f'<path class="d" d="M{x:.1f} {TOP - 10}V{height - BOTTOM + 4}"/>')
-            lines.append(f'<text class="q" x="{x + 3:.1f}" y="{TOP - 12}">{hour:%m-%d}</text>')
-    return "".join(lines)
-
-
-def _x(hour: datetime, picture: GapPicture) -> float:
-    return Scale(0, len(picture.hours), LABEL, LABEL + WIDTH)((hour - picture.hours[0]) / HOUR)
+def _bars(row: GapRow, hours: Sequence[datetime], x: Scale) -> Iterator[tuple[float | None, float, float]]:
+    """Yield share, start and width of each bar: adjacent hours with the same share form a single bar."""
+    for share, group in groupby(range(len(hours)), key=lambda number: row.shares.get(hours[number])):
+        numbers = list(group)
+        yield share, x(numbers[0]), x(numbers[-1] + 1) - x(numbers[0])
