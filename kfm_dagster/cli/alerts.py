@@ -15,7 +15,7 @@ from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.decision_options import actor_of, actor_option
 from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import object_as_json, rows_as_json, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.settings import Settings
@@ -47,7 +47,7 @@ def list_() -> None:
 @click.argument("alert_id", type=POSITIVE)
 @click.option("--reason", required=True, help="Reason, recorded in the governance log.")
 @actor_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
     """Acknowledge an alert: it is not sent again, unless it still repeats after its time of escalation.
 
@@ -65,7 +65,7 @@ def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None
 
 
 @alerts.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def test(*, as_json: bool) -> int:
     """Send a test message to every URL of every channel, and print each answer.
 

@@ -14,7 +14,7 @@ import click
 
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import object_as_json, rows_as_json, show_rows
 from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.followers.announcements.announcer import Announcer
 from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS
@@ -32,7 +32,7 @@ def announcements() -> None:
 
 
 @announcements.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def list_(*, as_json: bool) -> int:
     """List the subscriptions: events sent, changes waiting, Items whose event fails or was given up, the last error.
 
@@ -59,7 +59,7 @@ def list_(*, as_json: bool) -> int:
 
 @announcements.command()
 @click.argument("subscription", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def failing(*, subscription: str | None, as_json: bool) -> None:
     """List the Items whose newest event failed: refused events were given up, open events are retried.
 
@@ -77,7 +77,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 @announcements.command()
 @click.argument("subscription")
 @click.option("--all", "everything", is_flag=True, help="All current Items, for a receiver that has lost its data.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     """Resend the events that were given up, with their ids.
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import click
 
 from kfm_dagster.cli.session import opened_database
-from kfm_dagster.cli.tables import show_fields, show_section
+from kfm_dagster.cli.tables import object_as_json, show_fields, show_section
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.calibration import time_server
@@ -31,7 +31,7 @@ STABILITY_COLUMNS = ("source", "tau_seconds", "sigma_y", "terms")
 
 @click.command()
 @click.option("--ask", is_flag=True, help="Measure now, by a request to the object store too, and record it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def clock(*, ask: bool, as_json: bool) -> int:
     """Show this machine's clock, and whether stages may write by it.
 

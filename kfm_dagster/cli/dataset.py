@@ -12,7 +12,7 @@ import click
 
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.tables import list_command
+from kfm_dagster.cli.tables import list_command, object_as_json
 from kfm_dagster.configs import read_text
 from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
 from kfm_dagster.errors import ContractError, ExitCode
@@ -81,7 +81,7 @@ def new(*, dataset_id: str, like: str, bucket: str, topic: str | None, out: Path
     type=click.Path(path_type=Path),
     help="An object DIR/BUCKET/KEY, sidecars beside it: what would an ingest make of it?",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     """Check a contract file, alone and against the contracts in force, and on a sample object.
 

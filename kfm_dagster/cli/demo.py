@@ -16,7 +16,7 @@ from rich.console import Console
 from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.files import NewFile, refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import object_as_json, show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.feed import Feed
@@ -91,7 +91,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     help="Data root.",
 )
 @click.option("--timeout", default=900, show_default=True, type=POSITIVE, help="Seconds after which the demo gives up.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, timeout: int, as_json: bool) -> ExitCode:
     """Ingest sample objects through a real queue, daemon and runs.
 
@@ -109,9 +109,7 @@ def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, ti
         if objects is not None or all_datasets:
             raise click.UsageError("--mend goes without --objects and --all-datasets")
         uris = mend_samples(home)
-        click.echo(
-            json.dumps({"mended": uris}) if as_json else "".join(f"{uri} is whole\n" for uri in uris), nl=as_json
-        )
+        click.echo(json.dumps({"mended": uris}) if as_json else "\n".join(f"{uri} is whole" for uri in uris))
         return ExitCode.DONE
     console = Console(stderr=True)
     with drain_bar(console) as report:

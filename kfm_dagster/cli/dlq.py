@@ -25,7 +25,7 @@ from kfm_dagster.cli.decision_options import (
 from kfm_dagster.cli.filter_options import option_group, require_dataset
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import list_command, show_fields, show_rows
+from kfm_dagster.cli.tables import list_command, object_as_json, show_fields, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.plural import counted
@@ -46,7 +46,6 @@ MESSAGE_COLUMNS = ("message_id", "class", "dataset", "error_code", "outcome", "d
 USUAL = {LetterOutcome.DELETED, LetterOutcome.WAITS, LetterOutcome.MOVED, LetterOutcome.DISCARDED}
 """Outcomes that are counted but not listed; `--json` lists every message."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 limit_option = click.option(
     "--limit", default=LOOK_LIMIT, show_default=True, type=click.IntRange(1, LOOK_LIMIT), help="Messages to look at."
 )
@@ -85,7 +84,10 @@ def _selection(**names: Any) -> LetterSelection:
 selecting = partial(option_group, options=_SELECTING, name="selection", value_of=_selection)
 bounding = partial(option_group, options=_BOUNDING, name="bounds", value_of=Bounds)
 deciding = partial(
-    option_group, options=(decision_options, dry_run_option, confirm_option, json_option), name="decided", value_of=dict
+    option_group,
+    options=(decision_options, dry_run_option, confirm_option, object_as_json),
+    name="decided",
+    value_of=dict,
 )
 
 
@@ -98,7 +100,7 @@ def dlq() -> None:
 
 
 @dlq.command()
-@json_option
+@object_as_json
 def status(*, as_json: bool) -> None:
     """Show the number of messages, the oldest time, and the time until which SQS keeps them.
 
@@ -128,7 +130,7 @@ def list_letters(*, selection: LetterSelection, limit: int) -> list[dict[str, An
 @dlq.command()
 @selecting
 @limit_option
-@json_option
+@object_as_json
 def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
     """Count messages by class, dataset and error code. Changes nothing.
 

@@ -9,6 +9,7 @@ import click
 
 from kfm_dagster.cli.files import refuse_unwritable
 from kfm_dagster.cli.session import opened_database, opened_pipeline
+from kfm_dagster.cli.tables import object_as_json
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.exports.bundle.content import BUNDLE, LAYOUT, MANIFEST, SUMMED, gather_release
@@ -22,7 +23,6 @@ from kfm_dagster.settings import Settings
 _OUT = click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for the files. Default: a folder below KFM_HOME/exports."
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.group(invoke_without_command=True)
@@ -45,7 +45,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="OpenPGP key to sign with. Default: KFM_SIGNING_KEY, else a key generated once in KFM_HOME/keys.",
 )
-@_JSON
+@object_as_json
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -76,7 +76,7 @@ def export(
 
 @export.command()
 @_OUT
-@_JSON
+@object_as_json
 def dcat(*, out: Path | None, as_json: bool) -> None:
     """Write every collection as a dcat:Dataset (DCAT 3, JSON-LD).
 
@@ -97,7 +97,7 @@ def dcat(*, out: Path | None, as_json: bool) -> None:
 
 @export.command()
 @_OUT
-@_JSON
+@object_as_json
 def graph(*, out: Path | None, as_json: bool) -> None:
     """Write every output, Item and object and their lineage as openCypher (graph.cypher) and bulk CSV.
 
@@ -111,12 +111,8 @@ def graph(*, out: Path | None, as_json: bool) -> None:
         folder = out or settings.home / "exports" / "graph"
         counts = export_graph(database, registry, folder=folder)
     files = [str(folder / file.name) for file in FILES]
-    if as_json:
-        click.echo(json.dumps({"files": files, "counts": counts}))
-        return
-    for file in files:
-        click.echo(file)
-    click.echo(", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing has been applied yet")
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing has been applied yet"
+    click.echo(json.dumps({"files": files, "counts": counts}) if as_json else "\n".join([*files, summary]))
 
 
 def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
@@ -138,12 +134,9 @@ def _write_bundle(*, out: Path | None, key: Path | None, as_json: bool) -> None:
                 err=True,
             )
         certificate = write_release(release, folder, signer)
-    if as_json:
-        summary = {"folder": str(folder), "files": list(LAYOUT)}
-        click.echo(json.dumps({**summary, "certificate": str(certificate), "signed_by": signer.fingerprint}))
-        return
-    click.echo(str(folder))
-    click.echo(f"signed by {signer.fingerprint}; its certificate: {certificate}")
+    summary = {"folder": str(folder), "files": LAYOUT, "certificate": str(certificate), "signed_by": signer.fingerprint}
+    text = f"{folder}\nsigned by {signer.fingerprint}; its certificate: {certificate}"
+    click.echo(json.dumps(summary) if as_json else text)
 
 
 def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> None:
@@ -154,10 +147,7 @@ def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> 
     if (folder / BUNDLE).is_dir() and not (folder / MANIFEST).exists():
         folder = folder / BUNDLE
     verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
-    at = rfc3339(verified.signed.at, timespec="seconds")
-    if as_json:
-        summary = {"folder": str(folder), "signed_by": verified.signed.fingerprint, "signed_at": at}
-        click.echo(json.dumps({**summary, "bytes": verified.size}))
-        return
-    signed = f"as {verified.signed.fingerprint} signed them at {at}"
-    click.echo(f"{folder}: {len(SUMMED)} files, {verified.size} bytes, {signed}")
+    signer, at = verified.signed.fingerprint, rfc3339(verified.signed.at, timespec="seconds")
+    summary = {"folder": str(folder), "signed_by": signer, "signed_at": at, "bytes": verified.size}
+    text = f"{folder}: {len(SUMMED)} files, {verified.size} bytes, as {signer} signed them at {at}"
+    click.echo(json.dumps(summary) if as_json else text)

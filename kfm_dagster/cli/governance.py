@@ -12,7 +12,7 @@ from kfm_dagster.cli.decision_options import decision_of, decision_options
 from kfm_dagster.cli.filter_options import lists
 from kfm_dagster.cli.kill_switch import list_switches
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import list_command
+from kfm_dagster.cli.tables import list_command, object_as_json
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.review import Command, Proposal
 from kfm_dagster.plural import counted
@@ -20,8 +20,6 @@ from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.decisions import LOG
-
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.group()
@@ -63,7 +61,7 @@ def pending() -> list[dict[str, Any]]:
 @governance.command()
 @click.argument("proposal_id", type=POSITIVE)
 @decision_options
-@json_option
+@object_as_json
 def approve(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
     """Approve another person's proposed override and carry it out, both or neither.
 
@@ -79,7 +77,7 @@ def approve(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
 @governance.command()
 @click.argument("proposal_id", type=POSITIVE)
 @decision_options
-@json_option
+@object_as_json
 def withdraw(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
     """Close a proposal without carrying it out: your own, or another person's.
 

@@ -28,7 +28,7 @@ from kfm_dagster.cli.decision_options import (
 )
 from kfm_dagster.cli.filter_options import filter_options, lists, require_dataset
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import rows_as_json, show_fields, show_section
+from kfm_dagster.cli.tables import object_as_json, rows_as_json, show_fields, show_section
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import ArtifactError, ExitCode, KfmError, RecordMovedError
@@ -115,7 +115,7 @@ def list_cases() -> None:
 
 @quarantine.command()
 @click.argument("wal_id", type=UNIT)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def show(*, wal_id: str, as_json: bool) -> None:
     """Show the evidence of a unit, for each time that it was quarantined.
 

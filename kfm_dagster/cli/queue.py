@@ -10,6 +10,7 @@ import boto3
 import click
 
 from kfm_dagster.cli.completion import DATASET
+from kfm_dagster.cli.tables import object_as_json
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.deployment.provisioning import Part, PartState, QueueMaker, QueuePlan, iam_policy, terraform_module
 from kfm_dagster.errors import ExitCode
@@ -35,7 +36,7 @@ def queue() -> None:
     type=click.Choice(["iam", "terraform"]),
     help="Only print the policy of the deployment's role, or the call of deploy/terraform/queue.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object with every part.")
+@object_as_json
 def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as_json: bool) -> int:
     """Create queue, dead-letter queue, redrive, access policy and SNS subscriptions of a dataset.
 

@@ -10,7 +10,7 @@ import click
 
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_section
+from kfm_dagster.cli.tables import object_as_json, show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.exports.validation import BY_DAY, DAYS, MOST_DAYS, figure, report_tables, validate_report
@@ -23,7 +23,7 @@ SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "re
 @click.command()
 @click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="So many days back.")
 @click.option("--html", type=NewFile(), help="Write the report as a page, too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def report(*, days: int, html: Path | None, as_json: bool) -> int:
     """Report stages, gates, stops, retries and KPIs by day.
 

@@ -10,7 +10,7 @@ import click
 
 from kfm_dagster.cli.decision_options import actor_of, actor_option
 from kfm_dagster.cli.session import opened_database
-from kfm_dagster.cli.tables import show_rows
+from kfm_dagster.cli.tables import rows_as_json, show_rows
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.pipeline import utc_now
@@ -34,7 +34,7 @@ def retention() -> None:
 
 
 @retention.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def plan(*, as_json: bool) -> None:
     """Show for each kind the data beyond its age, and how much is needed or would be deleted.
 
@@ -49,7 +49,7 @@ def plan(*, as_json: bool) -> None:
 
 @retention.command()
 @actor_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def run(*, actor: str | None, as_json: bool) -> None:
     """Remove the data that plan shows, by kind and in batches; a rerun continues after a stop.
 

@@ -24,6 +24,7 @@ from kfm_dagster.cli.decision_options import actor_of
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.main import signals_handled
 from kfm_dagster.cli.progress_bar import drain_bar
+from kfm_dagster.cli.tables import object_as_json
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.deployment.drain import account, flush_lineage, report_held_days
@@ -145,7 +146,7 @@ def free_console_port(port: int) -> int:
 
 @click.command()
 @click.option("--timeout", default=86_400, show_default=True, type=POSITIVE, help="Seconds after which to give up.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def drain(*, timeout: int, as_json: bool) -> None:
     """Ingest the queue until it is empty, then stop.
 
@@ -164,11 +165,9 @@ def drain(*, timeout: int, as_json: bool) -> None:
         flush_lineage(pipeline.lineage, _echo_aside)
         report_held_days(pipeline.ledger, _echo_aside)
         result = account(pipeline, since=started)
-    if as_json:
-        click.echo(json.dumps(result.as_json()))
-    else:
-        units = sum(counts["received"] for counts in result.datasets.values())
-        click.echo(f"drained: {counted(units, 'unit')} in the ledger, {result.seconds:.0f} s")
+    units = sum(counts["received"] for counts in result.datasets.values())
+    text = f"drained: {counted(units, 'unit')} in the ledger, {result.seconds:.0f} s"
+    click.echo(json.dumps(result.as_json()) if as_json else text)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 
 from kfm_dagster.cli.completion import RUN
 from kfm_dagster.cli.session import opened_database
-from kfm_dagster.cli.tables import show_section
+from kfm_dagster.cli.tables import object_as_json, show_section
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX
 from kfm_dagster.deployment.explained_runs import explanations
 from kfm_dagster.exports.explanations.run_report import NodeAccount, RunReport
@@ -33,7 +33,7 @@ def runs() -> None:
 @runs.command()
 @click.argument("run", type=RUN, metavar="RUN")
 @click.option("--full", is_flag=True, help="With the inputs, hashes, times and measurements of each node.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def show(*, run: str, full: bool, as_json: bool) -> None:
     """Explain a run: what each step did, or why it was skipped.
 

@@ -11,7 +11,7 @@ import click
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows, show_section
+from kfm_dagster.cli.tables import rows_as_json, show_rows, show_section
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
@@ -40,7 +40,7 @@ _collections = click.option(
 
 
 @stac.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@rows_as_json
 def status(*, as_json: bool) -> None:
     """Show how many changes of the catalog the API lacks, and the error that blocks them.
 

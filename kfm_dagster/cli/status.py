@@ -7,7 +7,7 @@ import json
 import click
 
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import show_rows, show_section
+from kfm_dagster.cli.tables import object_as_json, show_rows, show_section
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.ledger.state_machine import Status
@@ -18,7 +18,7 @@ UNIT_COLUMNS = ("dataset", *Status)
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def status(*, as_json: bool) -> int:
     """Show what needs attention, and units by dataset and status.
 

@@ -46,6 +46,7 @@ def _without_json(context: click.Context, _: click.Parameter, ids: bool) -> bool
 
 # Eager, so that --ids sees it wherever it is typed.
 rows_as_json = click.option("--json", "as_json", is_flag=True, is_eager=True, help="One JSON object per line.")
+object_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 ids_option = click.option("--ids", is_flag=True, callback=_without_json, help="Only the ids, one per line, for xargs.")
 
 

@@ -14,7 +14,15 @@ from kfm_dagster.cli.decision_options import unknown_record
 from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset
 from kfm_dagster.cli.main import Lazy, LazyGroup
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import ids_option, list_command, rows_as_json, show_fields, show_rows, show_section
+from kfm_dagster.cli.tables import (
+    ids_option,
+    list_command,
+    object_as_json,
+    rows_as_json,
+    show_fields,
+    show_rows,
+    show_section,
+)
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.ledger.search import UnitFilter
@@ -71,7 +79,7 @@ def list_records() -> None:
 
 @click.command()
 @click.argument("wal_id", type=UNIT)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@object_as_json
 def show(*, wal_id: str, as_json: bool) -> None:
     """Show a unit: record, issues, versions of its object, lease, cases, decisions, changes.
 
