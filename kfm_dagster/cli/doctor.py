@@ -19,7 +19,7 @@ import click
 from kfm_dagster.deployment.doctor.finding import Check, Diagnosis, Health, examine, fault, ok, refused
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.plural import counted
-from kfm_dagster.settings import Settings
+from kfm_dagster.settings import Environment, Settings
 
 if TYPE_CHECKING:
     from kfm_dagster.catalog.follower_sources import FollowerSource
@@ -54,11 +54,11 @@ def doctor(*, seconds: float, as_json: bool) -> int:
     configuration = read_configuration(settings)
     findings = examine(_checks_of(settings, configuration), seconds=seconds)
     counts = Counter(finding.verdict for finding in findings)
-    _show(findings, counts, as_json=as_json)
+    _show(findings, counts, settings.env, as_json=as_json)
     return ExitCode.FINISHED_WITH_FAILURES if counts[Health.FAULT] else ExitCode.DONE
 
 
-def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], *, as_json: bool) -> None:
+def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Environment, *, as_json: bool) -> None:
     if as_json:
         totals = {f"{verdict.value}s" if verdict is not Health.OK else "ok": counts[verdict] for verdict in Health}
         click.echo(json.dumps({**totals, "findings": [asdict(diagnosis) for diagnosis in findings]}))
@@ -78,6 +78,8 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], *, as_jso
                 show_folded(f"{'':{8 + width}}  {name + ':':10}", value)
     faults, warnings = counted(counts[Health.FAULT], "fault"), counted(counts[Health.WARNING], "warning")
     click.echo(f"{faults}, {warnings}, {counts[Health.OK]} ok")
+    if counts[Health.FAULT] and env is Environment.DEV:
+        show_folded("", "kfm demo and kfm ui have a queue and buckets of their own: faults of both concern production")
 
 
 def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:
