@@ -86,8 +86,8 @@ def console_app(
 
     def refused(request: Request, error: Exception) -> Response:
         """Answer with a line; a browser gets it on a page with the navigation."""
-        status, line = _refusal(error)
-        headers = error.headers if isinstance(error, HTTPException) else None
+        hint = f"the pages of the console are linked from {overview.FRONT}"
+        status, line, headers = _refusal(error, hint=hint)
         if is_page({}, request.headers.get("accept", "")):
             answer = pages.page(request, "error.html", status=status, heading=HTTPStatus(status).phrase, line=line)
             answer.headers.update(headers or {})
@@ -132,13 +132,12 @@ def _hardened(app: ASGIApp) -> ASGIApp:
     return answered
 
 
-def _refusal(error: Exception) -> tuple[int, str]:
+def _refusal(error: Exception, *, hint: str) -> tuple[int, str, Mapping[str, str] | None]:
+    """Return status, line and headers; `hint` follows a line that Starlette has for every such status."""
     if isinstance(error, HTTPException):
         is_default = error.detail in {phrase.phrase for phrase in HTTPStatus}
-        return error.status_code, error.detail.lower() + (
-            f"; the pages of the console are linked from {overview.FRONT}" if is_default else ""
-        )
-    return refusal(error)
+        return error.status_code, f"{error.detail.lower()}; {hint}" if is_default else error.detail, error.headers
+    return *refusal(error), None
 
 
 def _api(pipeline: Pipeline) -> Mount:
@@ -167,12 +166,7 @@ def _api(pipeline: Pipeline) -> Mount:
 
 
 def _problem(request: Request, error: Exception) -> Response:
-    headers = None
-    if isinstance(error, HTTPException):
-        status, headers = error.status_code, error.headers
-        detail = f"{error.detail}; {BASE}/openapi.json lists the paths"
-    else:
-        status, detail = refusal(error)
+    status, detail, headers = _refusal(error, hint=f"{BASE}/openapi.json lists the paths")
     content = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,

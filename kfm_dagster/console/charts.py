@@ -7,11 +7,13 @@ makes the two agree).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from html import escape
+from typing import Any
 
-from kfm_dagster.console.pages import duration
+from markupsafe import Markup
+
+from kfm_dagster.console.pages import duration, rendered
 from kfm_dagster.drawing.svg import Arrow, Scale, StateGraph, line
 from kfm_dagster.ledger.state_machine import Status
 
@@ -38,7 +40,7 @@ ARROWS: Mapping[tuple[str, str], Arrow] = {
 }
 
 
-def state_diagram(counts: Mapping[Status, int]) -> str:
+def state_diagram(counts: Mapping[Status, int]) -> Markup:
     """Return the state machine with its counts as SVG for a page, which sets the colours."""
     words = {status: status.replace("_", " ") for status in Status}
     boxes = "".join(
@@ -48,39 +50,30 @@ def state_diagram(counts: Mapping[Status, int]) -> str:
     )
     summary = ", ".join(f"{counts[status]} {words[status]}" for status in Status)
     width, height = _GRAPH.size
-    return (
+    return Markup(  # noqa: S704, its own words and numbers
         f'<svg class="states" viewBox="0 0 {width} {height}" role="group" aria-label="Units by state: {summary}">'
         f"{_GRAPH.arrows(ARROWS)}{boxes}</svg>"
     )
 
 
-STRIP_WIDTH, STRIP_HEIGHT = 144, 24
-
-
-def strip(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> str:
-    """Return a small strip of stacked bars for each hour, without a scale; it names its total."""
-    x, y = Scale(0, len(hours), 0, STRIP_WIDTH), _counts(counts, (STRIP_HEIGHT - 1, 2))
-    total = sum(map(sum, counts.values()))
-    return (
-        f'<svg class="strip" viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}" role="img" '
-        f'aria-label="{total:,} objects in {len(hours)} hours"><path class="frame" d="M0 {STRIP_HEIGHT - 0.5}'
-        f'H{STRIP_WIDTH}"/>{_bars(hours, counts, x, y)}</svg>'
-    )
-
-
-WIDTH, HEIGHT = 480, 150
-LEFT, RIGHT, TOP, BOTTOM = 76, 4, 10, 24
-"""Pixels of a chart, and of the margins around its plot."""
-_ACROSS, _UP = (LEFT, WIDTH - RIGHT), (HEIGHT - BOTTOM, TOP)
+_ACROSS, _UP = (76, 476), (126, 10)
+"""Pixels of the ends of a chart's axes (`templates/chart.svg`)."""
 HOUR = timedelta(hours=1)
 
 
-def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> str:
+def strip(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> Markup:
+    """Return a small strip of stacked bars for each hour, without a scale; it names its total."""
+    x, y = Scale(0, len(hours), 0, 144), _counts(counts, (23, 2))
+    total = sum(map(sum, counts.values()))
+    return rendered("strip.svg", total=total, hours=len(hours), bars=_bars(hours, counts, x, y))
+
+
+def bar_chart(name: str, hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]]) -> Markup:
     """Return stacked bars for each hour: succeeded units below, others above."""
     x, y = Scale(0, len(hours), *_ACROSS), _counts(counts, _UP)
     good, bad = (sum(pair[part] for pair in counts.values()) for part in (0, 1))
-    labels = [f"{y.high:,.0f}", "0"]
-    return _chart(f"{name}: {good:,} succeeded, {bad:,} did not", hours, _bars(hours, counts, x, y), labels)
+    summary = f"{name}: {good:,} succeeded, {bad:,} did not"
+    return _chart(summary, hours, x, high=f"{y.high:,.0f}", low="0", bars=_bars(hours, counts, x, y))
 
 
 def _counts(counts: Mapping[datetime, tuple[int, int]], ends: tuple[int, int]) -> Scale:
@@ -90,58 +83,44 @@ def _counts(counts: Mapping[datetime, tuple[int, int]], ends: tuple[int, int]) -
     return Scale(0, most // unit * unit + unit, *ends)
 
 
-def _bars(hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]], x: Scale, y: Scale) -> str:
-    bars = ""
+def _bars(
+    hours: Sequence[datetime], counts: Mapping[datetime, tuple[int, int]], x: Scale, y: Scale
+) -> Iterator[dict[str, Any]]:
     for number, hour in enumerate(hours):
         bottom = y(0)
         for kind, count in zip(("good", "bad"), counts.get(hour, (0, 0)), strict=True):
             if count:
                 height = max(1.0, y(0) - y(count))
                 bottom -= height
-                bars += (
-                    f'<rect class="bar-{kind}" x="{x(number) + 0.5:.1f}" y="{bottom:.1f}" '
-                    f'width="{max(1.0, x(1) - x(0) - 1):.1f}" height="{height:.1f}">'
-                    f"<title>{_hour(hour)}: {count:,}</title></rect>"
-                )
-    return bars
+                place = {"x": x(number) + 0.5, "y": bottom, "width": max(1.0, x(1) - x(0) - 1), "height": height}
+                yield {"kind": kind, "hour": _hour(hour), "count": count, **place}
 
 
-def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> str:
+def line_chart(name: str, hours: Sequence[datetime], lines: Mapping[str, Mapping[datetime, float]]) -> Markup:
     """Return lines of seconds by hour on a logarithmic scale, by name; the second is dashed."""
     values = [value for of_name in lines.values() for value in of_name.values()]
     low, high = (math.floor(_log(min(values))), math.ceil(_log(max(values)))) if values else (0, 1)
     high = max(high, low + 1)
     x, y = Scale(0, len(hours), *_ACROSS), Scale(low, high, *_UP)
-    drawn = ""
+    drawn = []
     for (label, seconds), kind in zip(lines.items(), ("", "-high"), strict=False):
-        points = [(x(hours.index(hour) + 0.5), y(_log(value))) for hour, value in sorted(seconds.items())]
-        drawn += f'<path class="line{kind}" d="{line(points)}"/>' if points else ""
-        drawn += "".join(
-            f'<circle class="dot{kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="2.5">'
-            f"<title>{escape(f'{_hour(hour)}, {label}: {duration(value)}')}</title></circle>"
-            for (cx, cy), (hour, value) in zip(points, sorted(seconds.items()), strict=True)
-        )
+        points = [
+            (x(hours.index(hour) + 0.5), y(_log(value)), f"{_hour(hour)}, {label}: {duration(value)}")
+            for hour, value in sorted(seconds.items())
+        ]
+        drawn += [(kind, line(point[:2] for point in points), points)] if points else []
     newest = ", ".join(f"{label} {duration(of_name[max(of_name)])}" for label, of_name in lines.items() if of_name)
-    labels = [duration(10.0**high), duration(10.0**low)]
-    return _chart(f"{name}, newest hour: {newest or 'none'}", hours, drawn, labels)
+    ends = {"high": duration(10.0**high), "low": duration(10.0**low)}
+    return _chart(f"{name}, newest hour: {newest or 'none'}", hours, x, lines=drawn, **ends)
 
 
-def _chart(summary: str, hours: Sequence[datetime], plot: str, labels: Sequence[str]) -> str:
-    x = Scale(0, len(hours), *_ACROSS)
-    days = "".join(
-        f'<path class="frame" d="M{x(number):.1f} {TOP}V{HEIGHT - BOTTOM + 4}"/>'
-        f'<text class="soft" x="{x(number) + 3:.1f}" y="{HEIGHT - 8}">{hour:%H:%M}</text>'
+def _chart(summary: str, hours: Sequence[datetime], x: Scale, **content: Any) -> Markup:
+    noons = [
+        (x(number), f"{hour:%H:%M}")
         for number, hour in enumerate(hours)
         if hour.hour % 12 == 0 and number < len(hours) - 4
-    )
-    scale = "".join(
-        f'<text class="soft" x="{LEFT - 6}" y="{y}" text-anchor="end">{escape(label)}</text>'
-        for label, y in zip(labels, (TOP + 10, HEIGHT - BOTTOM), strict=True)
-    )
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(summary)}">'
-        f'<path class="frame" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{days}{scale}{plot}</svg>'
-    )
+    ]
+    return rendered("chart.svg", **{"bars": (), "lines": (), "summary": summary, "noons": noons, **content})
 
 
 def _log(seconds: float) -> float:

@@ -22,7 +22,6 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from kfm_dagster.alerts.store import AlertStore
-from kfm_dagster.console.operations import record_of
 from kfm_dagster.console.pages import Pages, parameters, query_of, row_id
 from kfm_dagster.console.requests import parameters_by_name, whole_number
 from kfm_dagster.console.session import came_from, own_path
@@ -34,7 +33,7 @@ from kfm_dagster.governance.switches import EVERY_DATASET
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import ReplayReason
-from kfm_dagster.ledger.search import UnitFilter
+from kfm_dagster.ledger.search import Budget, UnitFilter, walk
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
@@ -45,8 +44,8 @@ from kfm_dagster.recovery.work_orders import open_versions, plan_discard
 from kfm_dagster.settings import Environment
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.decisions import LOG
-from kfm_dagster.views.units import search_units
-from kfm_dagster.views.view import Parts
+from kfm_dagster.views.units import record_of
+from kfm_dagster.views.view import Parts, require_contract
 
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
@@ -54,8 +53,8 @@ MOST_HOURS = 24 * 365
 """Longest expiry of a kill switch; a switch that must last longer has none."""
 MOST_NAMED = 10_000
 """Units that a selection names; a selection by dataset, code and time names none."""
-PAGE, MOST_PAGES = 1_000, 20
-"""Pages of the search for these units; each examines a bounded number of rows, so that all take some seconds."""
+MOST_EXAMINED = 200_000
+"""Rows that the search for these units examines, in some seconds."""
 _IN_THE_DECISION = "follows with the decision"
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
@@ -69,10 +68,6 @@ class PostedDecision:
     request: Request
     decision: Decision
     fields: Fields
-
-    def of_path(self, name: str) -> str:
-        """Return a part of the request's path."""
-        return str(self.request.path_params[name])
 
     @property
     def cases(self) -> QuarantineCases:
@@ -248,7 +243,7 @@ def _acknowledge(posted: PostedDecision) -> str:
 
 
 def _dataset(posted: PostedDecision) -> str:
-    name = posted.of_path("dataset")
+    name = str(posted.request.path_params["dataset"])
     return EVERY_DATASET if name == "all" else posted.pipeline.registry[name].id
 
 
@@ -279,11 +274,7 @@ def _of_filters(pages: Pages) -> list[Route]:
         unit_filter = filter_of(Status.QUARANTINED, parameters(request))
         with pipeline.database.snapshot() as tx:
             plan = plan_discard(named_units(pipeline, unit_filter), tx=tx)
-        breakdown = [
-            {"dataset": dataset, "error_code": code, "units": units}
-            for (dataset, code), units in plan.breakdown.items()
-        ]
-        return pages.page(request, "quarantined_plan.html", query=unit_filter.query(), plan=plan, breakdown=breakdown)
+        return pages.page(request, "quarantined_plan.html", query=unit_filter.query(), plan=plan)
 
     return [
         Route("/replays", listed, methods=["GET"]),
@@ -312,7 +303,7 @@ def _begin(posted: PostedDecision) -> str:
 
 
 def _change(by: Callable[[ReplayEngine, str, Decision], ReplayRun], posted: PostedDecision) -> str:
-    replay_run_id = posted.of_path("replay_run_id")
+    replay_run_id = str(posted.request.path_params["replay_run_id"])
     by(ReplayEngine(pipeline=posted.pipeline), replay_run_id, posted.decision)
     return f"/replays/{replay_run_id}"
 
@@ -362,19 +353,16 @@ def _ranges(now: datetime, unit_filter: UnitFilter) -> dict[str, Any]:
 
 def named_units(parts: Parts, unit_filter: UnitFilter) -> list[str]:
     """Return a filter's unit ids. Raises BadFilterError for none and for more than MOST_NAMED."""
+    require_contract(parts, unit_filter.dataset)
     wal_ids: list[str] = []
-    after: str | None = None
-    for _ in range(MOST_PAGES):
-        page = search_units(parts, unit_filter, after, PAGE)
-        wal_ids += [row["wal_id"] for row in page.rows]
-        after = page.after
-        if after is None or len(wal_ids) > MOST_NAMED:
-            break
-    if after is not None or len(wal_ids) > MOST_NAMED:
-        raise BadFilterError(
-            observed=f"more than {MOST_NAMED} units, or too many to look through",
-            expected="a dataset, a code or a time that means fewer",
-        )
+    with parts.database.snapshot() as tx:
+        for _, row in walk(tx, unit_filter, budget=Budget(rows=MOST_EXAMINED)):
+            if row is None or len(wal_ids) > MOST_NAMED:
+                raise BadFilterError(
+                    observed=f"more than {MOST_NAMED} units, or too many to look through",
+                    expected="a dataset, a code or a time that means fewer",
+                )
+            wal_ids += [row["wal_id"]] if row["is_match"] else []
     if not wal_ids:
         raise BadFilterError("the filter matches no unit", observed="none", expected="one unit or more")
     return wal_ids

@@ -20,12 +20,10 @@ from kfm_dagster.errors import DependencyUnavailableError, UnknownNameError
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import DATASETS, GAPS, REJECTIONS
-from kfm_dagster.views.units import FAILURES, UNITS
+from kfm_dagster.views.units import FAILURES, UNITS, record_of
 from kfm_dagster.views.view import BASE, View, json_row
 
 JSON = "application/json"
@@ -92,14 +90,6 @@ def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
         raise UnknownNameError("the unit has no Item in the catalog", observed=arguments["wal_id"])
     document: dict[str, Any] = json.loads(content)
     return document | {"links": [*document["links"], link("self", f"{address}/{href}", media_type=GEOJSON)]}
-
-
-def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWalRecord:
-    """Return the record of a unit. Raises UnknownNameError."""
-    record = ledger.get(wal_id, tx=tx)
-    if record is None:
-        raise UnknownNameError("there is no such unit", observed=repr(wal_id[:80]), next_step="search units")
-    return record
 
 
 _WAL_ID = {"wal_id": {"type": "string", "format": "uuid", "description": "Id of the unit, a UUID."}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from statistics import median
@@ -29,7 +29,6 @@ from kfm_dagster.drawing.footprints import draw as draw_footprints
 from kfm_dagster.drawing.map_ground import Size
 from kfm_dagster.exports.deployment_status import deployment_status
 from kfm_dagster.governance.masking import outline
-from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import datasets_of
 from kfm_dagster.ledger.state_machine import Status
@@ -64,7 +63,8 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         with pipeline.database.snapshot() as tx:
             oldest = pipeline.ledger.oldest_waiting(tx=tx)
             pulses = {dataset: pulse(tx, dataset, status.at) for dataset in status.units}
-            newest = item_map(tx, [*_newest(pipeline.ledger, tx)])
+            find = partial(pipeline.ledger.find, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=tx)
+            newest = item_map(tx, [row for name in datasets_of(tx, Status.SUCCEEDED) for row in find(dataset=name)])
             undecided: Counter[Status] = Counter()
             for group in pipeline.ledger.failing(tx=tx):
                 undecided[group.status] += group.units - group.retried
@@ -89,15 +89,9 @@ def routes(pages: Pages, depths: Callable[[], Mapping[str, int]]) -> list[Route]
         with pipeline.database.snapshot() as tx:
             of_datasets = pipeline.ledger.counts(tx=tx).values()
         counts = {state: sum(counts[state] for counts in of_datasets) for state in Status}
-        diagram = Markup(state_diagram(counts))  # noqa: S704, its own numbers
-        return pages.page(request, "states.html", diagram=diagram)
+        return pages.page(request, "states.html", diagram=state_diagram(counts))
 
     return [Route(FRONT, front, methods=["GET"]), Route("/states", states, methods=["GET"])]
-
-
-def _newest(ledger: LedgerQueries, view: Transaction) -> Iterator[NoddWalRecord]:
-    for dataset in datasets_of(view, Status.SUCCEEDED):
-        yield from ledger.find(dataset=dataset, status=Status.SUCCEEDED, limit=ITEMS_OF_A_DATASET, tx=view)
 
 
 def ended_by_hour(view: Transaction, dataset: str, since: datetime) -> dict[datetime, tuple[int, int]]:
@@ -118,7 +112,7 @@ def pulse(view: Transaction, dataset: str, at: datetime) -> dict[str, Any]:
     hours = [floor_hour(at) - number * HOUR for number in reversed(range(PULSE_HOURS))]
     units = view.run("console.newest_successes", dataset=dataset, limit=PULSE_UNITS).all()
     return {
-        "last_24_hours": Markup(strip(hours, ended_by_hour(view, dataset, hours[0]))),  # noqa: S704, its own numbers
+        "last_24_hours": strip(hours, ended_by_hour(view, dataset, hours[0])),
         "newest_arrival": max((row.created_at for row in units), default=None),
         "lag": duration(median((row.updated_at - row.created_at).total_seconds() for row in units)) if units else None,
     }

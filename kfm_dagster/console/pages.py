@@ -29,7 +29,7 @@ from kfm_dagster.exports.validation import figure, report_tables
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Environment
-from kfm_dagster.views.view import View
+from kfm_dagster.views.view import View, value_of
 
 Links = Mapping[str, Callable[[Any], str | None]]
 """Link targets of a column's values, by the column's name; None for no link."""
@@ -46,21 +46,16 @@ _CODE = {"next_step", "replay_run_id", "run_id", "wal_id"}
 
 def heading(rows: Iterable[Any], name: str) -> Markup:
     """Return a column's heading: its name in words."""
-    kind = Markup(' class="number"') if int in {type(_value(row, name)) for row in rows} else ""
+    kind = Markup(' class="number"') if int in {type(value_of(row, name)) for row in rows} else ""
     return Markup('<th scope="col"{}>{}</th>').format(kind, _words(name))
 
 
 @jinja2.pass_context
 def cell(context: Mapping[str, Any], row: Any, name: str, links: Links) -> Markup:
     """Return the cell of a row in a column; ids are shown by their prefix. A narrow screen shows its label."""
-    value = _value(row, name)
-    kind = (
-        ' class="number"'
-        if type(value) is int
-        else ' class="whole"'
-        if isinstance(value, datetime) or name in _PAGES
-        else ""
-    )
+    value = value_of(row, name)
+    is_whole = isinstance(value, datetime) or name in _PAGES
+    kind = ' class="number"' if type(value) is int else ' class="whole"' if is_whole else ""
     content = time(context, value) if isinstance(value, datetime) else "" if value is None else _content(name, value)
     address = links[name](row) if name in links else _PAGES[name].format(value) if value and name in _PAGES else None
     if address is not None:
@@ -85,10 +80,6 @@ def time(context: Mapping[str, Any], value: datetime | None) -> Markup:
 
 def _words(name: str) -> str:
     return _WORDS.get(name, name.replace("_", " "))
-
-
-def _value(row: Any, name: str) -> Any:
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def _content(name: str, value: Any) -> Markup | str:
@@ -235,9 +226,14 @@ def row_id(request: Request, name: str) -> int:
     return whole_number(name, str(request.path_params[name]))
 
 
+def rendered(template: str, **content: Any) -> Markup:
+    """Return a part of a page."""
+    return Markup(_TEMPLATES.get_template(template).render(content))  # noqa: S704, the template escapes
+
+
 def validation_page(report: Mapping[str, Any]) -> str:
     """Return a validation report as a self-contained page that begins with REPORT_OPENING."""
-    return _TEMPLATES.get_template("report.html").render(report=report, tables=report_tables(report))
+    return rendered("report.html", report=report, tables=report_tables(report))
 
 
 def with_query(request: Request, **changes: str | None) -> str:

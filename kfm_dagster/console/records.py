@@ -14,7 +14,6 @@ from functools import partial
 from statistics import quantiles
 from typing import Any
 
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,19 +28,16 @@ from kfm_dagster.console.requests import whole_number
 from kfm_dagster.contracts.cadence import floor_hour
 from kfm_dagster.contracts.issues import REPAIRS
 from kfm_dagster.deployment.explained_runs import explanations
-from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
-from kfm_dagster.exports.explanations.unit_history import unit_history
+from kfm_dagster.exports.explanations.unit_history import evidence_of, unit_history
 from kfm_dagster.exports.gap_picture import draw, gap_picture
-from kfm_dagster.ingest.evidence import read_evidence
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import RejectionFilter
 from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.s3 import Store
 from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import GAP_DAYS, GAPS, REJECTIONS, rejected_message
-from kfm_dagster.views.units import FAILURES, UNITS, FailureFilter, count_units, failure_groups
+from kfm_dagster.views.units import FAILURES, UNITS, FailureFilter, count_units, failure_groups, record_of
 from kfm_dagster.views.view import require_contract
 
 MOST_DAYS = 14
@@ -115,7 +111,7 @@ def _history_routes(pages: Pages) -> list[Route]:
     def unit(request: Request) -> Response:
         query_of(request)
         with pipeline.database.snapshot() as view:
-            record = operations.record_of(pipeline.ledger, str(request.path_params["wal_id"]), tx=view)
+            record = record_of(pipeline.ledger, str(request.path_params["wal_id"]), tx=view)
         return pages.page(request, "unit.html", **history(pipeline, record))
 
     def item(request: Request) -> Response:
@@ -153,19 +149,9 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "footprint": footprint,
         "object_link": alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
-        "cases": [(case, _evidence(pipeline.store, case)) for case in details.cases],
+        "cases": [(case, evidence_of(case, pipeline.store)) for case in details.cases],
         "catalog": (pipeline.settings.catalog_public_url or pipeline.settings.catalog).rstrip("/"),
     }
-
-
-def _evidence(store: Store, case: QuarantineCase) -> Mapping[str, Any] | None:
-    if case.evidence_file is None:
-        return None
-    try:
-        return read_evidence(store, case.evidence_file)
-    except (ArtifactError, DependencyUnavailableError) as error:
-        # The rest of the history is shown all the same.
-        return {"lost": str(error.observed)}
 
 
 def _dataset(pages: Pages, request: Request) -> Response:
@@ -174,11 +160,10 @@ def _dataset(pages: Pages, request: Request) -> Response:
     contract = pipeline.registry[request.path_params["dataset"]]
     last = floor_hour(pipeline.clock())
     hours = [last - number * HOUR for number in reversed(range(HOURS))]
-    settled, medians, most = _times(pipeline.database, contract.id, since=hours[0])
+    settled, lines = _times(pipeline.database, contract.id, since=hours[0])
     with pipeline.database.snapshot() as view:
         counts = pipeline.ledger.status_counts(contract.id, tx=view)
         switch = pipeline.ledger.switches.engaged(tx=view).get(contract.id)
-    lines = {"median": medians, "95th percentile": most}
     return pages.page(
         request,
         "dataset.html",
@@ -186,8 +171,8 @@ def _dataset(pages: Pages, request: Request) -> Response:
         counts=counts,
         switch=switch,
         hours=HOURS,
-        throughput=Markup(bar_chart("Units that ended", hours, settled)),  # noqa: S704, its own numbers
-        latency=medians and Markup(line_chart("From discovery to success", hours, lines)),  # noqa: S704, its own numbers
+        throughput=bar_chart("Units that ended", hours, settled),
+        latency=lines["median"] and line_chart("From discovery to success", hours, lines),
         view=FAILURES,
         groups=failure_groups(pipeline, FailureFilter(dataset=contract.id)),
     )
@@ -195,8 +180,8 @@ def _dataset(pages: Pages, request: Request) -> Response:
 
 def _times(
     database: Database, dataset: str, *, since: datetime
-) -> tuple[Mapping[datetime, tuple[int, int]], dict[datetime, float], dict[datetime, float]]:
-    """Return succeeded and other units by hour, and the median and 95th percentile of seconds."""
+) -> tuple[Mapping[datetime, tuple[int, int]], dict[str, dict[datetime, float]]]:
+    """Return succeeded and other units by hour, and quantiles of seconds by name and hour."""
     with database.snapshot() as view:
         settled = ended_by_hour(view, dataset, since)
         units = view.run("console.newest_successes", dataset=dataset, limit=MOST_UNITS).all()
@@ -205,8 +190,5 @@ def _times(
         if row.updated_at >= since:
             seconds[floor_hour(row.updated_at)].append((row.updated_at - row.created_at).total_seconds())
     cuts = {hour: quantiles([*values, values[0]], n=20, method="inclusive") for hour, values in seconds.items()}
-    return (
-        settled,
-        {hour: cut[9] for hour, cut in cuts.items()},
-        {hour: cut[18] for hour, cut in cuts.items()},
-    )
+    names = {"median": 9, "95th percentile": 18}
+    return settled, {name: {hour: cut[number] for hour, cut in cuts.items()} for name, number in names.items()}

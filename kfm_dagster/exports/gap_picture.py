@@ -39,9 +39,16 @@ class GapRow:
     now: GapKind | None = None
 
     @property
-    def short(self) -> list[datetime]:
-        """The hours that lack something."""
-        return sorted(hour for hour, share in self.shares.items() if share < 1)
+    def sentence(self) -> str | None:
+        """The hours that lack something and the present gap, in words; None without any."""
+        parts = []
+        if short := sorted(hour for hour, share in self.shares.items() if share < 1):
+            least = min(self.shares[hour] for hour in short)
+            count = f"{len(short)} of {len(self.shares)} hours are short, the worst has {least:.0%}"
+            parts.append(f"{count}, the first is {short[0]:%Y-%m-%d %H} UTC")
+        if self.now is not None:
+            parts.append({GapKind.SILENCE: "silent now", GapKind.DROP: "slower now than it should be"}[self.now])
+        return f"{self.label}: {'; '.join(parts)}" if parts else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +62,7 @@ class GapPicture:
 
     def sentences(self) -> list[str]:
         """Return the picture in words: a line for each row with a gap."""
-        return [sentence for row in self.rows if (sentence := _sentence(row))]
+        return [row.sentence for row in self.rows if row.sentence]
 
 
 def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPicture:
@@ -106,17 +113,6 @@ def _merged(label: str, products: Sequence[GapRow]) -> list[GapRow]:
     kinds = {product.now for product in products}
     now = next((kind for kind in (GapKind.SILENCE, GapKind.DROP) if kind in kinds), None)
     return [GapRow(label=label, shares=dict(shares), now=now)]
-
-
-def _sentence(row: GapRow) -> str | None:
-    parts = []
-    if short := row.short:
-        least = min(row.shares[hour] for hour in short)
-        count = f"{len(short)} of {len(row.shares)} hours are short, the worst has {least:.0%}"
-        parts.append(f"{count}, the first is {short[0]:%Y-%m-%d %H} UTC")
-    if row.now is not None:
-        parts.append({GapKind.SILENCE: "silent now", GapKind.DROP: "slower now than it should be"}[row.now])
-    return f"{row.label}: {'; '.join(parts)}" if parts else None
 
 
 def draw(picture: GapPicture) -> str:

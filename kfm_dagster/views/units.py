@@ -17,7 +17,9 @@ from urllib.parse import urlencode
 from pydantic import Field, create_model
 
 from kfm_dagster.contracts.filters import Moment, OfDataset
-from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
+from kfm_dagster.errors import UnknownNameError
+from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.search import (
     MOST_FAILURES,
@@ -29,6 +31,7 @@ from kfm_dagster.ledger.search import (
     index_ranges,
     walk,
 )
+from kfm_dagster.storage.database import Transaction
 from kfm_dagster.views.view import Page, Parts, View, place_of, require_contract
 
 MOST_EXAMINED = 10_000
@@ -114,6 +117,16 @@ def count_units(parts: Parts, row_filter: UnitFilter) -> UnitCount:
             if budget < 0 or units > MOST_COUNTED:
                 return UnitCount(units=min(units, MOST_COUNTED), exact=False)
     return UnitCount(units=units, exact=True)
+
+
+def record_of(ledger: LedgerQueries, wal_id: str, *, tx: Transaction) -> NoddWalRecord:
+    """Return the record of a unit. Raises UnknownNameError."""
+    record = ledger.get(wal_id, tx=tx)
+    if record is None:
+        expected = f"the id of a unit; a command takes its first {SHORTEST_PREFIX} characters or more, too"
+        what = "there is no such unit"
+        raise UnknownNameError(what, observed=repr(wal_id[:80]), expected=expected, next_step="kfm units list")
+    return record
 
 
 def failure_groups(parts: Parts, row_filter: FailureFilter) -> list[FailureGroup]:

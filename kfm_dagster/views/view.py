@@ -125,6 +125,11 @@ def require_contract(parts: Parts, dataset: str | None) -> None:
         _ = parts.registry[dataset]
 
 
+def value_of(row: Any, name: str) -> Any:
+    """Return a row's value in a column."""
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
 def json_row(row: Any) -> dict[str, Any]:
     """Return a mapping, dataclass or model as JSON values, nested rows too; times by RFC 3339."""
     if isinstance(row, BaseModel):

@@ -245,7 +245,7 @@ def test_what_is_wrong_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRe
         ("search_units", "limit", 1_000): "less than or equal to 50",
         ("gaps", "days", 367): "less than or equal to 366",
         ("alerts", "after", "x"): "observed after='x'; expected the value in the `next` of the page before",
-        ("explain_unit", "wal_id", "x"): "there is no such unit; observed 'x'; next: search units",
+        ("explain_unit", "wal_id", "x"): "there is no such unit; observed 'x'; expected the id of a unit",
         ("failures", "dataset", "no-such"): "no-such",
     }
 

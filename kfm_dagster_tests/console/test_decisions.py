@@ -340,9 +340,8 @@ def test_a_filter_that_takes_too_long_to_look_through_is_no_replay(
 ) -> None:
     # Nobody has to sign in for a dry run: it must not read a ledger of any size.
     anna = console.browser("anna")
-    monkeypatch.setattr(decisions, "PAGE", 1)
     assert anna.get("/replays/dry-run?status=failed&text=KTLX").status_code == 200
-    monkeypatch.setattr(decisions, "MOST_PAGES", 1)
+    monkeypatch.setattr(decisions, "MOST_EXAMINED", 1)
     refused = anna.get("/replays/dry-run?status=failed&text=KTLX")
     assert (refused.status_code, "too many to look through" in refused.text) == (400, True)
 

@@ -5,8 +5,9 @@ The ledger keeps that a unit is suspect; the reason is only in the newest output
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from obstore.exceptions import BaseError
 
@@ -14,6 +15,7 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import Issue
 from kfm_dagster.errors import ArtifactError, DependencyUnavailableError
 from kfm_dagster.governance.log import GovernanceEntry
+from kfm_dagster.ingest.evidence import read_evidence
 from kfm_dagster.ingest.nodes import chain, operators
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
@@ -25,6 +27,7 @@ from kfm_dagster.run_state.choice import looked_up_states
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
+from kfm_dagster.storage.s3 import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +73,15 @@ def _issues(unit: Envelope) -> Iterator[UnitIssue]:
             yield UnitIssue(
                 operator=operator, code=issue.code, severity=issue.severity.value, message=redact(issue.message)
             )
+
+
+def evidence_of(case: QuarantineCase, store: Store) -> Mapping[str, Any] | None:
+    """Return a case's evidence; `lost` is the reason where it cannot be read, None before it is collected."""
+    try:
+        return None if case.evidence_file is None else read_evidence(store, case.evidence_file)
+    except (ArtifactError, DependencyUnavailableError) as error:
+        # The rest of the case is shown all the same.
+        return {"lost": str(error.observed)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
