@@ -10,9 +10,9 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,15 +89,12 @@ def everywhere(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_shell(**arguments: Any) -> Any:
         options = click.get_current_context().meta.get(_META, {})
         logging.basicConfig(level=str(options.get("log_level", "warning")).upper())
-        shell = Shell(settings=_settings(options), output=options.get("output", "table"))
+        values = _config(options["config"]) if "config" in options else {}
+        values |= {"env": options["env"]} if "env" in options else {}
+        shell = Shell(settings=Settings.load(**values), output=options.get("output", "table"))
         return command(shell=shell, **arguments)
 
     return global_options(with_shell)
-
-
-def _settings(options: Mapping[str, Any]) -> Settings:
-    values = _config(options["config"]) if "config" in options else {}
-    return Settings.load(**values, **({"env": options["env"]} if "env" in options else {}))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -121,28 +118,21 @@ def _config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionOptions:
-    """The selection that the options of a command describe."""
+    """The selection that the options of a command describe: a file, or `parts`; `names` are the options as typed."""
 
     file: Path | None
-    values: Mapping[str, Any]
-
-    @property
-    def names(self) -> str:
-        """The options as they are typed; empty without any."""
-        file = [] if self.file is None else ["selection_file"]
-        return ", ".join("--" + name.replace("_", "-") for name in [*file, *self.values])
+    parts: Mapping[str, Any]
+    names: str
 
     def selection(self, settings: Settings) -> Selection:
         """Return the validated selection. Raises ConfigurationError."""
         if self.file is None:
-            parts: dict[str, Any] = {}
-            for name, value in {**self.values, **self._whole_ids(settings)}.items():
-                part = _PARTS.get(name, name)
-                parts[part] = [*parts.get(part, ()), *value] if isinstance(value, tuple | list) else value
-            if parts.pop("skip_switched_off", False):
-                parts["respect_kill_switch"] = False
+            parts = dict(self.parts)
+            if "wal_ids" in parts:
+                with opened_pipeline(settings, read_only=True) as pipeline, pipeline.database.snapshot() as tx:
+                    parts["wal_ids"] = [UNIT.whole(tx, prefix) for prefix in parts["wal_ids"]]
             return selection_from(settings.env, "the options", **parts)
-        if self.values:
+        if self.parts:
             raise ConfigurationError(
                 "a selection file and selecting options exclude each other",
                 observed=self.names,
@@ -151,39 +141,15 @@ class SelectionOptions:
             )
         return load_selection(self.file)
 
-    def _whole_ids(self, settings: Settings) -> dict[str, list[str]]:
-        """Return the whole ids of units typed by a prefix, as a selection needs them."""
-        if not (typed := self.values.get("wal_id")):
-            return {}
-        with opened_pipeline(settings, read_only=True) as pipeline, pipeline.database.snapshot() as tx:
-            return {"wal_id": [UNIT.whole(tx, prefix) for prefix in typed]}
 
-
-_PARTS = {
-    "dataset": "datasets",
-    "dataset_in": "datasets",
-    "error_code": "error_codes",
-    "error_code_in": "error_codes",
-    "wal_id": "wal_ids",
-    "limit": "max_records",
-}
-"""Options whose name differs from their part of a selection."""
-
-
-def _listed(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+def _listed(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def _moment(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is None:
-        return None
     try:
-        moment = (
-            datetime.combine(date.fromisoformat(value), time(), UTC)
-            if len(value) == len("2025-12-04")
-            else datetime.fromisoformat(value)
-        )
-        return rfc3339(moment)
+        is_day = value is not None and len(value) == len("2025-12-04")
+        return value and rfc3339(datetime.fromisoformat(f"{value}T00:00Z" if is_day else value))
     except ValueError:
         raise click.BadParameter(
             f"{value!r} is neither a day (2025-12-04: midnight UTC) nor a time with its zone (2025-12-04T06:00:00Z)",
@@ -195,24 +161,30 @@ _SELECTING = (
     click.option("--selection-file", type=click.Path(path_type=Path), help="Selection spec (YAML); no other option."),
     click.option("--name", help="Name of the replay."),
     click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="Default: failed-only."),
-    click.option("--dataset", type=DATASET, multiple=True, help="This dataset; may be repeated."),
-    click.option("--dataset-in", callback=_listed, help="These datasets, with commas."),
+    click.option(
+        *("--dataset", "--dataset-in", "datasets"),
+        type=DATASET,
+        multiple=True,
+        callback=_listed,
+        help="These datasets, with commas; may be repeated.",
+    ),
     click.option("--status", multiple=True, type=click.Choice([state.value for state in Status]), help="This status."),
-    click.option("--error-code", type=ERROR_CODE, multiple=True, help="This last error; may be repeated."),
-    click.option("--error-code-in", callback=_listed, help="These last errors, with commas."),
+    click.option(
+        *("--error-code", "--error-code-in", "error_codes"),
+        type=ERROR_CODE,
+        multiple=True,
+        callback=_listed,
+        help="These last errors, with commas; may be repeated.",
+    ),
     click.option("--first-day", type=DAY, help="Of this UTC day or later."),
     click.option("--last-day", type=DAY, help="Of this UTC day or earlier."),
-    click.option(
-        "--event-time-start",
-        callback=_moment,
-        help="Written at this time or later (2025-12-04T00:00:00Z).",
-    ),
+    click.option("--event-time-start", callback=_moment, help="Written at this time or later (2025-12-04T00:00:00Z)."),
     click.option("--event-time-end", callback=_moment, help="Written before."),
     click.option("--created-after", callback=_moment, help="Discovered then or later."),
     click.option("--created-before", callback=_moment, help="Discovered before."),
     click.option("--attempts-max", type=COUNT, help="Tried so often or less."),
-    click.option("--wal-id", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
-    click.option("--limit", type=POSITIVE, help="The first so many, by event time."),
+    click.option("--wal-id", "wal_ids", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
+    click.option("--limit", "max_records", type=POSITIVE, help="The first so many, by event time."),
     click.option("--batch-size", type=POSITIVE, help="Units requeued at a time."),
     click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more."),
     click.option(
@@ -220,10 +192,19 @@ _SELECTING = (
     ),
     click.option("--replay-reason", help=f"{REPLAY_REASON} Default: incident."),
     click.option("--incident", help="Incident that it is about; counts as a change reference."),
-    click.option("--allow-repair-and-replace", is_flag=True, help="Also repeat succeeded and quarantined units."),
-    click.option("--must-match", is_flag=True, help="Repeat successes: a result that differs stops the replay."),
-    click.option("--allow-downgrade", is_flag=True, help="Also replace results of a newer release."),
-    click.option("--skip-switched-off", is_flag=True, help="Leave out units whose dataset is switched off."),
+    click.option(
+        "--allow-repair-and-replace", is_flag=True, default=None, help="Also repeat succeeded and quarantined units."
+    ),
+    click.option(
+        "--must-match", is_flag=True, default=None, help="Repeat successes: a result that differs stops the replay."
+    ),
+    click.option("--allow-downgrade", is_flag=True, default=None, help="Also replace results of a newer release."),
+    click.option(
+        *("--skip-switched-off", "respect_kill_switch"),
+        flag_value=False,
+        default=None,
+        help="Leave out units whose dataset is switched off.",
+    ),
 )
 
 
@@ -231,8 +212,10 @@ def selecting(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the selecting options to a command, which gets them as `options`."""
 
     def selected(*, selection_file: Path | None, **typed: Any) -> SelectionOptions:
-        selecting_options = {name: value for name, value in typed.items() if value not in (None, (), False)}
-        return SelectionOptions(file=selection_file, values=selecting_options)
+        parts = {name: value for name, value in typed.items() if value not in (None, [], ())}
+        known = {parameter.name: parameter.opts[0] for parameter in click.get_current_context().command.params}
+        given = [*([] if selection_file is None else ["selection_file"]), *parts]
+        return SelectionOptions(file=selection_file, parts=parts, names=", ".join(known[name] for name in given))
 
     return option_group(command, _SELECTING, "options", selected)
 
