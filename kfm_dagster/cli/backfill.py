@@ -18,13 +18,12 @@ from kfm_dagster.cli.completion import BACKFILL, DATASET, DAY, REPLAY
 from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_run_option
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
-from kfm_dagster.cli.tables import ids_option, show_rows
+from kfm_dagster.cli.tables import ids_option, rows_as_json, show_rows
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.plural import counted
 from kfm_dagster.recovery.backfill.days import Backfills
 from kfm_dagster.recovery.backfill.progress import (
-    Backfill,
     DayProgress,
     day_progress,
     days_left_out,
@@ -99,9 +98,7 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
 @click.option(
     "--follow", is_flag=True, help="Show a progress bar until the backfill is over; 4 if units did not succeed."
 )
-@click.option(
-    "--json", "as_json", is_flag=True, is_eager=True, help="One JSON object per line: a backfill, or each of its days."
-)
+@rows_as_json
 @ids_option
 @click.pass_context
 def status(context: click.Context, *, backfill_id: str | None, follow: bool, as_json: bool, ids: bool) -> None:
@@ -145,7 +142,7 @@ def cancel(*, backfill_id: str, **decided: Any) -> None:
         backfill_id = find_backfill(pipeline.database, REPLAY.whole_in(pipeline.database, backfill_id)).backfill_id
         ReplayEngine(pipeline=pipeline).stop(backfill_id, decision)
         ended = find_backfill(pipeline.database, backfill_id)
-    click.echo(f"{backfill_id} is stopped, {ended.days_listed} of {_days(ended)} days had been listed")
+    click.echo(f"{backfill_id} is stopped, {ended.days_listed} of {sum(ended.days.values())} days had been listed")
 
 
 def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
@@ -157,7 +154,7 @@ def _follow(database: Database, backfill_id: str) -> list[DayProgress]:
             days = day_progress(database, backfill_id)
             units = sum(sum(day.units.values()) for day in days)
             terminal = units - sum(day.open_units for day in days)
-            text = f"{backfill.days_listed} of {_days(backfill)} days listed"
+            text = f"{backfill.days_listed} of {sum(backfill.days.values())} days listed"
             bar.update(task, total=units or None, completed=terminal, days=text)
             if backfill.state in ENDED:
                 return days
@@ -171,10 +168,6 @@ def _show_left_out(left_out: Mapping[str, str]) -> None:
 
 def _summed(left_out: Mapping[str, Any]) -> str:
     return ", ".join(f"{group['keys']} {reason} ({group['first']})" for reason, group in sorted(left_out.items()))
-
-
-def _days(backfill: Backfill) -> int:
-    return sum(backfill.days.values())
 
 
 def _day_row(day: DayProgress) -> dict[str, Any]:

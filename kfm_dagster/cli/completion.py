@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from sqlalchemy.exc import SQLAlchemyError
 
 from kfm_dagster.contracts.identity import MATCHES_ASKED, whole_id
+from kfm_dagster.contracts.issues import ERROR_CODES
 from kfm_dagster.errors import KfmError
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.typed_numbers import LARGEST
@@ -79,16 +80,6 @@ def _datasets(_: str) -> Iterable[str]:
     return ContractRegistry.load(Settings.load().contracts_dir).contracts
 
 
-def _error_codes(_: str) -> Iterable[str]:
-    from kfm_dagster.contracts.issues import ERROR_CODES  # noqa: PLC0415 - see above
-
-    return ERROR_CODES
-
-
-def _runs(incomplete: str) -> Iterable[str]:
-    return ["latest", *_ids(incomplete, query="explanation.runs_beginning", beginning="beginning")]
-
-
 class UtcDay(click.ParamType):  # type: ignore[type-arg]
     """A UTC day."""
 
@@ -105,9 +96,9 @@ class UtcDay(click.ParamType):  # type: ignore[type-arg]
 DAY = UtcDay()
 DATASET = Named("dataset", _datasets)
 DATASET_OR_ALL = Named("dataset", lambda incomplete: ["all", *_datasets(incomplete)])
-ERROR_CODE = Named("error_code", _error_codes)
+ERROR_CODE = Named("error_code", lambda _: ERROR_CODES)
 UNIT = Id("wal_id", "ids.wal_ids")
-RUN = Named("run", _runs)
+RUN = Named("run", lambda typed: ["latest", *_ids(typed, query="explanation.runs_beginning", beginning="beginning")])
 REPLAY = Id("replay_id", "ids.replay_ids")
 BACKFILL = Named("backfill_id", lambda incomplete: _ids(incomplete or "bf-", query="ids.replay_ids"))
 REJECTED_MESSAGE = Id("message_id", "ids.rejected_message_ids")

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import click
 
 from kfm_dagster.cli.completion import UNIT
-from kfm_dagster.contracts.identity import SHORTEST_PREFIX
-from kfm_dagster.errors import KfmError, RefusedError
+from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import Decision, UnattributedDecisionError, decision_in
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.views.units import record_of
 
 confirm_option = click.option("--confirm", is_flag=True, help="Skip the confirmation; needed without a terminal.")
 
@@ -44,12 +44,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
 change_ref_option = click.option("--change-ref", help="Change or incident of the approval. Needed in prod.")
+# Eager, so that --reason, which a dry run does not need, sees it wherever it is typed.
+dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
 REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
-
-
-def dry_run_option(command: Command) -> Command:
-    """Add the option --dry-run to a command, which then needs no --reason."""
-    return click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")(command)
 
 
 class _Reason(click.Option):
@@ -83,24 +80,8 @@ def actor_of(settings: Settings, actor: str | None) -> str:
 
 
 def records_of(ledger: Ledger, wal_ids: Iterable[str], tx: Transaction) -> list[NoddWalRecord]:
-    """Return the records named by id or prefix, each once. Raises KfmError for an unknown record."""
-    records = []
-    for wal_id in dict.fromkeys(UNIT.whole(tx, typed) for typed in wal_ids):
-        record = ledger.get(wal_id, tx=tx)
-        if record is None:
-            raise unknown_record(wal_id)
-        records.append(record)
-    return records
-
-
-def unknown_record(wal_id: str) -> KfmError:
-    """Return the refusal of an unknown record."""
-    return KfmError(
-        "there is no such record",
-        observed=wal_id,
-        expected=f"the id of a unit, or the first {SHORTEST_PREFIX} characters or more of one",
-        next_step="kfm units list",
-    )
+    """Return the records named by id or prefix, each once. Raises UnknownNameError."""
+    return [record_of(ledger, wal_id, tx=tx) for wal_id in dict.fromkeys(UNIT.whole(tx, typed) for typed in wal_ids)]
 
 
 def _user() -> str:

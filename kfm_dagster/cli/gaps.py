@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,7 +15,7 @@ from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.exports.gap_picture import OPENING, draw, gap_picture
 from kfm_dagster.ledger.gaps import arrival_times
 from kfm_dagster.views.feeds import GAPS, GapFilter
-from kfm_dagster.views.view import Parts, require_contract
+from kfm_dagster.views.view import require_contract
 
 CLOSING = ("closed_at", "repaired_by")
 TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
@@ -46,7 +44,13 @@ def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bo
         require_contract(pipeline, dataset)
         if arrivals or by_lead:
             days = row_filter.days if "days" in row_filter.model_fields_set else ARRIVAL_DAYS
-            rows = _arrivals(pipeline, dataset, days, by_lead=by_lead)
+            today = pipeline.clock().date()
+            first = today - timedelta(days=days)
+            rows = [
+                {name: getattr(row, name) for name in ("dataset", "product", "lead", "objects")}
+                | {f"{quantile}_seconds": round(getattr(row, quantile), 1) for quantile in ("p50", "p95", "p99")}
+                for row in arrival_times(pipeline.database, first=first, last=today, dataset=dataset, by_lead=by_lead)
+            ]
             show_rows(rows, ("dataset", "product", *(("lead",) if by_lead else ()), *TIMES), as_json=as_json)
             return
         page = GAPS.query(pipeline, row_filter, None, MOST_GAPS)
@@ -57,15 +61,3 @@ def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bo
     show_rows(page.rows, (*GAPS.columns, *(CLOSING if row_filter.closed else ())), as_json=as_json)
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
         click.echo(UNFOLLOWED, err=True)
-
-
-def _arrivals(parts: Parts, dataset: str | None, days: int, *, by_lead: bool) -> Sequence[dict[str, Any]]:
-    today = parts.clock().date()
-    rows = arrival_times(
-        parts.database, first=today - timedelta(days=days), last=today, dataset=dataset, by_lead=by_lead
-    )
-    return [
-        {name: getattr(row, name) for name in ("dataset", "product", "lead", "objects")}
-        | {f"{quantile}_seconds": round(getattr(row, quantile), 1) for quantile in ("p50", "p95", "p99")}
-        for row in rows
-    ]

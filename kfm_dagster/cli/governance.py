@@ -20,6 +20,7 @@ from kfm_dagster.recovery import work_orders
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.settings import Settings
 from kfm_dagster.views.decisions import LOG
+from kfm_dagster.views.view import json_row
 
 
 @click.group()
@@ -92,17 +93,10 @@ def withdraw(*, proposal_id: int, as_json: bool, **decided: Any) -> None:
 
 def proposal_row(proposal: Proposal) -> dict[str, Any]:
     """Return the published form of a proposal."""
-    return {
-        "proposal_id": proposal.proposal_id,
-        "at": rfc3339(proposal.at),
-        "expires_at": rfc3339(proposal.expires_at),
-        "proposed_by": proposal.decision.actor,
-        "command": proposal.command.value,
-        "units": proposal.units,
-        "reason": proposal.decision.reason,
-        "change_ref": proposal.decision.change_ref,
-        "content": dict(proposal.content),
-    }
+    row = json_row(proposal)
+    decision = row.pop("decision")
+    decided = {"proposed_by": decision["actor"], "reason": decision["reason"], "change_ref": decision["change_ref"]}
+    return row | decided | {"expires_at": rfc3339(proposal.expires_at)}
 
 
 def _carried_out(proposal: Proposal, replay_run_id: str | None) -> str:

@@ -30,10 +30,7 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 @click.command()
 @click.option("--role", help="Role that the deployment runs with: it gets its rights, which alter no evidence.")
-@click.option(
-    "--retention-role",
-    help="Role that retention runs with: it only reads (docs/retention.md).",
-)
+@click.option("--retention-role", help="Role that retention runs with: it only reads (docs/retention.md).")
 @click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:

@@ -24,17 +24,16 @@ from kfm_dagster.cli.decision_options import (
     proposed_line,
     records_of,
     require_confirmation,
-    unknown_record,
 )
 from kfm_dagster.cli.filter_options import filter_options, lists, require_dataset
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import object_as_json, rows_as_json, show_fields, show_section
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.filters import BadFilterError
-from kfm_dagster.errors import ArtifactError, ExitCode, KfmError, RecordMovedError
+from kfm_dagster.errors import ExitCode, KfmError, RecordMovedError
+from kfm_dagster.exports.explanations.unit_history import evidence_of
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ingest.evidence import read_evidence
-from kfm_dagster.ledger.cases import QuarantineCase, QuarantineCases
+from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
@@ -47,7 +46,6 @@ from kfm_dagster.recovery.replay.selection import selection_from
 from kfm_dagster.recovery.work_orders import open_versions, plan_discard, release
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.s3 import Store
 from kfm_dagster.views.decisions import CASES
 from kfm_dagster.views.units import UNITS
 from kfm_dagster.views.view import json_row
@@ -82,13 +80,7 @@ def quarantine() -> None:
 @click.option("--reason-code", required=True, help="Short code for lists and counts, e.g. suspect_content.")
 @decision_options
 @rows_as_json
-def add(
-    *,
-    wal_ids: tuple[str, ...],
-    reason_code: str,
-    as_json: bool,
-    **decided: Any,
-) -> None:
+def add(*, wal_ids: tuple[str, ...], reason_code: str, as_json: bool, **decided: Any) -> None:
     """Quarantine pending or failed units. Their evidence is collected at the next tick.
 
     Example: kfm units quarantine 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a --reason-code bad_site --reason "moved radar"
@@ -123,11 +115,10 @@ def show(*, wal_id: str, as_json: bool) -> None:
     """
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:
-            wal_id = UNIT.whole(tx, wal_id)
-            if pipeline.ledger.get(wal_id, tx=tx) is None:
-                raise unknown_record(wal_id)
+            [record] = records_of(pipeline.ledger, [wal_id], tx)
+            wal_id = record.wal_id
             records = QuarantineCases(pipeline.database, clock=pipeline.clock).of(wal_id, tx=tx)
-        cases = [(json_row(case), _evidence(pipeline.store, case)) for case in records]
+        cases = [(json_row(case), evidence_of(case, pipeline.store)) for case in records]
     if not cases:
         raise KfmError("the unit was never quarantined", observed=wal_id, next_step=f"kfm units show {wal_id}")
     if as_json:
@@ -142,13 +133,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 @version_option
 @decision_options
 @rows_as_json
-def discard(
-    *,
-    wal_ids: tuple[str, ...],
-    version: int | None,
-    as_json: bool,
-    **decided: Any,
-) -> None:
+def discard(*, wal_ids: tuple[str, ...], version: int | None, as_json: bool, **decided: Any) -> None:
     """Close the cases of quarantined units for good.
 
     No retry includes them any more, and this cannot be undone. A new version of the object is another unit, and is
@@ -281,16 +266,6 @@ def _replay(
     return engine.start(selection, decision, tx=tx).replay_run_id
 
 
-def _evidence(store: Store, case: QuarantineCase) -> dict[str, Any] | None:
-    if case.evidence_file is None:
-        return None
-    try:
-        return read_evidence(store, case.evidence_file)
-    except ArtifactError as error:
-        # The rest of the case is shown all the same.
-        return {"lost": str(error.observed)}
-
-
 def _show_outcome(
     records: Iterable[NoddWalRecord], outcome: str, *, as_json: bool, replay_run_id: str | None = None
 ) -> None:
@@ -315,9 +290,7 @@ def _show_case(row: Mapping[str, Any], bundle: Mapping[str, Any] | None) -> None
         click.echo(f"evidence: lost ({bundle['lost']})")
         return
     observed, announced = bundle["found"], bundle["announced"]
-    facts = {"error": bundle["error"], "operator": bundle["operator"], "code_version": bundle["code_version"]}
-    facts |= {"run_id": bundle["run_id"], "message": bundle["message"]}
-    show_fields(facts)
+    show_fields({name: bundle[name] for name in ("error", "operator", "code_version", "run_id", "message")})
     rows = [
         {"object": name, "announced": announced.get(name), "found": observed.get(name)}
         for name in ("version", "size", "sequencer", "event_time", "content_type", "last_modified", "state", "why")

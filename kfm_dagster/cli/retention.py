@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import click
 
@@ -17,8 +16,7 @@ from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.retention import REASON, RETENTION, Pruned, Retention, RetentionKind, RetentionPolicy, retention_of
 from kfm_dagster.settings import Settings
 
-PLAN = ("kind", "keep_days", "before", "older", "needed", "removable", "bytes")
-RUN = (*PLAN[:-2], "removed", "bytes")
+COLUMNS = ("kind", "keep_days", "before", "older", "needed")
 NOTHING = f"everything is kept: no kind has a policy in {RETENTION} (docs/retention.md)"
 
 
@@ -43,8 +41,7 @@ def plan(*, as_json: bool) -> None:
     Example: kfm retention plan --json
     """
     with _opened(writing=False) as pruning:
-        rows = [_row(pruned, "removable") for pruned in pruning.plan()]
-    _show(rows, PLAN, policy=pruning.policy, as_json=as_json)
+        _show(pruning.plan(), "removable", policy=pruning.policy, as_json=as_json)
 
 
 @retention.command()
@@ -58,8 +55,7 @@ def run(*, actor: str | None, as_json: bool) -> None:
     # Before the stores are opened, which creates their folders.
     who = Decision(actor=actor_of(Settings.load(), actor), reason=REASON).actor
     with _opened(writing=True) as pruning:
-        rows = [_row(pruned, "removed") for pruned in pruning.run(actor=who)]
-    _show(rows, RUN, policy=pruning.policy, as_json=as_json)
+        _show(pruning.run(actor=who), "removed", policy=pruning.policy, as_json=as_json)
 
 
 @contextmanager
@@ -79,20 +75,20 @@ def _opened(*, writing: bool) -> Iterator[Retention]:
             yield retention_of(settings, database, runs=runs, clock=utc_now)
 
 
-def _show(rows: Iterable[dict[str, Any]], columns: tuple[str, ...], *, policy: RetentionPolicy, as_json: bool) -> None:
+def _show(pruned: Iterable[Pruned], removed_column: str, *, policy: RetentionPolicy, as_json: bool) -> None:
+    rows = [
+        {
+            "kind": of_kind.kind.value,
+            "keep_days": of_kind.keep.total_seconds() / 86_400,
+            "before": rfc3339(of_kind.before, timespec="seconds"),
+            "older": of_kind.old,
+            "needed": of_kind.needed,
+            removed_column: of_kind.removed,
+            "bytes": of_kind.bytes,
+        }
+        for of_kind in pruned
+    ]
     if policy.ages or as_json:
-        show_rows(rows, columns, as_json=as_json)
+        show_rows(rows, (*COLUMNS, removed_column, "bytes"), as_json=as_json)
     else:
         click.echo(NOTHING)
-
-
-def _row(pruned: Pruned, removed_column: str) -> dict[str, Any]:
-    return {
-        "kind": pruned.kind.value,
-        "keep_days": pruned.keep.total_seconds() / 86_400,
-        "before": rfc3339(pruned.before, timespec="seconds"),
-        "older": pruned.old,
-        "needed": pruned.needed,
-        removed_column: pruned.removed,
-        "bytes": pruned.bytes,
-    }

@@ -97,10 +97,7 @@ def _details(node: NodeAccount) -> list[dict[str, Any]]:
         {"field": "input", "value": " ".join([entry["uri"], *(f"{k}={v}" for k, v in entry.items() if k != "uri")])}
         for entry in node.inputs
     ]
-    took = [{"field": name, "value": _rounded(value)} for name, value in node.took.items()]
-    return [*inputs, *fields, *took]
-
-
-def _rounded(value: float | str) -> float | str:
     # None of these measurements is exact to more than four digits.
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    rounded = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in node.took.items()}
+    took = [{"field": name, "value": value} for name, value in rounded.items()]
+    return [*inputs, *fields, *took]

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kfm_dagster.contracts.identity import SHORTEST_PREFIX, rfc3339
-from kfm_dagster.views.view import json_row
+from kfm_dagster.views.view import json_row, value_of
 
 _ANY_WIDTH = 10_000
 """Columns of a pipe; a table is only as wide as its content."""
@@ -88,10 +88,10 @@ def show_rows(
             click.echo(json.dumps(json_row(row)))
         return
     if ids_of:
-        for name in dict.fromkeys(_value(row, ids_of) for row in rows):
+        for name in dict.fromkeys(value_of(row, ids_of) for row in rows):
             click.echo(name)
         return
-    cells = [[_cell(_value(row, name)) for name in columns] for row in rows]
+    cells = [[_cell(value_of(row, name)) for name in columns] for row in rows]
     if not cells:
         click.echo("none")
         return
@@ -152,11 +152,6 @@ class _Column:
         self.width = self._natural()
 
     @property
-    def is_blank(self) -> bool:
-        """Whether no row has a value other than zero."""
-        return not any(cell.strip("0") for cell in self.cells)
-
-    @property
     def is_prose(self) -> bool:
         """Whether a value has several words."""
         return any(len(cell.split()) > 1 for cell in self.cells)
@@ -169,8 +164,9 @@ class _Column:
     def cut(self, excess: int) -> None:
         """Narrow the column by at most `excess`: prose loses its end, an id or URI its middle."""
         width = max(self.least, self.width - max(0, excess))
-        shorten = _without_end if self.is_prose else _without_middle
-        self.cells = [shorten(" ".join(cell.split()), width) for cell in self.cells]
+        # More of an id's end than of its start.
+        head = (width - 1) // (1 if self.is_prose else 3)
+        self.cells = [_shortened(" ".join(cell.split()), width, head=head) for cell in self.cells]
         self.width = self._natural()
 
     def fold(self, excess: int) -> None:
@@ -202,7 +198,8 @@ def _cut(columns: Sequence[_Column], width: int) -> list[_Column]:
         if _excess(columns, width) > 0:
             column.shorten_uuids()
     kept = list(columns)
-    spare = sorted(columns[:0:-1], key=lambda column: not column.is_blank)
+    # Columns without a value other than zero go first.
+    spare = sorted(columns[:0:-1], key=lambda column: any(cell.strip("0") for cell in column.cells))
     while spare and columns[0].width + sum(column.least + 2 for column in kept[1:]) + 3 > width:
         kept.remove(spare.pop(0))
     for column in sorted(kept[1:], key=lambda column: -column.width):
@@ -220,20 +217,9 @@ def _folded(columns: list[_Column], width: int) -> list[_Column]:
     return columns
 
 
-def _without_end(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + _ELLIPSIS
-
-
-def _without_middle(text: str, width: int) -> str:
-    """Cut the middle out of a text wider than `width`, keeping more of its end than its start."""
-    if len(text) <= width:
-        return text
-    head = (width - 1) // 3
-    return text[:head] + _ELLIPSIS + text[len(text) - (width - 1 - head) :]
-
-
-def _value(row: Any, name: str) -> Any:
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+def _shortened(text: str, width: int, *, head: int) -> str:
+    """Cut a text wider than `width` after its first `head` characters, and keep as much of its end as fits."""
+    return text if len(text) <= width else text[:head] + _ELLIPSIS + text[len(text) - (width - 1 - head) :]
 
 
 def _cell(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kfm_dagster.cli.completion import REJECTED_MESSAGE, UNIT
-from kfm_dagster.cli.decision_options import unknown_record
+from kfm_dagster.cli.decision_options import records_of
 from kfm_dagster.cli.filter_options import filter_options, limit_option, lists, require_dataset
 from kfm_dagster.cli.main import Lazy, LazyGroup
 from kfm_dagster.cli.session import opened_pipeline
@@ -89,9 +89,7 @@ def show(*, wal_id: str, as_json: bool) -> None:
 
     with opened_pipeline(read_only=True) as pipeline:
         with pipeline.database.snapshot() as tx:
-            record = pipeline.ledger.get(UNIT.whole(tx, wal_id), tx=tx)
-        if record is None:
-            raise unknown_record(wal_id)
+            [record] = records_of(pipeline.ledger, [wal_id], tx)
         history = json_row(unit_history(pipeline, record))
     document = record.model_dump(mode="json")
     if as_json:
@@ -111,9 +109,8 @@ def history(*, wal_id: str, as_json: bool) -> None:
     Example: kfm units history 0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a
     """
     with opened_pipeline(read_only=True) as pipeline, pipeline.database.snapshot() as tx:
-        rows = pipeline.ledger.history(UNIT.whole(tx, wal_id), tx=tx)
-    if not rows:
-        raise unknown_record(wal_id)
+        [record] = records_of(pipeline.ledger, [wal_id], tx)
+        rows = pipeline.ledger.history(record.wal_id, tx=tx)
     show_rows(rows, HISTORY_COLUMNS, as_json=as_json)
 
 
@@ -121,13 +118,7 @@ def history(*, wal_id: str, as_json: bool) -> None:
 @filter_options(IGNORED)
 @click.option("--counts", is_flag=True, help="Only the counts by dataset and reason.")
 @limit_option
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    is_eager=True,
-    help="One JSON object per line: a record, or a count with --counts.",
-)
+@rows_as_json
 @ids_option
 def ignored(*, row_filter: IgnoredFilter, counts: bool, limit: int, as_json: bool, ids: bool) -> None:
     """Count and list ignored records of messages, with the reason, the newest message first.

@@ -9,7 +9,6 @@ bytes. Does not belong here: STAC's own documents (`catalog/documents.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from kfm_dagster.catalog.store import PAGE_SIZE
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract, Provider
-from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
+from kfm_dagster.exports.atomic_files import write_document
 from kfm_dagster.idempotent_node.wal import run_uuid
 from kfm_dagster.run_state.record import RunState
 from kfm_dagster.run_state.store import RunStateStore
@@ -32,7 +31,8 @@ Document = dict[str, Any]
 
 PUBLISHER = "Kansas Frontier Matrix"
 CATALOG_ID = f"urn:kfm:catalog:{ROOT_ID}"
-FILE = ExportFile(name="catalog.jsonld", opening=f'{{\n "id": "{CATALOG_ID}",\n'.encode())
+FILE = "catalog.jsonld"
+OPENING = f'{{\n "id": "{CATALOG_ID}",\n'.encode()
 
 _PREFIXES = {
     "adms": "http://www.w3.org/ns/adms#",
@@ -124,15 +124,7 @@ def export_dcat(
             }
             for row in tx.run("exports.collections").all()
         ]
-    with atomic_files(folder, [FILE]) as [file]:
-        # The opening, which has the document's first member, is written already.
-        text = json.dumps(_catalog(datasets) | own_contact, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        file.write(text.encode().removeprefix(FILE.opening))
-    return folder / FILE.name
-
-
-def _catalog(datasets: list[Document]) -> Document:
-    return {
+    document: Document = {
         "id": CATALOG_ID,
         "@context": CONTEXT,
         "type": "dcat:Catalog",
@@ -141,6 +133,9 @@ def _catalog(datasets: list[Document]) -> Document:
         "publisher": _agent(PUBLISHER, None),
         "dataset": datasets,
     }
+    text = json.dumps(document | own_contact, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_document(folder / FILE, text, opening=OPENING)
+    return folder / FILE
 
 
 def _dataset(
@@ -182,12 +177,9 @@ def _agent(name: str, url: str | None) -> Document:
 
 
 def _where_and_when(extent: Extent) -> Document:
-    members: Document = {
-        "temporal": {"type": "dct:PeriodOfTime", "startDate": extent.start, "endDate": extent.end},
-    }
-    if extent.bbox is not None:
-        members["spatial"] = {"type": "dct:Location", "bbox": wkt(extent.bbox)}
-    return members
+    period = {"type": "dct:PeriodOfTime", "startDate": extent.start, "endDate": extent.end}
+    place = {} if extent.bbox is None else {"spatial": {"type": "dct:Location", "bbox": wkt(extent.bbox)}}
+    return {"temporal": period, **place}
 
 
 def wkt(bbox: Bbox) -> str:
@@ -232,15 +224,15 @@ def _provenance(states: list[RunState]) -> Document:
 
 
 def _run_state(state: RunState) -> Document:
-    facts: Mapping[str, str] = {
+    return {
+        "id": f"urn:uuid:{uuid8('run-state', state.dataset_id, state.run_id)}",
+        "type": "prov:Entity",
         "dataset_id": state.dataset_id,
         "run_id": state.run_id,
         "inputs_hash": state.inputs_hash,
         "outcome": state.outcome.value,
         "recorded_at": rfc3339(state.recorded_at),
     }
-    identity = uuid8("run-state", state.dataset_id, state.run_id)
-    return {"id": f"urn:uuid:{identity}", "type": "prov:Entity", **facts}
 
 
 def licence(contract: DatasetContract) -> Document:
@@ -269,10 +261,13 @@ def frequency(contract: DatasetContract) -> Document:
     """Return the update frequency: from the contract's hours or listings, else continuous."""
     seconds = _interval(contract)
     if seconds is None:
-        return _frequency("UPDATE_CONT", "R/PT1S")
-    days, hours = divmod(seconds // 3600, 24)
-    label = f"R/P{days}D" if days and not hours else f"R/PT{max(1, seconds // 3600)}H"
-    return _frequency(_FREQUENCY_OF.get(seconds), label)
+        code, label = "UPDATE_CONT", "R/PT1S"
+    else:
+        days, hours = divmod(seconds // 3600, 24)
+        label = f"R/P{days}D" if days and not hours else f"R/PT{max(1, seconds // 3600)}H"
+        code = _FREQUENCY_OF.get(seconds, "")
+    identity = f"{_FREQUENCIES}/{code}" if code else f"urn:uuid:{uuid8('frequency', label)}"
+    return {"accrualPeriodicity": {"id": identity, "type": "dct:Frequency", "label": label}}
 
 
 def _interval(contract: DatasetContract) -> int | None:
@@ -284,11 +279,6 @@ def _interval(contract: DatasetContract) -> int | None:
     if not products or not all(product.hours for product in products):
         return None
     return _DAY // len({hour for product in products for hour in product.hours})
-
-
-def _frequency(code: str | None, label: str) -> Document:
-    identity = f"{_FREQUENCIES}/{code}" if code else f"urn:uuid:{uuid8('frequency', label)}"
-    return {"accrualPeriodicity": {"id": identity, "type": "dct:Frequency", "label": label}}
 
 
 def contact_point(name: str, address: str) -> Document:
@@ -308,30 +298,18 @@ def producers_contact(contract: DatasetContract) -> Document:
 
 def distributions(iri: str, collection_id: str, contract: DatasetContract, *, catalog: str) -> list[Document]:
     """Return the STAC Collection, and the data of each bucket: by https where it is public."""
-    asset = contract.stac.data_asset
-    return [
-        _distribution(
-            f"{iri}:stac",
-            "STAC Collection",
-            url=_url(catalog, collection_path(collection_id)),
-            media_type=JSON,
-            terms=licence(contract),
-        ),
-        *(
-            _distribution(
-                f"{iri}:data:{bucket}",
-                asset.title,
-                url=_bucket_url(contract, bucket),
-                media_type=asset.media_type,
-                terms=licence(contract),
-            )
-            | {"identifier": f"{_OBJECT_SCHEMES[contract.storage.provider]}://{bucket}/"}
-            for bucket in contract.storage.buckets
-        ),
+    asset, terms = contract.stac.data_asset, licence(contract)
+    collection = _distribution(f"{iri}:stac", "STAC Collection", _url(catalog, collection_path(collection_id)), JSON)
+    data = [
+        _distribution(f"{iri}:data:{bucket}", asset.title, _bucket_url(contract, bucket), asset.media_type)
+        | terms
+        | {"identifier": f"{_OBJECT_SCHEMES[contract.storage.provider]}://{bucket}/"}
+        for bucket in contract.storage.buckets
     ]
+    return [collection | terms, *data]
 
 
-def _distribution(iri: str, title: str, *, url: str, media_type: str, terms: Mapping[str, Any]) -> Document:
+def _distribution(iri: str, title: str, url: str, media_type: str) -> Document:
     # The IANA registration of a media type has no parameters.
     registered = media_type.partition(";")[0].strip()
     label = _FORMAT_OF.get(registered, title)
@@ -342,7 +320,6 @@ def _distribution(iri: str, title: str, *, url: str, media_type: str, terms: Map
         "accessURL": url,
         "mediaType": f"https://www.iana.org/assignments/media-types/{registered}",
         "format": {"id": f"urn:uuid:{uuid8('format', label)}", "type": "dct:MediaTypeOrExtent", "label": label},
-        **terms,
     }
 
 

@@ -598,7 +598,7 @@ def test_wal_show_says_what_the_list_says_and_the_history_every_transition_oldes
     ]
     assert "in_progress" in call("wal", "history", ledger[Status.SUCCEEDED].wal_id).out
     for command in ("show", "history"):
-        assert f"no such record; observed {UNKNOWN_ID}; expected the id" in call("wal", command, UNKNOWN_ID).err
+        assert f"no such unit; observed {UNKNOWN_ID!r}; expected the id" in call("wal", command, UNKNOWN_ID).err
 
 
 def test_dataset_list_shows_every_contract(call: Call, contracts: ContractRegistry) -> None:

@@ -72,7 +72,7 @@ REFUSED: dict[str, list[str]] = {
     "kill-switch on all {why} --expires 0m": ["before it begins"],
 }  # fmt: skip
 UNUSABLE: dict[str, list[str]] = {
-    "retry {nobody} {why} {change}": ["there is no such record", NOBODY],
+    "retry {nobody} {why} {change}": ["there is no such unit", NOBODY],
     "retry {quarantined} {discarded} --version 2 {why} {change}": ["single WAL_ID"],
     "discard {quarantined} {discarded} --version 2 {why}": ["single WAL_ID"],
     "retry {quarantined} --version 0 {why} {change}": ["--version"],
@@ -86,10 +86,10 @@ UNUSABLE: dict[str, list[str]] = {
     "retry {quarantined} --reason ' ' {change}": ["reason"],
     "retry {why} {change}": ["WAL_ID"],
     f"discard {{quarantined}} --reason {'x' * 1001}": ["1001 characters"],
-    "quarantine add {pending} {nobody} --reason-code odd {why}": ["no such record"],
+    "quarantine add {pending} {nobody} --reason-code odd {why}": ["no such unit"],
     "quarantine add {pending} --reason-code 'Not a code' {why}": ["--reason-code"],
     "quarantine show {pending}": ["ever quarantined"],
-    "quarantine show 00000000": ["no such record", "expected the id of a unit", "next: kfm units list"],
+    "quarantine show 00000000": ["no such unit", "expected the id of a unit", "next: kfm units list"],
     "quarantine list --dataset goes-xyz": ["goes-xyz"],
     "kill-switch on goes-xyz {why}": ["goes-xyz", "nexrad-l2"],
     "kill-switch on all {why} --expires soon": ["'soon' is neither"],

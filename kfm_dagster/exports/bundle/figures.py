@@ -102,8 +102,8 @@ def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Atte
 
 def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[str]:
     """Return every stage once, in the order of its first record: the pipeline's own."""
-    records = [(record.at, record.stage) for record in transitions] + [(record.at, record.stage) for record in attempts]
-    return list(dict.fromkeys(stage for _, stage in sorted(records)))
+    records: tuple[StageTransition | Attempt, ...] = (*transitions, *attempts)
+    return list(dict.fromkeys(stage for _, stage in sorted((record.at, record.stage) for record in records)))
 
 
 def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Attempt]:

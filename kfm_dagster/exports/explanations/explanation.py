@@ -52,11 +52,9 @@ class Reexecutions(Protocol):
 
     def beginning(self, beginning: str, *, limit: int) -> Sequence[Reexecution]:
         """Return at most `limit` re-executions with this prefix of the id, by id."""
-        ...
 
     def of(self, root_run_id: str) -> Sequence[Reexecution]:
         """Return the re-executions of a run, oldest first."""
-        ...
 
 
 LATEST = "latest"

@@ -169,15 +169,11 @@ def _fate(state: RunState | None, last: Any | None, window: Window) -> tuple[Ste
 
 def _fate_of(intent: Any) -> tuple[StepResult, SkipCause | None]:
     """Return the result and skip cause of a node without a record, from its intent."""
-    match IntentStatus(intent.status):
-        case IntentStatus.APPLIED:
-            return StepResult.RAN, None
-        case IntentStatus.SKIPPED if intent.applied_by is not None:
-            return StepResult.SKIPPED, SkipCause.CONTENT_APPLIED
-        case IntentStatus.SKIPPED:
-            return StepResult.OVERTAKEN, None
-        case _:
-            return StepResult.UNFINISHED, None
+    status = IntentStatus(intent.status)
+    if status is IntentStatus.SKIPPED:
+        is_applied = intent.applied_by is not None
+        return (StepResult.SKIPPED, SkipCause.CONTENT_APPLIED) if is_applied else (StepResult.OVERTAKEN, None)
+    return StepResult.RAN if status is IntentStatus.APPLIED else StepResult.UNFINISHED, None
 
 
 UNDER_OTHER_INPUTS = "it had succeeded in this run under another contract, card or feed; kfm replay run applies the new"
@@ -209,13 +205,11 @@ def _did(fate: StepResult, name: str, state: RunState | None, *, forced: str | N
 
 
 def _why(cause: SkipCause | None, *, applied_by: str | None) -> str | None:
-    match cause:
-        case SkipCause.ALREADY_SUCCEEDED:
-            return "it had succeeded in this run with the same inputs"
-        case SkipCause.CONTENT_APPLIED:
-            return f"run {applied_by} had applied exactly this content"
-        case _:
-            return None
+    reasons = {
+        SkipCause.ALREADY_SUCCEEDED: "it had succeeded in this run with the same inputs",
+        SkipCause.CONTENT_APPLIED: f"run {applied_by} had applied exactly this content",
+    }
+    return reasons.get(cause) if cause else None
 
 
 def _of_intent(row: Any, *, attempts: int) -> dict[str, Any]:
