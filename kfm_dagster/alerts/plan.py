@@ -65,6 +65,11 @@ class AlertRule(StrEnum):
         "A version of an object was quarantined; the Item of an earlier one stays in the catalog.",
         "kfm units cases; kfm runs show RUN",
     )
+    SILENT_FEED = (
+        "silent_feed",
+        "A product of the feed is silent: nothing of it was announced for two cadences.",
+        "kfm gaps",
+    )
 
 
 def _some(value: timedelta) -> timedelta:

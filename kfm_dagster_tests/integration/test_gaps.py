@@ -16,6 +16,8 @@ import dagster as dg
 import orjson
 import pytest
 
+from kfm_dagster.alerts.plan import AlertRule
+from kfm_dagster.alerts.store import AlertState
 from kfm_dagster.cli import gaps as gaps_command
 from kfm_dagster.cli import reconcile as reconcile_command
 from kfm_dagster.contracts.cadence import LEAST_CADENCE
@@ -224,6 +226,20 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
         assert FeedWatch(pipeline).watch(due) == due
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
+        assert silent_feeds(pipeline) == ([(DATASET, AlertState.FIRING)] if silent else [])
+    # An announcement ends both.
+    item = volumes(16)[15]
+    stored(objects, [item])
+    ingested(pipeline, [item], "again")
+    FeedWatch(pipeline).watch()
+    assert silent_feeds(pipeline) == []
+
+
+def silent_feeds(pipeline: Pipeline) -> list[tuple[str, AlertState]]:
+    """Subject and state of the open alerts of silent feeds, after an evaluation."""
+    evaluator = pipeline.alert_evaluator()
+    evaluator.evaluate()
+    return [(alert.subject, alert.state) for alert in evaluator.store.listed() if alert.rule is AlertRule.SILENT_FEED]
 
 
 @pytest.mark.one_database

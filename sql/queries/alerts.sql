@@ -126,6 +126,11 @@ events AS (
                 good.object_uri = worse.object_uri AND good.dataset = worse.dataset
                 AND good.time_range_start = worse.time_range_start AND good.status || '' = 'succeeded'
         )
+    UNION ALL
+    -- A silence lasts until something is announced, so its event is now.
+    SELECT 'silent_feed', dataset, @as_time(:now), CAST(NULL AS text), product
+    FROM nodd_gaps
+    WHERE kind = 'silence' AND closed_at IS NULL
 ),
 counted AS (
     SELECT
