@@ -92,6 +92,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
 
     env: Environment = Field(Environment.DEV, description="dev, stage or prod.")
+    datasets: str = Field(
+        "",
+        description="Datasets that the deployment follows, separated by blanks or commas; messages of other datasets "
+        "are ignored. Default: all.",
+    )
     home: Path = Field(Path(".kfm"), description="Data root: default parent of the paths below.")
     # A DSN may hold a password, and a repr ends up in logs and tracebacks.
     wal_dsn: str = Field("", repr=False, description="Ledger database; default sqlite:///$KFM_HOME/kfm.db.")
@@ -511,6 +516,11 @@ class Settings(BaseModel):
     def storage(self) -> str:
         """URL or folder of landing zone and artifacts."""
         return self.storage_url or str(self.home.absolute() / "storage")
+
+    @property
+    def followed(self) -> list[str]:
+        """Ids of the datasets that the deployment follows; empty for all."""
+        return self.datasets.replace(",", " ").split()
 
     @property
     def catalog(self) -> str:

@@ -46,7 +46,7 @@ def create(*, dataset: str, dry_run: bool, update: bool, printed: str | None, as
     Example: kfm queue create --dataset gfs --print iam
     """
     settings = Settings.load()
-    registry = ContractRegistry.load(settings.contracts_dir)
+    registry = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
     contract = registry[dataset]
     plan = QueuePlan.of(contract, registry, settings)
     session = boto3.session.Session()

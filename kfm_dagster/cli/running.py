@@ -119,7 +119,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
-    from kfm_dagster.demo.sample_day import SAMPLE_DAY, SHELL, serve_samples  # noqa: PLC0415
+    from kfm_dagster.demo.sample_day import DATASETS, SAMPLE_DAY, SHELL, serve_samples  # noqa: PLC0415
 
     servers = stack.enter_context(EmbeddedCloud())
     servers.provision(registry)
@@ -127,6 +127,10 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     with closing(Pipeline.open(settings)) as pipeline:
         hold_roots(pipeline.settings, pipeline.database)
         begin_with(pipeline.window, SAMPLE_DAY)
+        with pipeline.database.snapshot() as view:
+            ingested = pipeline.ledger.counts(tx=view)
+    if not settings.datasets:
+        stack.enter_context(environment({"KFM_DATASETS": " ".join(sorted(DATASETS | ingested.keys()))}))
     serve_samples(Feed(servers, registry), environment=servers.environment(), home=settings.home)
     return [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",

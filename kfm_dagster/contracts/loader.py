@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property, lru_cache
 from importlib import resources
@@ -50,6 +50,8 @@ class ContractRegistry:
     """All contracts in force, and the routing derived from them. Equal texts give the same registry object."""
 
     contracts: Mapping[str, DatasetContract]
+    unfollowed: Mapping[str, DatasetContract] = field(default_factory=dict)
+    """Contracts of datasets that the deployment does not follow (KFM_DATASETS), by which their messages are ignored."""
 
     @classmethod
     def load(cls, extra_dir: Path | None = None) -> ContractRegistry:
@@ -87,6 +89,16 @@ class ContractRegistry:
             _refuse_shared_keys(left, right)
             _refuse_split_topic(left, right)
         return cls(contracts=dict(sorted(by_id.items())))
+
+    def only(self, names: Iterable[str]) -> ContractRegistry:
+        """Return the registry of a deployment that follows some datasets, without a name all. Raises ContractError."""
+        return _following(self, frozenset(names) or frozenset(self.contracts))
+
+    @cached_property
+    def every(self) -> ContractRegistry:
+        """The registry of all datasets, followed or not."""
+        contracts = {**self.contracts, **self.unfollowed}
+        return ContractRegistry(contracts=dict(sorted(contracts.items()))) if self.unfollowed else self
 
     def public_id(self, dataset: str) -> str:
         """Return a dataset's public name; it is the id if the dataset has no contract (another team's)."""
@@ -174,12 +186,34 @@ class DeferredRegistry(ContractRegistry):
     """The registry of a folder, loaded on first use, because most commands that only read need no contract."""
 
     def __init__(self, extra_dir: Path | None) -> None:
-        vars(self)["extra_dir"] = extra_dir
+        vars(self).update(extra_dir=extra_dir, unfollowed={})
 
     @cached_property
     def contracts(self) -> Mapping[str, DatasetContract]:
         """The contracts. Raises ContractError."""
         return ContractRegistry.load(vars(self)["extra_dir"]).contracts
+
+
+@lru_cache(maxsize=16)
+def _following(registry: ContractRegistry, names: frozenset[str]) -> ContractRegistry:
+    if unknown := names - registry.contracts.keys():
+        raise ContractError(
+            "KFM_DATASETS names an unknown dataset",
+            observed=", ".join(sorted(unknown)),
+            expected="some of " + ", ".join(registry.contracts),
+            next_step="kfm dataset list",
+        )
+    followed = {name: contract for name, contract in registry.contracts.items() if name in names}
+    if len(followed) == len(registry.contracts):
+        return registry
+    if missing := {registry.owner(contract).id for contract in followed.values()} - names:
+        raise ContractError(
+            "KFM_DATASETS lacks a dataset that defines the Collection of another one",
+            observed=", ".join(sorted(names)),
+            expected="also " + ", ".join(sorted(missing)),
+        )
+    rest = {name: contract for name, contract in registry.contracts.items() if name not in names}
+    return ContractRegistry(contracts=followed, unfollowed=rest)
 
 
 def _shipped() -> dict[str, Traversable]:

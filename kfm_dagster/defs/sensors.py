@@ -153,7 +153,11 @@ def _plan(
         # Active runs are read before pending units; otherwise a unit claimed in between would count twice.
         begun = pipeline.stages.lifecycle.store.begun_runs
         runs = active_runs(context.instance, begun=begun).with_requested(others)
-        on = [entry for entry in pipeline.ledger.pending_by_partition() if off.of(entry.dataset) is None]
+        on = [
+            entry
+            for entry in pipeline.ledger.pending_by_partition()
+            if off.of(entry.dataset) is None and entry.dataset in pipeline.registry.contracts
+        ]
         waiting, unknown = of_known_days(on, days.has_partition_key)
         bulk_waits = runs.of(Lane.BULK) > 0 or any(entry.lane is Lane.BULK for entry in waiting)
         planned = plan_runs(

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.families import write_families
 from kfm_dagster.demo.feed import Feed, FolderReport, refuse_no_objects
-from kfm_dagster.demo.sample_day import SAMPLE_DAY, publish_samples
+from kfm_dagster.demo.sample_day import DATASETS, SAMPLE_DAY, publish_samples
 from kfm_dagster.deployment.drain import DrainResult, account, drain, flush_lineage, report_held_days
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError
@@ -88,8 +88,10 @@ def run_demo(
     with EmbeddedCloud() as cloud:
         cloud.provision(registry)
         feed = Feed(cloud, registry)
-        feed_kind = {"KFM_FEED": settings.feed.value} if "feed" in settings.model_fields_set else {}
-        own = {**DEMO_ENVIRONMENT, **feed_kind, "KFM_HOME": str(home.absolute())}
+        chosen = {"KFM_FEED": settings.feed.value} if "feed" in settings.model_fields_set else {}
+        if objects is None and not all_datasets and not settings.datasets:
+            chosen["KFM_DATASETS"] = " ".join(sorted(DATASETS))
+        own = {**DEMO_ENVIRONMENT, **chosen, "KFM_HOME": str(home.absolute())}
         with environment({**cloud.environment(), **own}):
             settings = Settings.load()
             pipeline = Pipeline.open(settings)

@@ -23,6 +23,8 @@ from kfm_dagster.redaction import error_text
 SAMPLE_DAY = date(2025, 4, 2)
 """A day on which GOES-16, 18 and 19 all published, five days before GOES-19 took over as GOES-East."""
 
+DATASETS = frozenset({"goes-abi", "hrrr", "nexrad-l2"})
+"""Datasets of the samples; the demo's deployment follows no other one, unless it ingests others."""
 MENDED = "samples-mended"
 """File in the data root; if it exists, the spoilt samples are stored whole."""
 SERVED_AT = "samples-address"

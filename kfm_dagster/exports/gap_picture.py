@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-import jinja2
-
 from kfm_dagster.contracts.cadence import HOUR, days_between, floor_hour, hours_due, settled_until
 from kfm_dagster.contracts.quality import Coverage
 from kfm_dagster.drawing.svg import Scale
@@ -24,9 +22,6 @@ LABEL, WIDTH = 200, 720
 ROW, TOP, BOTTOM = 20, 26, 24
 """Pixels from row to row, above and below all rows."""
 OPENING = b'<svg xmlns="http://www.w3.org/2000/svg" class="kfm-gaps"'
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("kfm_dagster.exports"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +113,11 @@ def _merged(label: str, products: Sequence[GapRow]) -> list[GapRow]:
 def draw(picture: GapPicture) -> str:
     """Return the picture as an SVG document; equal rows give equal documents."""
     x = Scale(0, len(picture.hours), LABEL, LABEL + WIDTH)
-    return _TEMPLATES.get_template("gaps.svg").render(
+    import jinja2  # noqa: PLC0415, takes 20 ms, and few runs draw
+
+    templates = jinja2.PackageLoader("kfm_dagster.exports")
+    environment = jinja2.Environment(loader=templates, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("gaps.svg").render(
         picture=picture,
         sentences=picture.sentences() or ["Nothing is missing." if picture.rows else "No feed is followed here yet."],
         rows=[(row, list(_bars(row, picture.hours, x))) for row in picture.rows],

@@ -31,7 +31,7 @@ class Configuration:
     @classmethod
     def load(cls, settings: Settings) -> Configuration:
         """Read all configured files. Raises ContractError, CardError or ConfigurationError."""
-        registry = ContractRegistry.load(settings.contracts_dir)
+        registry = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
         refuse_orphans(registry)
         refuse_unmaskable(settings, registry)
         _refuse_days_before_all(settings, registry)

@@ -67,6 +67,8 @@ class IgnoreReason(StrEnum):
     """The object was removed, and the dataset's contract ignores removals."""
     OUTSIDE_WINDOW = "outside_window"
     """The object is of a day that the deployment does not ingest: before its first day, or too far ahead."""
+    DATASET_NOT_FOLLOWED = "dataset_not_followed"
+    """KFM_DATASETS does not name the object's dataset."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,12 +248,12 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
     kind = require_text(outer, "Type")
     if kind in {"SubscriptionConfirmation", "UnsubscribeConfirmation"}:
         topic = outer.get("TopicArn")
-        dataset = _only(registry.topics.get(topic, ())) if isinstance(topic, str) else None
+        dataset = _only(registry.every.topics.get(topic, ())) if isinstance(topic, str) else None
         return Ignored(reason=IgnoreReason.SUBSCRIPTION_NOTICE, dataset=dataset)
     if kind != "Notification":
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"SNS type {shown(kind)} is unknown")
     topic = require_text(outer, "TopicArn")
-    if topic not in registry.topics:
+    if topic not in registry.every.topics:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"no contract names topic {shown(topic)}")
     published = require_time(outer, "Timestamp") if "Timestamp" in outer else None
     subject = outer.get("Subject")
@@ -262,7 +264,7 @@ def _open(message: SqsMessage, registry: ContractRegistry, verdict: SenderVerdic
         subject=subject if isinstance(subject, str) else None,
     )
     payload = json_object(require_text(outer, "Message"), "Message")
-    shape = registry.shapes[topic]
+    shape = registry.every.shapes[topic]
     return _test_event(payload, registry) or _Opened(payload=payload, shape=shape, raw=raw, published=published)
 
 
@@ -271,8 +273,8 @@ def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignor
         return None
     name = payload.get("Bucket")
     # The name of a bucket without a contract is not recorded, because no search would use it.
-    bucket = name if isinstance(name, str) and name in registry.buckets else None
-    dataset = _only(registry.buckets.get(bucket or "", ()))
+    bucket = name if isinstance(name, str) and name in registry.every.buckets else None
+    dataset = _only(registry.every.buckets.get(bucket or "", ()))
     return Ignored(reason=IgnoreReason.TEST_EVENT, bucket=bucket, dataset=dataset)
 
 
@@ -356,16 +358,18 @@ def _decoded(encoded: str) -> str:
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
     """Return the contract by bucket and key alone, because `configurationId` can be another satellite's."""
     topic = opened.raw.topic_arn
-    announced = registry.announced.get((topic, bucket))
+    announced = registry.every.announced.get((topic, bucket))
     if announced is None:
         where = "" if topic is None else f" of topic {topic}"
         raise MessageError(ParseIssue.UNKNOWN_BUCKET, f"no contract{where} names bucket {shown(bucket)}")
-    route = registry.route(bucket=bucket, key=key)
+    route = registry.every.route(bucket=bucket, key=key)
     if route.kind is KeyKind.IGNORED:
         dataset = route.contract.id if route.contract else None
         return Ignored(reason=IgnoreReason.KNOWN_NEIGHBOUR, key=key, bucket=bucket, dataset=dataset)
     if route.kind is KeyKind.FOREIGN or route.contract is None:
         raise MessageError(ParseIssue.KEY_GRAMMAR_MISMATCH, f"key {shown(key)} matches no contract of {bucket}")
+    if route.contract.id in registry.unfollowed:
+        return Ignored(reason=IgnoreReason.DATASET_NOT_FOLLOWED, key=key, bucket=bucket, dataset=route.contract.id)
     if route.contract.id not in announced:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is not a topic of {route.contract.id}")
     if opened.shape not in route.contract.notifications.shapes:

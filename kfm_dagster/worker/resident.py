@@ -239,7 +239,9 @@ class Worker:
         return {
             (entry.dataset, entry.partition)
             for entry in self.pipeline.ledger.pending_by_partition()
-            if entry.lane is Lane.LIVE and off.of(entry.dataset) is None
+            if entry.lane is Lane.LIVE
+            and off.of(entry.dataset) is None
+            and entry.dataset in self.pipeline.registry.contracts
         }
 
     @property

@@ -214,6 +214,19 @@ def test_clashing_contracts_are_refused() -> None:
             ContractRegistry.of([one, two])
 
 
+def test_a_deployment_follows_the_datasets_that_it_names(contracts: ContractRegistry) -> None:
+    followed = contracts.only(["hrrr", "nexrad-l2"])
+    assert [contract.id for contract in followed] == ["hrrr", "nexrad-l2"]
+    assert list(followed.every.contracts) == list(contracts.contracts)
+    assert contracts.only([]) is contracts.only(contracts.contracts) is contracts
+    for names, text in (
+        (["hrrr", "hrr"], "unknown dataset; observed hrr; expected some of gefs,"),
+        (["nexrad-l2-chunks"], "expected also nexrad-l2"),
+    ):
+        with pytest.raises(ContractError, match=text):
+            contracts.only(names)
+
+
 CHUNKS = BUILTIN["nexrad-l2-chunks.yaml"]
 ARCHIVE = BUILTIN["nexrad-l2.yaml"]
 

@@ -213,11 +213,21 @@ def test_definitions_are_assembled_again_only_when_an_input_has_changed(
         with database.transaction() as tx:
             assert window.lower(date(2020, 1, 1), actor="test", reason="an old backfill", tx=tx)
 
-    for change in (add_contract, lower_first_day, lambda: monkeypatch.setenv("KFM_SENSOR_INTERVAL_SECONDS", "9")):
+    def follow_two() -> None:
+        monkeypatch.setenv("KFM_DATASETS", "hrrr, goes-abi")
+
+    for change in (
+        add_contract,
+        lower_first_day,
+        lambda: monkeypatch.setenv("KFM_SENSOR_INTERVAL_SECONDS", "9"),
+        follow_two,
+    ):
         assert defs() is kept[-1]
         change()
         kept.append(defs())
         assert kept[-1] not in kept[:-1], change
+    groups = {node.group_name for node in kept[-1].resolve_asset_graph().asset_nodes}
+    assert groups == {"queue", "hrrr", "goes_abi"}
     database.dispose()
 
 

@@ -186,6 +186,16 @@ def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
     other.pipeline.close()
 
 
+@pytest.mark.one_database
+@pytest.mark.clause("DAG-03")
+def test_units_of_a_dataset_that_is_not_followed_any_more_wait(face: Face) -> None:
+    deliver(face.pipeline, *volumes(1))
+    face.pipeline.registry = face.pipeline.registry.only(["hrrr"])
+    assert [face.tick("nodd_ledger").run_requests for _ in range(3)] == [[], [], []]
+    face.pipeline.registry = face.pipeline.registry.every
+    assert [len(face.tick("nodd_ledger").run_requests) for _ in range(2)][-1] == 1
+
+
 @pytest.mark.clause("DAG-03")
 def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(face: Face) -> None:
     deliver(face.pipeline, *volumes(1))

@@ -325,6 +325,21 @@ def test_notices_without_a_unit_are_recognised() -> None:
         assert parsed.rejections == ()
 
 
+@pytest.mark.clause("OPR-03")
+def test_messages_of_a_dataset_that_is_not_followed_are_ignored() -> None:
+    followed = REGISTRY.only(["goes-abi"])
+    name = "OR_GLM-L2-LCFA_G19_s20253370000000_e20253370000200_c20253370000217.nc"
+    lightning = record(key=f"GLM-L2-LCFA/2025/337/00/{name}")
+    for body in (sns(raw(record(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY)), topic=HRRR_TOPIC), sns(raw(lightning))):
+        parsed = parse(body, followed)
+        assert (parsed.envelopes, parsed.rejections) == ((), ())
+        assert [ignored.reason for ignored in parsed.ignored] == [IgnoreReason.DATASET_NOT_FOLLOWED]
+    mixed = parse(sns(raw(record(), lightning, record(key="unknown"))), followed)
+    assert [unit.dataset for unit in mixed.envelopes] == ["goes-abi"]
+    assert [(ignored.dataset, ignored.record_index) for ignored in mixed.ignored] == [("goes-glm", 1)]
+    assert len(mixed.rejections) == 1
+
+
 HRRR_INDEX = {"bucket": "noaa-hrrr-bdp-pds", "key": HRRR_KEY + ".idx"}
 
 
