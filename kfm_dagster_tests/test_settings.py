@@ -13,7 +13,7 @@ from kfm_dagster_tests.no_settings import unset_settings
 
 SECRET = "s3cr3t-word"
 ANY_TEXT = {
-    "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
+    "datasets", "home", "storage_url", "catalog_url", "lineage_url", "contracts_dir", "configs_dir", "object_root",
     "sqs_primary_queue", "sqs_dlq_queue", "worker_id", "actor", "alert_urls", "webhook_tokens",
     "image_digest", "energy_grid", "signing_key", "signing_passphrase", "sns_trusted_ca",
     "sensitive_areas", "masking_salt", "console_tokens",

@@ -78,7 +78,7 @@ def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
             ExitCode.REFUSED,
             "the alert does not fire; observed alert 2: acknowledged by ann",
         ),
-        (("ack", "1", "--reason", "x"), ExitCode.REFUSED, "alert 1: resolved"),
+        (("ack", "1", "--reason", "x"), ExitCode.REFUSED, "alert 1: resolved; expected firing"),
         (("ack", "9", "--reason", "x"), ExitCode.USAGE, "there is no such alert; observed 9"),
         (("ack", "2", "--reason", " "), ExitCode.USAGE, "the reason is missing"),
         (("ack", "2"), ExitCode.USAGE, "--reason"),

@@ -80,6 +80,7 @@ def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(c
     assert (entry.wal_id, entry.record_version, entry.reason) == (OUT.wal_id, 3, "the source is fixed")
     [approval] = own_tx(prod.ledger.log).entries(action=GovernanceAction.OVERRIDE_APPROVED)
     assert (approval.actor, approval.reason, approval.proposal_id) == ("bob", "seen the evidence", int(number))
+    assert approval.details == {"command": "release", "proposed_by": "jane", "units": 1}
     assert call("governance", "pending", "--json").rows == []
 
 
