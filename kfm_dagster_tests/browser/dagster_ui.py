@@ -90,7 +90,6 @@ class DagsterUi:
 
     def screenshot(self) -> bytes:
         size = self.page.viewport_size
-        assert size is not None
         # Of a page that has room for everything, the middle: so much is read in a document.
         top = (size["height"] - PICTURE_HEIGHT) / 2
         return self.page.screenshot(clip={"x": 0, "y": top, "width": PICTURE_WIDTH, "height": PICTURE_HEIGHT})

@@ -105,8 +105,6 @@ def _read(typed: subprocess.Popen[str], log: Path) -> Screen:
     said = log.read_text(encoding="utf-8")
     assert typed.poll() is None, said
     console, token = re.search(r"the console, .*: (\S+)", said), re.search(rf"as {NEWCOMER} with the token (\S+)", said)
-    assert console is not None
-    assert token is not None
     return Screen(console=console[1], token=token[1], mending=re.findall(r"^ +(kfm demo .*)$", said, re.MULTILINE))
 
 

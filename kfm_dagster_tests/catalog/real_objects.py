@@ -28,7 +28,6 @@ def item_of_file(contracts: ContractRegistry, root: Path, path: str) -> dict[str
     """The Item of the file `root/bucket/key`, `path` being the last two."""
     bucket, key = path.split("/", 1)
     contract = contracts.route(bucket=bucket, key=key).contract
-    assert contract is not None
     return _item(contracts, extracted(contract.id, root, path))
 
 

@@ -57,7 +57,6 @@ def unit(number: int, variant: int) -> Envelope:
     """Units 0 to 3 are scans of a day, 4 to 6 of a day of another year, 7 is a radar volume; a variant says another."""
     if number == 7:
         volume = nexrad()
-        assert volume.metadata is not None
         return with_metadata(volume, stac_properties={**volume.metadata.stac_properties, "nexrad:vcp": 200 + variant})
     day = DAY if number < 4 else NEXT_YEAR
     west = -113.1 - variant / 7

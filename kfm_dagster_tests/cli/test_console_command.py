@@ -51,7 +51,6 @@ def console(port: int, ends_by: signal.Signals, **variables: str) -> Iterator[st
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
     ) as serving:
-        assert serving.stdout is not None
         try:
             yield serving.stdout.readline().strip()
         finally:

@@ -129,7 +129,6 @@ def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deploy
     before, node = account["nodes"][1:3]
     state = deployment.stages.run_states.get("nexrad-l2.metadata_extract", WORKED)
     [intent] = [one for one in deployment.nodes.intents.of_run(WORKED) if one.node == NODES[2]]
-    assert state is not None
     assert node["inputs"] == [{"uri": before["output_uri"], "checksum": before["output_sha256"]}]
     assert (node["inputs_hash"], node["content_hash"]) == (state.inputs_hash, intent.content_hash)
     assert (node["intent"], node["outcome"], node["attempts"]) == ("APPLIED", "success", 1)

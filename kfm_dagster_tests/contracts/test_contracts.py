@@ -262,8 +262,6 @@ def test_a_chunk_and_the_archive_s_object_have_one_item_that_the_archive_s_takes
         version = "08" if site in tdwr_sites() else "06"
         chunk = contracts.grammars["nexrad-l2-chunks"].match(f"{site}/901/20260328-201457-999-E")
         volume = contracts.grammars["nexrad-l2"].match(f"2026/03/28/{site}/{site}20260328_201457_V{version}")
-        assert chunk is not None
-        assert volume is not None
         assert chunk.item_id == volume.item_id == f"{site}20260328_201457_V{version}"
         assert (chunk.start, chunk.groups["version"]) == (volume.start, volume.groups["version"])
         assert "001" < chunk.precedence < volume.precedence
@@ -319,7 +317,6 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
     route = registry.route(bucket="my-rap-bucket", key=key)
     assert (route.kind, route.contract) == (KeyKind.DATA, registry["my-rap"])
     match = registry.grammars["my-rap"].match(key)
-    assert match is not None
     assert (match.item_id, match.end) == ("rap.20260601.t06z.f03", datetime(2026, 6, 1, 9, tzinfo=UTC))
     assert registry["my-rap"].storage.day_prefixes(date(2026, 6, 1)) == ["rap.20260601/"]
 
@@ -365,7 +362,6 @@ def test_real_keys_are_understood_by_the_builtin_grammars(contracts: ContractReg
         if route is None or route.contract is None or route.kind is not KeyKind.DATA:
             continue
         match = contracts.grammars[route.contract.id].match(key)
-        assert match is not None
         assert match.start <= match.end
         prefixes = route.contract.storage.day_prefixes(match.start.date())
         assert any(fnmatchcase(key, f"{prefix}*") for prefix in prefixes)
@@ -390,7 +386,6 @@ def test_stamps_are_read_strictly(contracts: ContractRegistry) -> None:
                 contracts.grammars["goes-abi"].match(key)
         else:
             match = contracts.grammars["goes-abi"].match(key)
-            assert match is not None
             assert match.start == expected
 
 
@@ -414,7 +409,6 @@ def name_of(contract: DatasetContract, file: str) -> str | None:
     product = file.partition("-M6")[0].removeprefix("OR_").rstrip("12")
     hour = file.partition("_s2025152")[2][:2]
     match = KeyGrammarReader(contract).match(f"{product}/2025/152/{hour}/{file}")
-    assert match is not None
     names = (store.store_of(match.groups, match.start.hour) for store in contract.virtual)
     return next((name for name in names if name is not None), None)
 

@@ -27,7 +27,6 @@ LINK = re.compile(r" \(\[[^\]]*\]\([^)]*\)\)")
 
 def test_the_runbook_says_of_each_code_what_the_console_says() -> None:
     table = re.search(r"\| error code \|.*?\n\n", RUNBOOK.read_text(encoding="utf-8"), re.DOTALL)
-    assert table is not None
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()[2:] if line]
     written = {
         code: Repair(usually=LINK.sub("", usually), repair=repair)

@@ -49,7 +49,6 @@ def test_a_size_is_expected_within_the_factor_and_further_where_the_peers_vary()
 @given(SIZES, st.floats(1.01, 1000))
 def test_the_middle_half_is_never_far_from_itself(sizes: list[int], factor: float) -> None:
     peers = PeerSizes.of(sizes)
-    assert peers is not None
     low, high = peers.expected(factor)
     assert low <= peers.lower <= peers.upper <= high
     assert {peers.lower, peers.upper} <= set(sizes)

@@ -96,7 +96,6 @@ class Terminal:
     def type(self, line: str, *, wait: bool = True) -> None:
         """Type a line and wait until the shell is ready for the next; it has to end with 0."""
         self.typed += 1
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\necho typed-{self.typed}=$?\n")
         self.process.stdin.flush()
         if wait:

@@ -234,7 +234,6 @@ def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told
     assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 3
     assert view(lineage, everyone) == standing
     withdrawn = lineage.find(activity)
-    assert withdrawn is not None
     assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, AT)
     after = files(root)
     assert written.items() <= told.items() <= after.items()

@@ -128,7 +128,6 @@ def test_a_listed_chunk_is_the_unit_that_its_message_announced() -> None:
     seen = datetime(2026, 10, 9, 4, 36, 44, tzinfo=UTC)
     listed = ListedObject(uri=announced.object_uri, size=5, etag="0" * 32, last_modified=seen)
     unit = parse_listed(REGISTRY.grammars["nexrad-l2-chunks"], listed)
-    assert unit is not None
     assert (unit.wal_id, unit.object_version, unit.object_size) == (announced.wal_id, None, 5)
 
 

@@ -430,7 +430,6 @@ def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
         uri=announced.object_uri, size=1000, etag="0123456789abcdef0123456789abcdef", last_modified=seen
     )
     unit = parse_listed(REGISTRY.grammars["goes-abi"], listed)
-    assert unit is not None
     assert unit.wal_id == announced.wal_id
     assert (unit.event_time, unit.schema_version, unit.raw) == (seen, "listing", RawReference())
     assert unit.partition == date(2025, 12, 3).isoformat()

@@ -67,7 +67,6 @@ def test_failed_units_get_no_item_and_suspect_ones_a_visible_mark(
     for position in (1, 3, 4, 5, 6):
         assert done[position] == batch[position]
     suspect = done[2].stac
-    assert suspect is not None
     item = trees.walk(root)[str(suspect.item_href)]
     assert item["properties"]["kfm:integrity"] == "suspect"
     assert [issue["code"] for issue in item["properties"]["kfm:issues"]] == ["unexpected_content_type"]
@@ -92,9 +91,7 @@ def test_a_unit_without_a_valid_item_fails_alone(
     catalog: Catalog, contracts: ContractRegistry, root: Path, envelope: Envelope
 ) -> None:
     good, bad = register(catalog, contracts, goes(0), envelope)
-    assert good.stac is not None
     assert good.stac.write_status is StacStatus.CREATED
-    assert bad.stac is not None
     assert bad.stac.write_status is StacStatus.FAILED
     assert [issue.code for issue in bad.stac.issues] == [StacIssue.STAC_VALIDATION_FAILED]
     assert bad.failure is not None

@@ -253,7 +253,6 @@ def test_every_real_volume_from_1991_on_tells_its_beams(shared_data: Path, contr
     for file in sorted(path for path in bucket.rglob("*") if path.is_file()):
         key = file.relative_to(bucket).as_posix()
         match = grammar.match(key)
-        assert match is not None
         header = header_of("nexrad-level2", file.read_bytes(), groups=match.groups)
         times = {"ts_start": match.start, "reference": header.datetime, "tau": nexrad_level2.TIME_TOLERANCE}
         found[file.name[:12]] = path_arrival(facts_of(header.properties), **times)

@@ -267,7 +267,6 @@ def test_content_that_contradicts_its_key_is_refused() -> None:
 def test_a_key_within_a_second_and_a_later_creation_stamp_agree() -> None:
     key, content = sample()
     match = GRAMMAR.match(key)
-    assert match is not None
     near = {**match.groups, "start": "20253370501185"}
     assert header_of("goes-abi", content, key=key, groups=near).start == START
     reissued = key[: key.rindex("_c")] + "_c20253370600000.nc"

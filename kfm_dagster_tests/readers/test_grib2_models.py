@@ -158,7 +158,6 @@ NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
 def test_data_keys_are_understood(contracts: ContractRegistry) -> None:
     for bucket, key, item_id in DATA:
         route = contracts.route(bucket=bucket, key=key)
-        assert route.contract is not None
         match = match_of(route.contract.id, key)
         assert (route.kind, match.item_id) == (KeyKind.DATA, item_id)
         assert match.end - match.start == timedelta(hours=int(match.groups.get("lead", 0)))

@@ -97,7 +97,6 @@ def test_real_objects_say_of_the_radar_and_the_product_what_they_are(real: list[
         assert one.keys() <= PROPERTIES
         # The objects and the site tables are independent: they must tell the same place and height.
         site = site_named(one["nexrad:awips-id"][3:])
-        assert site is not None
         assert WGS84.inv(site.longitude, site.latitude, one["nexrad:longitude"], one["nexrad:latitude"])[2] < 100
         assert abs(site.height_m - one["nexrad:height-m"]) < 3
 
@@ -378,7 +377,6 @@ def test_the_identifier_of_a_site_is_of_one_radar_and_a_range_one_of_the_formats
     assert len(tdwr_sites()) == 47
     for name in names:
         found = site_named(name[1:])
-        assert found is not None
         assert found.icao == name
     ranges = {kind.range_m // 1000 if kind.range_m else None for kind in product_kinds().values()}
     assert ranges == {None, 60, 90, 115, 230, 300, 345, 416, 460}
@@ -391,7 +389,6 @@ def test_keys_that_are_no_time_are_ignored_and_others_foreign() -> None:
     assert GRAMMAR.kind("TLX_N0B_2106_05_06_21_14_03") is KeyKind.FOREIGN
     assert GRAMMAR.kind("TLX_N0B_2024_05_06_21_14") is KeyKind.FOREIGN
     route = CONTRACTS.route(bucket=BUCKET, key="MCI_TZ0_2026_08_01_17_27_13")
-    assert route.contract is not None
     assert (route.contract.id, route.kind) == ("nexrad-l3", KeyKind.DATA)
 
 

@@ -228,7 +228,6 @@ _KEY = re.compile(r"(?P<site>\w{4})/(?P<volume>\d+)/(?P<date>\d{8})-(?P<time>\d{
 
 def read_chunk(key: str, content: bytes | ByteSource, *, closed: bool = False, **groups: str) -> HeaderMetadata:
     match = _KEY.fullmatch(key)
-    assert match is not None
     return header_of("nexrad-chunk", content, key=key, groups=match.groupdict() | groups, closed=closed)
 
 

@@ -214,7 +214,6 @@ def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | Non
     contract = route.contract if route is not None and route.kind is KeyKind.DATA else None
     if contract is not None:
         match = CONTRACTS.grammars[contract.id].match(key)
-        assert match is not None
         reader = contract.metadata_extract.reader
         opened: Opened | None = key, match.groups, content
     else:

@@ -107,7 +107,6 @@ def nexrad_chunks(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
 
 def _together(real: RealObject, whole: Mapping[str, Any]) -> Iterator[Compared]:
     """Yield what the archive's reader says of all chunks put together, which are then a volume of the archive."""
-    assert real.beside is not None
     content = b"".join(file.read_bytes() for file in sorted(real.beside.parent.iterdir()))
     found = header_of("nexrad-level2", content, key=real.key, groups=real.groups)
     yield same("together: nsweeps", found.native["nsweeps"], whole["nsweeps"])
