@@ -26,9 +26,13 @@ Timestamp = Annotated[AwareDatetime, AfterValidator(_utc)]
 WalIdText = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 
 
-def _seen(example: object, source: str, *elsewhere: str) -> dict[str, Any]:
-    """Return a field's example, source and other occurrences, for docs/wal/record-model.md."""
-    return {"examples": [example], "json_schema_extra": {"x-source": source, "x-seen-as": list(elsewhere)}}
+def _seen(example: object, source: str, elsewhere: str = "") -> dict[str, Any]:
+    """Return a field's example, source and other occurrences, for docs/wal/record-model.md.
+
+    Blanks separate the occurrences; `wal:` abbreviates the path of OpenLineage's facet `kfmWal`.
+    """
+    places = elsewhere.replace("wal:", "openlineage:run.facets.kfmWal.").split()
+    return {"examples": [example], "json_schema_extra": {"x-source": source, "x-seen-as": places}}
 
 
 class NoddWalRecord(BaseModel):
@@ -41,27 +45,19 @@ class NoddWalRecord(BaseModel):
         **_seen(
             "5ab3d0c2-91f4-8d11-b0a7-3c7f7f0f5d21",
             "derived from dataset, object_uri, time_range_start and object_version",
-            "item:properties.kfm:wal_id",
-            "openlineage:run.facets.kfmWal.wal_id",
-            "prov:kfm:wal_id",
+            "item:properties.kfm:wal_id wal:wal_id prov:kfm:wal_id",
         ),
     )
     dataset: str = Field(
         description="Dataset id of the contract.",
-        **_seen(
-            "nexrad-l2",
-            "id of the matching contract",
-            "item:properties.kfm:dataset",
-            "openlineage:run.facets.kfmWal.dataset",
-        ),
+        **_seen("nexrad-l2", "id of the matching contract", "item:properties.kfm:dataset wal:dataset"),
     )
     object_uri: str = Field(
         description="The object, e.g. s3://bucket/key.",
         **_seen(
             "s3://unidata-nexrad-level2/2025/12/03/KTLX/KTLX20251203_000357_V06",
             "s3:s3.bucket.name and s3.object.key, decoded",
-            "item:assets.data.href",
-            "prov:kfm:object_uri",
+            "item:assets.data.href prov:kfm:object_uri",
         ),
     )
     provider: str = Field(
@@ -87,9 +83,7 @@ class NoddWalRecord(BaseModel):
         description="State of the unit.", **_seen("succeeded", "ledger: the [state machine](state-machine.md)")
     )
     attempts: int = Field(
-        ge=0,
-        description="Claims so far.",
-        **_seen(1, "ledger: rises with every claim", "openlineage:run.facets.kfmWal.attempt", "prov:kfm:attempt"),
+        ge=0, description="Claims so far.", **_seen(1, "ledger: rises with every claim", "wal:attempt prov:kfm:attempt")
     )
     last_attempt_at: Timestamp | None = Field(
         description="Time of the last claim.", **_seen("2025-12-03T00:10:02Z", "ledger: the claim")
@@ -107,51 +101,33 @@ class NoddWalRecord(BaseModel):
     integrity_status: CheckStatus = Field(
         description="Result of integrity-check.",
         **_seen(
-            "ok",
-            "integrity_check",
-            "item:properties.kfm:integrity",
-            "openlineage:run.facets.kfmWal.integrity_status",
-            "prov:kfm:integrity_status",
+            "ok", "integrity_check", "item:properties.kfm:integrity wal:integrity_status prov:kfm:integrity_status"
         ),
     )
     metadata_status: CheckStatus = Field(
         description="Result of metadata-extract.",
-        **_seen("ok", "metadata_extract", "openlineage:run.facets.kfmWal.metadata_status", "prov:kfm:metadata_status"),
+        **_seen("ok", "metadata_extract", "wal:metadata_status prov:kfm:metadata_status"),
     )
     stac_status: StacStatus = Field(
-        description="Outcome of stac-register.",
-        **_seen("created", "stac_register", "openlineage:run.facets.kfmWal.stac_status"),
+        description="Outcome of stac-register.", **_seen("created", "stac_register", "wal:stac_status")
     )
     provenance_status: ProvenanceStatus = Field(
         description="Outcome of provenance-emit.", **_seen("ok", "provenance_emit")
     )
     stac_item_id: str | None = Field(
         description="STAC Item of the object.",
-        **_seen(
-            "KTLX20251203_000357_V06",
-            "stac_register",
-            "item:id",
-            "openlineage:run.facets.kfmWal.stac_item_id",
-            "prov:kfm:stac_item_id",
-        ),
+        **_seen("KTLX20251203_000357_V06", "stac_register", "item:id wal:stac_item_id prov:kfm:stac_item_id"),
     )
     stac_collection_id: str | None = Field(
         description="STAC Collection of the Item.",
-        **_seen(
-            "nexrad-l2",
-            "stac_register",
-            "item:collection",
-            "openlineage:run.facets.kfmWal.stac_collection_id",
-            "prov:kfm:stac_collection_id",
-        ),
+        **_seen("nexrad-l2", "stac_register", "item:collection wal:stac_collection_id prov:kfm:stac_collection_id"),
     )
     stac_item_href: str | None = Field(
         description="Path of the Item, relative to the catalog.",
         **_seen(
             "nexrad-l2/2025/2025-12-03/KTLX20251203_000357_V06.json",
             "stac_register",
-            "openlineage:run.facets.kfmWal.stac_item_href",
-            "prov:kfm:stac_item_href",
+            "wal:stac_item_href prov:kfm:stac_item_href",
         ),
     )
     ingest_run_id: str | None = Field(
@@ -159,9 +135,7 @@ class NoddWalRecord(BaseModel):
         **_seen(
             "0b8f2c1e-6d1f-4c55-9a53-0d3a3f6f7f10",
             "Dagster: the root run",
-            "item:properties.kfm:run_state.run_id",
-            "openlineage:run.facets.kfmRunState.run_id",
-            "prov:kfm:run_id",
+            "item:properties.kfm:run_state.run_id openlineage:run.facets.kfmRunState.run_id prov:kfm:run_id",
         ),
     )
     worker_id: str | None = Field(
@@ -170,9 +144,7 @@ class NoddWalRecord(BaseModel):
     )
     replay_reason: str | None = Field(
         description="Reason of the last retry or replay; null without one.",
-        **_seen(
-            "incident", "ledger: the requeue", "openlineage:run.facets.kfmWal.replay_reason", "prov:kfm:replayReason"
-        ),
+        **_seen("incident", "ledger: the requeue", "wal:replay_reason prov:kfm:replayReason"),
     )
     created_at: Timestamp = Field(
         description="When the unit was discovered.", **_seen("2025-12-03T00:09:44Z", "ledger")
@@ -187,8 +159,7 @@ class NoddWalRecord(BaseModel):
         **_seen(
             "9b2cf535f27731c974343645a3985328",
             "s3:s3.object.eTag",
-            "openlineage:inputs.0.facets.version.datasetVersion",
-            "prov:kfm:object_version",
+            "openlineage:inputs.0.facets.version.datasetVersion prov:kfm:object_version",
         ),
     )
     object_size: int | None = Field(
@@ -196,8 +167,7 @@ class NoddWalRecord(BaseModel):
         **_seen(
             5461020,
             "s3:s3.object.size",
-            "item:assets.data.file:size",
-            "openlineage:inputs.0.inputFacets.inputStatistics.size",
+            "item:assets.data.file:size openlineage:inputs.0.inputFacets.inputStatistics.size",
         ),
     )
     sequencer: str | None = Field(
@@ -246,12 +216,7 @@ class NoddWalRecord(BaseModel):
     replay_run_id: str | None = Field(
         None,
         description="Last replay that requeued the unit; null without one.",
-        **_seen(
-            "replay-2025-12-03",
-            "ledger: the replay",
-            "openlineage:run.facets.kfmWal.replay_run_id",
-            "prov:kfm:replay_run_id",
-        ),
+        **_seen("replay-2025-12-03", "ledger: the replay", "wal:replay_run_id prov:kfm:replay_run_id"),
     )
     batch_limit: int | None = Field(
         None,

@@ -272,10 +272,9 @@ class ReplayEngine:
         datasets = set(tx.run("replay.batch_datasets", replay_run_id=run.replay_run_id, batch=batch).scalars())
         request = self._request(run.selection, run.decision.change_ref)
         off = self.pipeline.ledger.switches.off(datasets, tx=tx)
-        for refusal in (*refused_as_asked(request), kill_switch(request, off)):
-            if refusal is not None:
-                observed = f"{refusal.guard}: {refusal.what}, {refusal.observed}"
-                return Hold(reason=HoldReason.GUARD, observed=observed, expected=str(refusal.expected))
+        if refusals := [*refused_as_asked(request), *kill_switch(request, off)]:
+            observed = f"{refusals[0].guard}: {refusals[0].what}, {refusals[0].observed}"
+            return Hold(reason=HoldReason.GUARD, observed=observed, expected=str(refusals[0].expected))
         options = run.selection.spec.options
         rates = {name: getattr(options, name) or getattr(request.limits, name) for name in RATES}
         return reason_to_hold(self._traffic(tx), limits=replace(request.limits, **rates), datasets=datasets)

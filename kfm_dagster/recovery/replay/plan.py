@@ -1,7 +1,7 @@
 """The plan of a replay: the units of its selection now, and the guards that refuse it.
 
-This module only reads. A guard is a pure function that returns a named refusal with observed and expected value, or
-None. Does not belong here: limits and pace (`limits.py`), and which units of a batch are requeued (`units.py`).
+This module only reads. A guard yields a named refusal, with observed and expected value, or nothing. Does not belong
+here: limits and pace (`limits.py`), and which units of a batch are requeued (`units.py`).
 """
 
 from __future__ import annotations
@@ -32,40 +32,44 @@ from kfm_dagster.recovery.replay.units import (
 from kfm_dagster.storage.database import Transaction
 
 
-def environment(request: Request) -> Refusal | None:
-    """Refuse a selection that was written for another environment."""
-    env = request.selection.metadata.env
-    if env is request.env:
-        return None
-    return Refusal(
-        guard=Guard.ENVIRONMENT,
-        what="the selection is for another environment",
-        observed=f"metadata.env {env}",
-        expected=f"{request.env}, where this runs (KFM_ENV)",
-        next_step="run it there, or write a selection for this environment",
-    )
-
-
-def scope(request: Request) -> Refusal | None:
-    """Refuse a selection without a dataset, time or status, which could select any number of records."""
-    filters = request.selection.spec.filters
-    if filters.wal_ids or request.selection.spec.mode is Mode.BACKFILL:
-        return None
-    dimensions = {
-        "no dataset": bool(filters.datasets),
-        "no time (days, event_time or created)": any(_window(request.selection)),
-        "no status and no error code": bool(filters.status or filters.error_codes),
-    }
-    missing = [lack for lack, is_set in dimensions.items() if not is_set]
-    if not missing:
-        return None
-    return Refusal(
-        guard=Guard.SCOPE,
-        what="the selection has no scope",
-        observed=", ".join(missing),
-        expected="a dataset, a time, and a status or an error code; or explicit wal_ids",
-        next_step="add " + ", ".join(_OPTION_OF[lack] for lack in missing),
-    )
+def refused_to_look(request: Request) -> Iterator[Refusal]:
+    """Refuse a query that is for another environment, or could read the whole ledger."""
+    env, filters = request.selection.metadata.env, request.selection.spec.filters
+    if env is not request.env:
+        yield Refusal(
+            guard=Guard.ENVIRONMENT,
+            what="the selection is for another environment",
+            observed=f"metadata.env {env}",
+            expected=f"{request.env}, where this runs (KFM_ENV)",
+            next_step="run it there, or write a selection for this environment",
+        )
+    if missing := _missing_scope(request.selection):
+        yield Refusal(
+            guard=Guard.SCOPE,
+            what="the selection has no scope",
+            observed=", ".join(missing),
+            expected="a dataset, a time, and a status or an error code; or explicit wal_ids",
+            next_step="add " + ", ".join(_OPTION_OF[lack] for lack in missing),
+        )
+    if EVERY_DATASET in filters.datasets and not request.limits.global_scope:
+        yield Refusal(
+            guard=Guard.GLOBAL_SCOPE,
+            what="the selection has every dataset",
+            observed=f'datasets "{EVERY_DATASET}"',
+            expected=f"datasets by name in {request.env}",
+            next_step="name the datasets that the incident touched",
+        )
+    longest, (start, end) = request.limits.max_window, _window(request.selection)
+    if longest is None or filters.wal_ids:
+        return
+    if start is None or end is None or end - start > longest:
+        yield Refusal(
+            guard=Guard.WINDOW,
+            what="the selection covers too long a time",
+            observed="an open end" if start is None or end is None else f"{(end - start).days} days",
+            expected=f"a start and an end, at most {longest.days} days apart in {request.env}",
+            next_step="narrow event_time, or replay in several parts",
+        )
 
 
 _OPTION_OF = {
@@ -75,34 +79,13 @@ _OPTION_OF = {
 }
 
 
-def global_scope(request: Request) -> Refusal | None:
-    """Refuse a selection of every dataset, if the environment does not allow it."""
-    if request.limits.global_scope or EVERY_DATASET not in request.selection.spec.filters.datasets:
-        return None
-    return Refusal(
-        guard=Guard.GLOBAL_SCOPE,
-        what="the selection has every dataset",
-        observed=f'datasets "{EVERY_DATASET}"',
-        expected=f"datasets by name in {request.env}",
-        next_step="name the datasets that the incident touched",
-    )
-
-
-def window(request: Request) -> Refusal | None:
-    """Refuse a time span that is open or too long, if the environment limits it."""
-    longest = request.limits.max_window
-    if longest is None or request.selection.spec.filters.wal_ids:
-        return None
-    start, end = _window(request.selection)
-    if start is not None and end is not None and end - start <= longest:
-        return None
-    return Refusal(
-        guard=Guard.WINDOW,
-        what="the selection covers too long a time",
-        observed="an open end" if start is None or end is None else f"{(end - start).days} days",
-        expected=f"a start and an end, at most {longest.days} days apart in {request.env}",
-        next_step="narrow event_time, or replay in several parts",
-    )
+def _missing_scope(selection: Selection) -> list[str]:
+    """Return the missing parts without which a selection has any number of records."""
+    filters = selection.spec.filters
+    if filters.wal_ids or selection.spec.mode is Mode.BACKFILL:
+        return []
+    parts = (filters.datasets, any(_window(selection)), filters.status or filters.error_codes)
+    return [lack for lack, part in zip(_OPTION_OF, parts, strict=True) if not part]
 
 
 def _window(selection: Selection) -> tuple[datetime | None, datetime | None]:
@@ -122,8 +105,9 @@ def _midnight(day: date | None, *, after: timedelta = timedelta(0)) -> datetime 
     return None if day is None else datetime.combine(day, time(), UTC) + after
 
 
-def amounts(request: Request) -> Iterator[Refusal]:
-    """Refuse numbers, sizes and rates above the environment's limits."""
+def refused_as_asked(request: Request) -> Iterator[Refusal]:
+    """Return the refusals that need no ledger; every batch checks them again."""
+    yield from refused_to_look(request)
     spec_limits, options, limits = request.selection.spec.limits, request.selection.spec.options, request.limits
     lower = "lower it in options, or leave it out"
     for guard, what, observed, limit, next_step in (
@@ -142,110 +126,74 @@ def amounts(request: Request) -> Iterator[Refusal]:
         (Guard.RATE, "too many records per second", options.records_per_second, limits.records_per_second, lower),
         (Guard.RATE, "too many batches per minute", options.batches_per_minute, limits.batches_per_minute, lower),
     ):  # fmt: skip
-        if (refusal := _too_many(guard, what, observed or 0, limit, next_step)) is not None:
-            yield refusal
-
-
-def approval(request: Request) -> Refusal | None:
-    """Refuse to replace results, release units or downgrade without an approval (RPL-07)."""
-    options = request.selection.spec.options
+        yield from _too_many(guard, what, observed or 0, limit, next_step)
     replaces = request.selection.spec.mode is Mode.REPAIR_AND_REPLACE
-    if not replaces and not options.allow_downgrade:
-        return None
     missing = [] if not replaces or options.allow_repair_and_replace else ["options.allow_repair_and_replace"]
     missing += [] if request.change_ref else ["an approval reference"]
-    if not missing:
-        return None
-    return Refusal(
-        guard=Guard.APPROVAL,
-        what="repair-and-replace needs a governed approval" if replaces else "a downgrade needs a governed approval",
-        observed=f"no {' and no '.join(part.removeprefix('an ') for part in missing)}",
-        expected="options.allow_repair_and_replace, and the change or incident of the approval",
-        next_step="get an approval, then pass --allow-repair-and-replace and --change-ref",
-    )
+    if missing and (replaces or options.allow_downgrade):
+        yield Refusal(
+            guard=Guard.APPROVAL,
+            what=f"{'repair-and-replace' if replaces else 'a downgrade'} needs a governed approval",
+            observed=f"no {' and no '.join(part.removeprefix('an ') for part in missing)}",
+            expected="options.allow_repair_and_replace, and the change or incident of the approval",
+            next_step="get an approval, then pass --allow-repair-and-replace and --change-ref",
+        )
+    if limits.needs_change_ref and not request.change_ref:
+        yield Refusal(
+            guard=Guard.CHANGE_REFERENCE,
+            what="a replay needs a change or incident reference here",
+            observed="none",
+            expected=f"a reference in {request.env}",
+            next_step="pass --change-ref, or set metadata.labels.incident_id",
+        )
 
 
-def change_reference(request: Request) -> Refusal | None:
-    """Refuse a replay without the change reference that the environment requires."""
-    if request.change_ref or not request.limits.needs_change_ref:
-        return None
-    return Refusal(
-        guard=Guard.CHANGE_REFERENCE,
-        what="a replay needs a change or incident reference here",
-        observed="none",
-        expected=f"a reference in {request.env}",
-        next_step="pass --change-ref, or set metadata.labels.incident_id",
-    )
+def kill_switch(request: Request, switched_off: frozenset[str]) -> Iterator[Refusal]:
+    """Refuse or hold units of datasets whose kill switch is on (WAL-10)."""
+    if switched_off and request.selection.spec.options.respect_kill_switch:
+        yield Refusal(
+            guard=Guard.KILL_SWITCH,
+            what="a dataset is switched off",
+            observed=", ".join(sorted(switched_off)),
+            expected="no kill switch on a dataset of the selection",
+            next_step="kfm governance paused shows the reason; release it first, or leave the dataset out",
+        )
 
 
-def refused_to_look(request: Request) -> tuple[Refusal, ...]:
-    """Return the refusals of the query itself, which could read the whole ledger."""
-    return _present(environment(request), scope(request), global_scope(request), window(request))
-
-
-def refused_as_asked(request: Request) -> tuple[Refusal, ...]:
-    """Return the refusals that need no ledger; every batch checks them again."""
-    return refused_to_look(request) + _present(*amounts(request), approval(request), change_reference(request))
-
-
-def _present(*refusals: Refusal | None) -> tuple[Refusal, ...]:
-    return tuple(refusal for refusal in refusals if refusal is not None)
-
-
-def selected_records(request: Request, records: int, *, more: bool) -> Refusal | None:
-    """Refuse more records than a replay may have, unless the selection has a limit of its own."""
-    if not more or request.selection.spec.limits.max_records is not None:
-        return None
-    return Refusal(
-        guard=Guard.MAX_SELECTION_RECORDS,
-        what="too many records match",
-        observed=f"more than {records}",
-        expected=f"at most {request.max_records} in {request.env}",
-        next_step="narrow the selection, or limit it (--limit)",
-    )
-
-
-def needed_batches(request: Request, records: int) -> Refusal | None:
-    """Refuse a selection that needs more batches than the spec or the environment allows."""
-    return _too_many(
+def _refused_units(
+    request: Request, records: int, newer_results: int, *, more: bool, release: str
+) -> Iterator[Refusal]:
+    """Refuse more records or batches than allowed, and to replace results of a newer release (RPL-07)."""
+    limits, options = request.selection.spec.limits, request.selection.spec.options
+    if more and limits.max_records is None:
+        yield Refusal(
+            guard=Guard.MAX_SELECTION_RECORDS,
+            what="too many records match",
+            observed=f"more than {records}",
+            expected=f"at most {request.max_records} in {request.env}",
+            next_step="narrow the selection, or limit it (--limit)",
+        )
+    yield from _too_many(
         Guard.MAX_BATCHES,
         "the selection needs too many batches",
         -(-records // request.batch_size),
-        min(request.selection.spec.limits.max_batches or request.max_batches, request.max_batches),
+        min(limits.max_batches or request.max_batches, request.max_batches),
         "narrow the selection, or make the batches larger",
     )
+    if newer_results and not options.allow_downgrade:
+        yield Refusal(
+            guard=Guard.DOWNGRADE,
+            what="results of a newer release would be replaced",
+            observed=f"{newer_results} results newer than {release}",
+            expected="results of this release or an older release",
+            next_step="run it with that release, or approve it with --allow-downgrade",
+        )
 
 
-def kill_switch(request: Request, switched_off: frozenset[str]) -> Refusal | None:
-    """Refuse or hold units of datasets whose kill switch is on (WAL-10)."""
-    if not switched_off or not request.selection.spec.options.respect_kill_switch:
-        return None
-    return Refusal(
-        guard=Guard.KILL_SWITCH,
-        what="a dataset is switched off",
-        observed=", ".join(sorted(switched_off)),
-        expected="no kill switch on a dataset of the selection",
-        next_step="kfm governance paused shows the reason; release it first, or leave the dataset out",
-    )
-
-
-def downgrade(request: Request, newer_results: int, *, code_version: str) -> Refusal | None:
-    """Refuse to replace results of a newer release (RPL-07)."""
-    if not newer_results or request.selection.spec.options.allow_downgrade:
-        return None
-    return Refusal(
-        guard=Guard.DOWNGRADE,
-        what="results of a newer release would be replaced",
-        observed=f"{newer_results} results newer than {code_version}",
-        expected="results of this release or an older release",
-        next_step="run it with that release, or approve it with --allow-downgrade",
-    )
-
-
-def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step: str) -> Refusal | None:
-    if observed <= limit:
-        return None
-    return Refusal(guard=guard, what=what, observed=f"{observed:g}", expected=f"at most {limit:g}", next_step=next_step)
+def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step: str) -> Iterator[Refusal]:
+    if observed > limit:
+        expected = f"at most {limit:g}"
+        yield Refusal(guard=guard, what=what, observed=f"{observed:g}", expected=expected, next_step=next_step)
 
 
 EXAMPLES = 5
@@ -332,7 +280,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
 
     Raises GuardError if a guard refuses the query itself, and ContractError for a dataset without a contract.
     """
-    if refusals := refused_to_look(request):
+    if refusals := [*refused_to_look(request)]:
         raise GuardError(refusals)
     selection = request.selection
     datasets = datasets_of(selection, registry)
@@ -347,11 +295,11 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         units, more = select(selection, registry=registry, limit=limit, tx=tx)
     skip_reasons = [rules.skip_reason(unit) for unit in units]
     newer_results = sum(rules.is_newer(unit.made_by) for unit in units)
-    refusals = _present(
-        selected_records(request, len(units), more=more),
-        needed_batches(request, len(units)),
-        kill_switch(request, rules.switched_off & ({unit.dataset for unit in units} or set(datasets))),
-        downgrade(request, newer_results, code_version=rules.code_version),
+    off = rules.switched_off & ({unit.dataset for unit in units} or set(datasets))
+    refusals = (
+        *refused_as_asked(request),
+        *_refused_units(request, len(units), newer_results, more=more, release=rules.code_version),
+        *kill_switch(request, off),
     )
     return PlannedReplay(
         selection=selection,
@@ -360,7 +308,7 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
         batch_size=request.batch_size,
         skipped=Counter(reason for reason in skip_reasons if reason is not None),
         seconds=_least_seconds(request, len(units)),
-        refusals=refused_as_asked(request) + refusals,
+        refusals=refusals,
         listings=listings,
         others={} if units or listings else count_by_status(selection, registry=registry, tx=tx),
     )
