@@ -65,26 +65,21 @@ Duration = Annotated[
 ]
 
 
-def text_of(content: bytes, *, source: str, error: type[ConfigurationError] = CardError) -> str:
-    """Return a file's text. Raises `error` naming source and first line that is not UTF-8."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as caught:
-        line = content[: caught.start].count(b"\n") + 1
-        raise error(
-            f"{source} line {line} is no UTF-8 text",
-            observed=f"the byte 0x{content[caught.start]:02x}",
-            next_step="save the file as UTF-8",
-        ) from None
-
-
 def read_text(file: Path, *, error: type[ConfigurationError] = CardError) -> str:
     """Return a file's text. Raises `error` naming file and first line that is not UTF-8."""
     try:
         content = file.read_bytes()
     except OSError as caught:
         raise error(f"{file} cannot be read", observed=caught.strerror, next_step="give a readable file") from None
-    return text_of(content, source=str(file), error=error)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as caught:
+        line = content.count(b"\n", 0, caught.start) + 1
+        raise error(
+            f"{file} line {line} is no UTF-8 text",
+            observed=f"the byte 0x{content[caught.start]:02x}",
+            next_step="save the file as UTF-8",
+        ) from None
 
 
 def text_in(folder: Path | None, name: str) -> tuple[str, str]:

@@ -44,13 +44,6 @@ _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
 
 _PAGE = r"^(https?://[^/\s@?#]+[^\s@?#]*)?$"
-_UNSET = {
-    "dagster_dsn": "Dagster keeps SQLite files",
-    "stac_api_dsn": "there is no STAC API",
-    "retention_dsn": "retention works under the role of KFM_WAL_DSN",
-}
-"""Consequences of an unset DSN, for databases that must be PostgreSQL."""
-
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 """This machine's names, which are the only hosts that may be reached without TLS."""
 WATTS_PER_CORE = 3.5
@@ -326,14 +319,6 @@ class Settings(BaseModel):
         stored = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
         super().__init__(**(stored | values))
 
-    @field_validator("dagster_dsn", "stac_api_dsn", "retention_dsn")
-    @classmethod
-    def _on_postgres(cls, value: str, info: ValidationInfo) -> str:
-        if value.startswith("sqlite"):
-            unset = _UNSET[str(info.field_name)]
-            raise ValueError(f"postgresql+psycopg2://USER@HOST/DATABASE; unset, {unset}")
-        return value
-
     @field_validator("wal_dsn", "dagster_dsn", "stac_api_dsn", "retention_dsn")
     @classmethod
     def _one_postgres_driver(cls, value: str, info: ValidationInfo) -> str:
@@ -342,9 +327,11 @@ class Settings(BaseModel):
             # dagster.yaml names KFM_DAGSTER_DSN: Dagster reads the variable unchanged.
             if value.startswith(bare) and info.field_name != "dagster_dsn":
                 value = "postgresql+psycopg2://" + value.removeprefix(bare)
-        if value and not value.startswith(("sqlite:///", "postgresql+psycopg2://")):
-            raise ValueError("sqlite:///FILE or postgresql+psycopg2://USER@HOST/DATABASE")
-        if not value.startswith("sqlite") and _cannot_be_split(value):
+        is_file = info.field_name == "wal_dsn" and value.startswith("sqlite:///")
+        if value and not is_file and not value.startswith("postgresql+psycopg2://"):
+            also = "sqlite:///FILE or " if info.field_name == "wal_dsn" else ""
+            raise ValueError(f"{also}postgresql+psycopg2://USER@HOST/DATABASE")
+        if not is_file and _cannot_be_split(value):
             raise ValueError(
                 "postgresql+psycopg2://USER:PASSWORD@HOST:PORT/DATABASE, with @ / ? # of a password percent-encoded"
             )
@@ -367,13 +354,6 @@ class Settings(BaseModel):
             raise ValueError("https://HOST, or http:// of a loopback address, without user, query and fragment")
         return value
 
-    @field_validator("compute_logs_url")
-    @classmethod
-    def _a_bucket(cls, value: str) -> str:
-        if value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
-            raise ValueError("s3://bucket/prefix; unset, they are files below DAGSTER_HOME")
-        return value
-
     @field_validator("celery_broker")
     @classmethod
     def _a_redis(cls, value: SecretStr | None) -> SecretStr | None:
@@ -381,11 +361,14 @@ class Settings(BaseModel):
             raise ValueError("redis://HOST:PORT/NUMBER, or rediss://HOST:PORT/NUMBER?ssl_cert_reqs=required for TLS")
         return value
 
-    @field_validator("backup_url", "virtual_url")
+    @field_validator("backup_url", "virtual_url", "compute_logs_url")
     @classmethod
-    def _a_folder_or_bucket(cls, value: str) -> str:
-        if "://" in value and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
-            raise ValueError("a folder or s3://bucket/prefix")
+    def _a_folder_or_bucket(cls, value: str, info: ValidationInfo) -> str:
+        may_be_folder = info.field_name != "compute_logs_url" and "://" not in value
+        if value and not may_be_folder and not re.fullmatch(r"s3://[^/]+(/.*)?", value):
+            raise ValueError(
+                "s3://bucket/prefix" if "logs" in str(info.field_name) else "a folder or s3://bucket/prefix"
+            )
         return value
 
     @field_validator(

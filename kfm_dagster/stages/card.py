@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
-from kfm_dagster.configs import CardError, Duration, Line, Strict, own_folder, parse, refusal, text_of
+from kfm_dagster.configs import CardError, Duration, Line, Strict, own_folder, parse, refusal, text_in
 from kfm_dagster.contracts.model import Backoff
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.stages.gates.verdict import Gate, Gates, Stop
@@ -334,22 +334,23 @@ class Card(BaseModel):
     def load(cls, folder: Path | None = None) -> Card:
         """Read the files of a folder, or of this release. Raises CardError with file, line, reason."""
         root = own_folder() if folder is None else folder
-        if not root.is_dir():
+        if not (root / STATE_MACHINE).is_file():
             raise CardError(
-                "KFM_CONFIGS_DIR is not a folder", observed=str(root), next_step="create it or unset the variable"
+                "KFM_CONFIGS_DIR has no pipeline card",
+                observed=f"no file {root / STATE_MACHINE}",
+                next_step="copy configs/ of this release, or unset the variable",
             )
         # A file that the folder lacks is read from this release, so that the folder needs only changed files.
-        plan, alerts = (at if (at := root / name).exists() else own_folder() / name for name in (REPLAY_PLAN, ALERTS))
-        files = {STATE_MACHINE: _read(root / STATE_MACHINE), REPLAY_PLAN: _read(plan)}
-        machine, replay_plan = str(root / STATE_MACHINE), str(plan)
+        names = (STATE_MACHINE, REPLAY_PLAN, ALERTS)
+        (machine, machine_file), (plan, plan_file), (alerts, alerts_file) = (text_in(root, name) for name in names)
         card = cls(
-            machine=parse(text_of(files[STATE_MACHINE], source=machine), StateMachine, source=machine),
-            replay_plan=parse(text_of(files[REPLAY_PLAN], source=replay_plan), ReplayPlan, source=replay_plan),
-            alerts=AlertPlan.parse(text_of(_read(alerts), source=str(alerts)), source=str(alerts)),
-            files=files,
+            machine=parse(machine, StateMachine, source=machine_file),
+            replay_plan=parse(plan, ReplayPlan, source=plan_file),
+            alerts=AlertPlan.parse(alerts, source=alerts_file),
+            files={STATE_MACHINE: machine.encode(), REPLAY_PLAN: plan.encode()},
             folder=root,
         )
-        _refuse_unknown_channels(card, source=replay_plan)
+        _refuse_unknown_channels(card, source=plan_file)
         return card
 
     def refuse_unknown_stages(self, known: Sequence[str]) -> None:
@@ -375,15 +376,3 @@ def _refuse_unknown_channels(card: Card, *, source: str) -> None:
                 observed=repr(name),
                 expected=f"a channel of {ALERTS}: {', '.join(card.alerts.channels)}",
             )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CardError(
-            "a file of the pipeline card cannot be read",
-            observed=f"{path}: {error.strerror}",
-            expected=f"{STATE_MACHINE} and {REPLAY_PLAN} in one folder",
-            next_step="copy configs/ of this release, or unset KFM_CONFIGS_DIR",
-        ) from None

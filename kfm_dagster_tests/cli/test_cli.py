@@ -286,8 +286,8 @@ def test_a_drain_that_has_a_queue_asks_for_the_database_next(call: Call, monkeyp
 
 
 WRONG = {
-    "KFM_CONFIGS_DIR=nowhere": "KFM_CONFIGS_DIR is not a folder; observed nowhere",
-    "KFM_CONFIGS_DIR=half": "state_machine.yaml: No such file",
+    "KFM_CONFIGS_DIR=nowhere": "KFM_CONFIGS_DIR has no pipeline card; observed no file nowhere/state_machine.yaml",
+    "KFM_CONFIGS_DIR=half": "KFM_CONFIGS_DIR has no pipeline card; observed no file half/state_machine.yaml",
     "KFM_CONFIGS_DIR=wrong": "retry_policy.max_retries is wrong; observed -3",
     "KFM_CONTRACTS_DIR=nowhere": "KFM_CONTRACTS_DIR",
     "KFM_ENERGY_GRID=ZZZ": "KFM_ENERGY_GRID",
