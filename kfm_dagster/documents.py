@@ -8,13 +8,14 @@ errors that their loaders raise.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from kfm_dagster.errors import expectation
@@ -203,7 +204,7 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
     match first["type"]:
         case "extra_forbidden":
             *above, name = path
-            known = list(_keys(model, above))
+            known = _keys(model, above)
             candidates = get_close_matches(str(name), known, n=1) or known
             expected = candidates[0] if len(candidates) == 1 else f"one of {', '.join(candidates)}"
             return DocumentError(path=path, observed=f"unknown key {name!r}", expected=expected, more=more)
@@ -216,32 +217,23 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
             return DocumentError(path=path, observed=shown, expected=expectation(first["msg"]), more=more)
 
 
-def _keys(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
-    """Yield the keys that a model's JSON Schema allows at a path."""
-    schema = model.model_json_schema()
-    nodes: list[Mapping[str, Any]] = [schema]
+def _keys(model: type[BaseModel], path: KeyPath) -> Sequence[str]:
+    """Return the keys of the models at a path."""
+    models = [model]
     for part in path:
-        # A part that is in no schema is pydantic's name of a union member, not a key.
-        nodes = [child for node in _resolved(nodes, schema) for child in _below(node, part)] or nodes
-    yield from dict.fromkeys(name for node in _resolved(nodes, schema) for name in node.get("properties", ()))
+        # A part that no model names is a position, a key of a mapping, or pydantic's name of a union member.
+        below = [field.annotation for each in models for name, field in _fields(each) if name == part]
+        models = [inner for annotation in below for inner in _models_in(annotation)] or models
+    return list(dict.fromkeys(name for each in models for name, _ in _fields(each)))
 
 
-def _below(node: Mapping[str, Any], part: int | str) -> Iterator[Mapping[str, Any]]:
-    kinds = node.get("discriminator", {}).get("mapping", {})
-    if part in node.get("properties", ()):
-        yield node["properties"][part]
-    elif part in kinds:
-        yield {"$ref": kinds[part]}
-    elif isinstance(part, int) and "items" in node:
-        yield node["items"]
-    elif isinstance(node.get("additionalProperties"), Mapping):
-        yield node["additionalProperties"]
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    yield from ((field.alias or name, field) for name, field in model.model_fields.items())
 
 
-def _resolved(nodes: Iterable[Mapping[str, Any]], schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for node in nodes:
-        if "$ref" in node:
-            yield from _resolved([schema["$defs"][node["$ref"].rsplit("/", 1)[-1]]], schema)
-        for choice in ("anyOf", "oneOf"):
-            yield from _resolved(node.get(choice, ()), schema)
-        yield node
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that an annotation names, also within a list, a mapping or a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
