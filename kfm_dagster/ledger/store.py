@@ -25,7 +25,7 @@ from kfm_dagster.ledger.size_peers import SizePeers
 from kfm_dagster.ledger.state_machine import Status, check_transition, explained
 from kfm_dagster.ledger.verdicts import Verdicts, conflicting, decide, settled_totals, yields_to
 from kfm_dagster.storage.database import Transaction
-from kfm_dagster.storage.refusal import Refused, write_all_but_refused
+from kfm_dagster.storage.refusal import write_all_but_refused
 
 ENSURED_AT_ONCE = 5_000
 """Units per statement: as many as a run claims by default, and as a message of 1 MiB can announce."""
@@ -44,7 +44,7 @@ class Ledger(LedgerChanges):
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
         parts: list[EnsureResult] = []
-        refused: list[Refused[Envelope]] = []
+        refused: list[tuple[Envelope, str]] = []
         tx.lock("kfm_dagster.admission")
         for start in range(0, len(units), ENSURED_AT_ONCE):
             written, refusals = write_all_but_refused(

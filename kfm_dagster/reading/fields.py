@@ -27,7 +27,7 @@ from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache
 from kfm_dagster.reading.items import Bbox, Catalog, Time, equal, latest, newness, read_item, time_range
 from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, variables_of
 from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject
-from kfm_dagster.storage.objects import REQUEST_SECONDS, s3_bucket
+from kfm_dagster.storage.objects import s3_bucket
 
 if TYPE_CHECKING:
     import pystac
@@ -132,7 +132,7 @@ def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:
     schemes = item["properties"].get("storage:schemes", {})
     region = next((scheme["region"] for scheme in schemes.values() if "region" in scheme), "us-east-1")
     anonymous = bool(described.get("xarray:storage_options", {}).get("anon"))
-    store = s3_bucket(bucket, region=region, seconds=REQUEST_SECONDS, anonymous=anonymous)
+    store = s3_bucket(bucket, region=region, anonymous=anonymous)
     handle = RemoteObject(store, uri=described["href"], key=key, size=size if etag else None, etag=etag)
     if etag is None and size is not None and handle.size != size:
         raise ObjectReadError(

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 
 REQUEST_SECONDS = 15.0
 """Timeout of a request of header size; with two retries a dead store is noticed within 45 s."""
+_CLIENT: ClientConfig = {"timeout": timedelta(seconds=REQUEST_SECONDS), "connect_timeout": timedelta(seconds=5)}
+_RETRIES: RetryConfig = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=2 * REQUEST_SECONDS),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+"""At most two retries, within two request times; afterwards the ledger retries."""
 
 SIDECAR_BYTES = 256 * 1024
 """First read of a sidecar: every `.idx` of HRRR, GFS, GEFS and NBM is smaller, so one request fetches it whole."""
@@ -59,13 +66,10 @@ class ListedObject:
 class ObjectStores:
     """Opens only objects that contracts declare. Thread-safe; a connection pool per bucket."""
 
-    def __init__(
-        self, *, object_root: Path | None = None, anonymous: bool = False, request_seconds: float = REQUEST_SECONDS
-    ) -> None:
+    def __init__(self, *, object_root: Path | None = None, anonymous: bool = False) -> None:
         # Resolved once, so that resolving an object's path has fewer links to follow.
         self._root = None if object_root is None else Path(os.path.realpath(object_root))
         self._anonymous = anonymous
-        self._request_seconds = request_seconds
         self._lock = threading.Lock()
         self._stores: dict[tuple[str, str], Store] = {}
         self._grammars: dict[str, KeyGrammarReader] = {}
@@ -218,21 +222,14 @@ class ObjectStores:
             return self._stores[name]
 
     def _connect(self, contract: DatasetContract, bucket: str) -> Store:
-        options = _client_options(self._request_seconds)
-        retry = _retries(self._request_seconds)
         unsigned: dict[str, Any] = {"skip_signature": True} if self._anonymous else {}
         match contract.storage.provider:
             case "gcp":
-                return GCSStore(bucket, client_options=options, retry_config=retry, **unsigned)
+                return GCSStore(bucket, client_options=_CLIENT, retry_config=_RETRIES, **unsigned)
             case "azure":  # the account comes from AZURE_STORAGE_ACCOUNT_NAME
-                return AzureStore(bucket, client_options=options, retry_config=retry, **unsigned)
+                return AzureStore(bucket, client_options=_CLIENT, retry_config=_RETRIES, **unsigned)
             case "aws":
-                return s3_bucket(
-                    bucket,
-                    region=contract.storage.region,
-                    seconds=self._request_seconds,
-                    anonymous=self._anonymous,
-                )
+                return s3_bucket(bucket, region=contract.storage.region, anonymous=self._anonymous)
 
     def _listed(self, contract: DatasetContract, bucket: str, prefix: str) -> Iterator[ListedObject]:
         # Stores list only whole path segments; a prefix that ends inside a segment is listed by folder and offset.
@@ -265,7 +262,7 @@ def open_store(location: str) -> Store:
     if location.startswith("s3://"):
         bucket, _, prefix = location.removeprefix("s3://").strip("/").partition("/")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        return s3_bucket(bucket, region=region, seconds=REQUEST_SECONDS, prefix=prefix)
+        return s3_bucket(bucket, region=region, prefix=prefix)
     if "://" in location:
         raise ConfigurationError(
             "KFM_STORAGE_URL has an unknown scheme",
@@ -319,10 +316,12 @@ def _folders(root: Path, above: str) -> list[str]:
     return [f"{above}{path.name}" for path in base.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
-def s3_bucket(bucket: str, *, region: str, seconds: float, prefix: str = "", anonymous: bool = False) -> S3Bucket:
+def s3_bucket(bucket: str, *, region: str, prefix: str = "", anonymous: bool = False) -> S3Bucket:
     """Open a bucket at the configured endpoint, else at AWS's of the region. Raises ConfigurationError."""
     endpoint = _endpoint_of(region)
-    return S3Bucket(bucket, endpoint=endpoint, region=region, seconds=seconds, prefix=prefix, anonymous=anonymous)
+    return S3Bucket(
+        bucket, endpoint=endpoint, region=region, seconds=REQUEST_SECONDS, prefix=prefix, anonymous=anonymous
+    )
 
 
 def _endpoint_of(region: str) -> str:
@@ -345,16 +344,3 @@ def _refuse_plain_http(endpoint: str) -> None:
             expected="https, or a loopback address",
             next_step="use https, or set AWS_ALLOW_HTTP=true",
         )
-
-
-def _client_options(seconds: float) -> ClientConfig:
-    return {"timeout": timedelta(seconds=seconds), "connect_timeout": timedelta(seconds=min(5.0, seconds))}
-
-
-def _retries(seconds: float) -> RetryConfig:
-    """Return at most two retries, within two request times; afterwards the ledger retries."""
-    return {
-        "max_retries": 2,
-        "retry_timeout": timedelta(seconds=2 * seconds),
-        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
-    }

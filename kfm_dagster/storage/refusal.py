@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 import orjson
 from sqlalchemy.exc import DBAPIError
@@ -28,13 +28,6 @@ _UNWRITABLE = (ValueError, OverflowError, orjson.JSONEncodeError)
 
 Item = TypeVar("Item")
 Written = TypeVar("Written")
-
-
-class Refused(NamedTuple, Generic[Item]):
-    """An item that the database refuses, and the database's error text."""
-
-    item: Item
-    reason: str
 
 
 def refusal_of(error: Exception) -> str | None:
@@ -57,11 +50,12 @@ def refusal_of(error: Exception) -> str | None:
 
 def write_all_but_refused(
     tx: Transaction, items: Sequence[Item], write: Callable[[Sequence[Item]], Written]
-) -> tuple[list[Written], list[Refused[Item]]]:
+) -> tuple[list[Written], list[tuple[Item, str]]]:
     """Write a batch, halving refused parts until each refused item is isolated.
 
-    Returns the results of `write` for the written parts, and the refused items. A refused part leaves nothing behind.
-    Raises errors that are not refusals. A single refused item among n costs 2 log n writes.
+    Returns the results of `write` for the written parts, and each refused item with the database's error text. A
+    refused part leaves nothing behind. Raises errors that are not refusals. A single refused item among n costs 2 log n
+    writes.
     """
     if not items:
         return [], []
@@ -72,7 +66,7 @@ def write_all_but_refused(
         if (reason := refusal_of(error)) is None:
             raise
         if len(items) == 1:
-            return [], [Refused(items[0], reason)]
+            return [], [(items[0], reason)]
     middle = len(items) // 2
     first, refused_first = write_all_but_refused(tx, items[:middle], write)
     second, refused_second = write_all_but_refused(tx, items[middle:], write)

@@ -56,30 +56,27 @@ def check_role_name(dialect: str, role: str) -> None:
 def _granted(database: Database, role: str, *, rights: str) -> bool:
     check_role_name(database.dialect, role)
     try:
-        return _grant(database, role, rights)
+        with database.transaction() as tx:
+            created = tx.run("roles.create", role=role).scalars().all()
+            # The database has quoted the names in these texts.
+            for statement in created:
+                tx.connection.exec_driver_sql(statement.replace("%", "%%"))
+            for name in ("roles.frame", rights):
+                for row in tx.run(name, role=role).all():
+                    tx.connection.exec_driver_sql(row.statement.replace("%", "%%"))
+            excess = tx.run("roles.excess", role=role).first()
+            if excess is not None:
+                raise DeploymentRoleError(
+                    "the role could alter evidence",
+                    observed=f"{role} has {excess.right_to} on {excess.relation}",
+                    expected="a role that is not a superuser, does not own the tables and has no rights from other "
+                    "roles",
+                    next_step="use another role, or revoke these rights",
+                )
+            return bool(created)
     except DBAPIError as error:
         raise DeploymentRoleError(
             observed=str(error.orig).strip(),
             expected="the owner's connection; to create a role it needs CREATEROLE",
             next_step="connect as the owner of the tables, or have an administrator create the role (CREATE ROLE)",
         ) from None
-
-
-def _grant(database: Database, role: str, rights: str) -> bool:
-    with database.transaction() as tx:
-        created = tx.run("roles.create", role=role).scalars().all()
-        # The database has quoted the names in these texts.
-        for statement in created:
-            tx.connection.exec_driver_sql(statement.replace("%", "%%"))
-        for name in ("roles.frame", rights):
-            for row in tx.run(name, role=role).all():
-                tx.connection.exec_driver_sql(row.statement.replace("%", "%%"))
-        excess = tx.run("roles.excess", role=role).first()
-        if excess is not None:
-            raise DeploymentRoleError(
-                "the role could alter evidence",
-                observed=f"{role} has {excess.right_to} on {excess.relation}",
-                expected="a role that is not a superuser, does not own the tables and has no rights from other roles",
-                next_step="use another role, or revoke these rights",
-            )
-    return bool(created)

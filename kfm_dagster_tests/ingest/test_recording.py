@@ -204,7 +204,7 @@ def _count_writes(database: Database, items: Sequence[int], refused: frozenset[i
         parts, left = write_all_but_refused(tx, items, write)
     for part in parts:
         taken += part
-    return writes, taken, {one.item for one in left}
+    return writes, taken, {item for item, _ in left}
 
 
 def test_one_refused_item_costs_few_writes_and_the_order_stays(database: Database) -> None:

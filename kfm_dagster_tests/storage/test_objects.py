@@ -17,6 +17,7 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.storage import objects
 from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError, RemoteObject, UndeclaredObjectError
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
@@ -213,8 +214,9 @@ def test_requests_go_by_the_proxy_of_the_environment(scripted: Scripted, monkeyp
     assert ObjectStores().open(HRRR, URI).probe(4)[1] == DATA[:4]
     assert scripted.requests == [f"GET http://store.invalid/{BUCKET}/{KEY}"]
     monkeypatch.setenv("NO_PROXY", "store.invalid")
+    monkeypatch.setattr(objects, "REQUEST_SECONDS", 0.5)
     with pytest.raises(ObjectReadError, match="does not answer"):
-        ObjectStores(request_seconds=0.5).open(HRRR, URI).probe(4)
+        ObjectStores().open(HRRR, URI).probe(4)
     assert len(scripted.requests) == 1
 
 
@@ -318,18 +320,20 @@ def test_statuses_have_issue_codes_and_bounded_retries(
     assert "127.0.0.1" not in str(caught.value)
 
 
-def test_store_that_stalls_is_given_up(scripted: Scripted) -> None:
+def test_store_that_stalls_is_given_up(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted.status = 0
+    monkeypatch.setattr(objects, "REQUEST_SECONDS", 0.2)
     with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
-        ObjectStores(request_seconds=0.2).open(HRRR, URI).head()
+        ObjectStores().open(HRRR, URI).head()
 
 
 def test_dead_endpoint_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:1")
+    monkeypatch.setattr(objects, "REQUEST_SECONDS", 0.5)
     with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
-        ObjectStores(request_seconds=0.5).open(HRRR, URI).probe(4)
+        ObjectStores().open(HRRR, URI).probe(4)
     with pytest.raises(ObjectReadError):
-        list(ObjectStores(request_seconds=0.5).list_day(HRRR, date(2025, 12, 3)))
+        list(ObjectStores().list_day(HRRR, date(2025, 12, 3)))
 
 
 def test_plain_http_is_for_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
