@@ -28,8 +28,6 @@ from kfm_dagster.settings import Settings
 if TYPE_CHECKING:
     from shapely.geometry.base import BaseGeometry
 
-_TURNS = (-360.0, 0.0, 360.0)
-
 
 class AreaProperties(Masking):
     """Properties of an area's feature: its name, and the masking of footprints that meet it."""
@@ -77,7 +75,7 @@ class SensitiveArea:
         from shapely.affinity import translate  # noqa: PLC0415, only where areas are declared
 
         # 180 and -180 degrees are the same meridian, and at a pole all longitudes are the same point.
-        touching = any(self.shape.intersects(translate(footprint, turn)) for turn in _TURNS)
+        touching = any(self.shape.intersects(translate(footprint, turn)) for turn in (-360.0, 0.0, 360.0))
         (_, south, _, north), (_, low, _, high) = self.shape.bounds, footprint.bounds
         return bool(touching or north == high == 90 or south == low == -90)
 

@@ -92,6 +92,11 @@ class Decision:
                 )
 
     @property
+    def row(self) -> dict[str, Any]:
+        """The columns of a decision."""
+        return {"actor": self.actor, "reason": self.reason, "change_ref": self.change_ref}
+
+    @property
     def details(self) -> dict[str, str]:
         """Members of an entry's details."""
         return {"dagster_run_id": self.dagster_run_id} if self.dagster_run_id else {}
@@ -169,12 +174,10 @@ class GovernanceLog:
     ) -> int:
         """Write an entry that changes no record by itself; return its id."""
         entry = {
-            "actor": decision.actor,
+            **decision.row,
             "action": action,
             "dataset": dataset,
             "wal_id": wal_id,
-            "reason": decision.reason,
-            "change_ref": decision.change_ref,
             "details": {**(details or {}), **decision.details},
             "proposal_id": proposal_id,
         }

@@ -278,7 +278,6 @@ def _rounded(degrees: float) -> float:
 
 MASKING, MASKING_DECISION = "kfm:masking", "kfm:masking_decision"
 """Properties of an Item whose footprint met a sensitive area: its masking and the decision."""
-_DECIDED = ("actor", "reason", "change_ref")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,8 +306,8 @@ class MaskingDecision:
 
     def as_json(self) -> dict[str, Any]:
         """Return the decision as JSON values."""
-        decision = {name: getattr(self.decision, name) for name in _DECIDED}
-        return {"dataset": self.dataset, "method": self.method, "parameters": dict(self.parameters), **decision}
+        mask = {"dataset": self.dataset, "method": self.method, "parameters": dict(self.parameters)}
+        return {**mask, **self.decision.row}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MaskingDecision:
@@ -317,7 +316,7 @@ class MaskingDecision:
             dataset=document["dataset"],
             method=document["method"],
             parameters=dict(document["parameters"]),
-            decision=Decision(**{name: value for name, value in document.items() if name in _DECIDED}),
+            decision=Decision(**{name: document[name] for name in ("actor", "reason", "change_ref")}),
         )
 
     def prov_nodes(self, masked_uris: list[str]) -> list[dict[str, Any]]:

@@ -63,18 +63,9 @@ class KillSwitches:
                     observed=dataset,
                     next_step=f"kfm resume {dataset}, or leave it on",
                 )
-            tx.run(
-                "governance.engage",
-                dataset=dataset,
-                at=now,
-                actor=decision.actor,
-                reason=decision.reason,
-                change_ref=decision.change_ref,
-                expires_at=expires_at,
-            )
-            self._log.record(
-                GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details={"expires_at": expires_at}, tx=tx
-            )
+            tx.run("governance.engage", decision.row, dataset=dataset, at=now, expires_at=expires_at)
+            details = {"expires_at": expires_at}
+            self._log.record(GovernanceAction.KILL_SWITCH_ON, decision, dataset=dataset, details=details, tx=tx)
 
     def release(self, dataset: str, decision: Decision) -> None:
         """Switch a dataset on again. Raises RefusedError when it was not off."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 from typing_extensions import override
@@ -39,6 +39,7 @@ from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.read_ahead import ReadAhead
 from kfm_dagster.telemetry.traces import traced
 
+Value = TypeVar("Value")
 UnitStep = Callable[[Envelope], Envelope]
 Results = Mapping[WalId, bytes]
 """A stage's results by the units' primary keys, as bytes that are equal for equal results."""
@@ -253,9 +254,10 @@ def each_alone(step: UnitStep, *, fail: Callable[[Envelope, Exception], Envelope
     return alone
 
 
-def in_chunks(units: Iterator[Envelope], size: int) -> Iterator[list[Envelope]]:
-    """Yield the units in lists of `size` units; the last list may be shorter."""
-    while chunk := list(islice(units, size)):
+def in_chunks(values: Iterable[Value], size: int) -> Iterator[list[Value]]:
+    """Yield the values in lists of `size`; the last list may be shorter."""
+    rest = iter(values)
+    while chunk := list(islice(rest, size)):
         yield chunk
 
 

@@ -58,8 +58,6 @@ __all__ = [
 
 REGISTER_CHUNK = 1_000
 """Items in memory at a time; each takes about 30 KB until it is written."""
-MISMATCHES_NAMED = 20
-"""Limit of units per log line."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -182,7 +180,7 @@ class StacRegister(EffectNode):
     @override
     def transform(self) -> list[Envelope]:
         with traced_batch(self.operator, self.received, dataset=self.public) as registered:
-            for part in in_chunks(iter(self.received), REGISTER_CHUNK):
+            for part in in_chunks(self.received, REGISTER_CHUNK):
                 began = time.perf_counter()
                 registered.extend(
                     stac_register_batch(
@@ -326,7 +324,7 @@ class Settle(ChainNode):
     def after_commit(self, batch: Sequence[Envelope]) -> None:
         """Delete the messages whose units are all terminal, and bring the followers up to date."""
         if self.report.mismatched:
-            first = ", ".join(self.report.mismatched[:MISMATCHES_NAMED])
+            first = ", ".join(self.report.mismatched[:20])
             _LOG.error(
                 "%d results of %s differ from earlier results: %s", len(self.report.mismatched), self.dataset, first
             )

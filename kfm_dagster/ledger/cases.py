@@ -155,12 +155,10 @@ class QuarantineCases:
 
 def _discard_entry(row: Any, decision: Decision) -> dict[str, Any]:
     return {
-        "actor": decision.actor,
+        **decision.row,
         "action": GovernanceAction.DISCARD,
         "dataset": row.dataset,
         "wal_id": row.wal_id,
-        "reason": decision.reason,
-        "change_ref": decision.change_ref,
         "details": {"quarantined_version": row.quarantined_version},
     }
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from enum import StrEnum, unique
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -111,10 +112,11 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
         indexed = _indexed(succeeded, contract, view)
         current = view.run("reconcile.items_of_day", collection_id=contract.stac.collection, day=day.isoformat()).all()
     # Files are listed outside of a transaction, because there may be many.
-    files = _Files(open_publisher(pipeline.settings.catalog))
-    missing = _without_item(succeeded, indexed, files, read=read)
+    catalog, lineage = (open_publisher(url) for url in (pipeline.settings.catalog, pipeline.settings.lineage))
+    names = _names(catalog)
+    missing = _without_item(succeeded, indexed, names, catalog if read else None)
     pending_uris = [*bucket.unknown, *(row.object_uri for row in units if row.status in _OPEN)]
-    items, stray = _stray(contract, day, files, current, coming=_item_ids(grammar, pending_uris))
+    items, stray = _stray(contract, day, names, current, coming=_item_ids(grammar, pending_uris))
     is_listed = _within(grammar.contract.storage.day_prefixes(day)).match
     gone = {
         row.object_uri
@@ -136,7 +138,7 @@ def compare_day(pipeline: Pipeline, dataset: str, day: date, *, read: bool = Fal
             if row.wal_id in missing and row.object_uri not in gone and _is_same(row, bucket.etags.get(row.object_uri))
         ],
         stray_items=stray,
-        missing_lineage=_without_lineage(succeeded, emissions, _Files(open_publisher(pipeline.settings.lineage))),
+        missing_lineage=_without_lineage(succeeded, emissions, _names(lineage)),
     )
 
 
@@ -184,44 +186,32 @@ def _within(prefixes: Iterable[str]) -> re.Pattern[str]:
     return re.compile("[^/]*//[^/]*/" + "(?:" + "|".join(folders) + ")")
 
 
-class _Files:
-    """The files of the catalog's or the lineage's folders, each folder listed once."""
+_Names = Callable[[str], Collection[str]]
+"""Returns the names of a folder's files; each folder is listed once."""
 
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
-        self._names: dict[str, frozenset[str]] = {}
 
-    def of(self, folder: str) -> frozenset[str]:
-        """Return the names of a folder's files."""
-        if folder not in self._names:
-            self._names[folder] = frozenset(self._publisher.names(folder))
-        return self._names[folder]
+def _names(publisher: Publisher) -> _Names:
+    return cache(lambda folder: frozenset(publisher.names(folder)))
 
-    def has(self, path: str) -> bool:
-        """Return whether a file exists."""
-        folder, _, name = path.rpartition("/")
-        return name in self.of(folder)
 
-    def differing(self, contents: Mapping[str, str]) -> Iterator[str]:
-        """Read Items by path; yield the paths whose content differs from its expected hash."""
-        for part in _parts(sorted(contents)):
-            files = self._publisher.read(part)
-            yield from (path for path in part if content_of(files.get(path)) != contents[path])
+def _has(names: _Names, path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return name in names(folder)
 
 
 def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transaction) -> dict[str, Any]:
     """Return the index's rows of the units' Items, by Item id."""
     indexed: dict[str, Any] = {}
-    for part in _parts([row.stac_item_id for row in succeeded if row.stac_item_id is not None]):
+    for part in in_chunks((row.stac_item_id for row in succeeded if row.stac_item_id is not None), ITEMS_AT_ONCE):
         rows = view.run("catalog.contents", collection_id=contract.stac.collection, item_ids=part)
         indexed |= {row.item_id: row for row in rows}
     return indexed
 
 
 def _without_item(
-    succeeded: Sequence[Any], indexed: Mapping[str, Any], files: _Files, *, read: bool
+    succeeded: Sequence[Any], indexed: Mapping[str, Any], names: _Names, catalog: Publisher | None
 ) -> dict[WalId, str]:
-    """Return units, with Item ids, whose Item is not indexed or whose file is lost or differs."""
+    """Return units, with Item ids, whose Item is not indexed or whose file is lost or, in `catalog`, differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # Only the unit that wrote the current Item can create that Item again.
     makers = {
@@ -229,9 +219,10 @@ def _without_item(
         for row in succeeded
         if row.stac_item_href and row.wal_id not in lost and indexed[row.stac_item_id].wal_id == row.wal_id
     }
-    without = [href for href in makers if not files.has(href)]
-    if read:
-        without += files.differing({href: makers[href].content_sha256 for href in makers.keys() - set(without)})
+    without = [href for href in makers if not _has(names, href)]
+    for part in in_chunks(sorted(makers.keys() - set(without)) if catalog else (), ITEMS_AT_ONCE):
+        files = catalog.read(part) if catalog else {}
+        without += [href for href in part if content_of(files.get(href)) != makers[href].content_sha256]
     lost |= {makers[href].wal_id for href in without}
     return {
         WalId(row.wal_id): row.stac_item_id or row.object_uri
@@ -240,20 +231,20 @@ def _without_item(
     }
 
 
-def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], files: _Files) -> list[str]:
+def _without_lineage(succeeded: Sequence[Any], emissions: Sequence[Any], names: _Names) -> list[str]:
     """Return the objects whose unit lacks lineage on a path, or a published file of it."""
     paths: dict[str, set[str]] = defaultdict(set)
     for row in emissions:
         paths[row.wal_id].add(row.path)
     # Unpublished lineage is not lost, because its bytes wait in the outbox.
-    lost = {row.wal_id for row in emissions if row.state == "published" and not files.has(row.href)}
+    lost = {row.wal_id for row in emissions if row.state == "published" and not _has(names, row.href)}
     return sorted(
         {row.object_uri for row in succeeded if row.wal_id in lost or len(paths[row.wal_id]) < len(LineagePath)}
     )
 
 
 def _stray(
-    contract: DatasetContract, day: date, files: _Files, rows: Sequence[Any], *, coming: Collection[str]
+    contract: DatasetContract, day: date, names: _Names, rows: Sequence[Any], *, coming: Collection[str]
 ) -> tuple[int, list[str]]:
     """Return the day's number of Items, and the Items that belong to no recorded or coming unit."""
     own_rows = [row for row in rows if row.dataset == contract.id]
@@ -264,23 +255,17 @@ def _stray(
         # After a restore of the ledger, files of coming Items may exist already; their units will write them again.
         known = {f"{item_id}.json" for item_id in (*(row.item_id for row in rows), *coming)}
         folder = day_path(contract.stac.collection, day.isoformat()).rpartition("/")[0]
-        stray += [name for name in files.of(folder) - known if not _NO_ITEM.fullmatch(name)]
+        stray += [name for name in set(names(folder)) - known if not _NO_ITEM.fullmatch(name)]
     return len(own_rows), sorted(stray)
 
 
 def _item_ids(grammar: KeyGrammarReader, uris: Iterable[str]) -> set[str]:
-    """Return the ids of the Items of objects."""
     matches = (grammar.match(uri.split("/", 3)[3]) for uri in uris)
     return {match.item_id for match in matches if match is not None}
 
 
 def _answered_for(row: Any) -> bool:
     return row.status in {*_OPEN, Status.SUCCEEDED} or (row.status == Status.FAILED and row.next_attempt_at is not None)
-
-
-def _parts(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    for first in range(0, len(values), ITEMS_AT_ONCE):
-        yield values[first : first + ITEMS_AT_ONCE]
 
 
 ITEMS_PER_REPLAY = 10_000

@@ -18,9 +18,6 @@ from kfm_dagster.errors import ExitCode, KfmError
 from kfm_dagster.recovery.replay.selection import Selection
 from kfm_dagster.settings import Environment
 
-RECORDS_OF_DAYS = 100_000
-"""A month of HRRR or 3 days of NEXRAD: about 160 MB in memory, 17 minutes at prod's rate."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -30,8 +27,11 @@ class Limits:
     """
 
     max_selection_records: int = 50_000
-    max_records_of_days: int = RECORDS_OF_DAYS
-    """Limit of records for a selection with a first and last day, as for all Items of a release in a range."""
+    max_records_of_days: int = 100_000
+    """Limit of records for a selection with a first and last day, as for all Items of a release in a range.
+
+    A month of HRRR or 3 days of NEXRAD: about 160 MB in memory, 17 minutes at prod's rate.
+    """
     max_batch_size: int = 1_000
     default_batch_size: int = 500
     max_batches: int = 1_000

@@ -196,10 +196,6 @@ def _too_many(guard: Guard, what: str, observed: float, limit: float, next_step:
         yield Refusal(guard=guard, what=what, observed=f"{observed:g}", expected=expected, next_step=next_step)
 
 
-EXAMPLES = 5
-"""Records that a plan shows."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedReplay:
     """The units to requeue, their batches, the skipped units, and the refusals.
@@ -270,7 +266,7 @@ class PlannedReplay:
             "least_seconds": round(self.seconds, 1),
             "partitions": self.partitions,
             "breakdown": self.breakdown,
-            "examples": [unit.as_json() for unit in self.units[:EXAMPLES]],
+            "examples": [unit.as_json() for unit in self.units[:5]],
             "refusals": [refusal.as_json() for refusal in self.refusals],
         }
 
@@ -280,8 +276,8 @@ def look(request: Request, *, registry: ContractRegistry, rules: Admission, tx: 
 
     Raises GuardError if a guard refuses the query itself, and ContractError for a dataset without a contract.
     """
-    if refusals := [*refused_to_look(request)]:
-        raise GuardError(refusals)
+    if refused := [*refused_to_look(request)]:
+        raise GuardError(refused)
     selection = request.selection
     datasets = datasets_of(selection, registry)
     units: list[SelectedUnit] = []

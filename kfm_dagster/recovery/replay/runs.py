@@ -75,8 +75,7 @@ class ReplayRun:
         """Return the published form."""
         own = ("replay_run_id", "name", "env", "state", "state_reason", "spec_sha256", "batches")
         run = {name: getattr(self, name) for name in (*own, "created_at", "updated_at", "finished_at")}
-        decision = {name: getattr(self.decision, name) for name in ("actor", "reason", "change_ref")}
-        return json_row({**run, "mode": self.selection.spec.mode, **decision})
+        return json_row({**run, "mode": self.selection.spec.mode, **self.decision.row})
 
 
 @unique
@@ -160,6 +159,7 @@ def create(
     """Record a replay with its frozen selection, and start it."""
     tx.run(
         "replay.create",
+        decision.row,
         replay_run_id=replay_run_id,
         name=selection.metadata.name,
         mode=selection.spec.mode,
@@ -167,9 +167,6 @@ def create(
         spec=selection.as_json(),
         spec_sha256=selection.sha256(),
         batches=units[-1]["batch"] if units else 0,
-        actor=decision.actor,
-        reason=decision.reason,
-        change_ref=decision.change_ref,
         at=at,
     )
     tx.run("replay.freeze", replay_run_id=replay_run_id, units=units)

@@ -48,9 +48,9 @@ class SkipReason(StrEnum):
     """A newer release has made the current result."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SelectedUnit:
-    """A record when it was queried; `made_by` is the release that made its last result."""
+    """A record in the order of the queries' columns; `made_by` is the release of its last result."""
 
     wal_id: WalId
     version: int
@@ -260,10 +260,7 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
         {
             "position": number + 1,
             "batch": number // batch_size + 1,
-            "wal_id": unit.wal_id,
-            "dataset": unit.dataset,
-            "status": unit.status,
-            "version": unit.version,
+            **{name: getattr(unit, name) for name in ("wal_id", "dataset", "status", "version")},
         }
         for number, unit in enumerate(units)
     ]
@@ -271,17 +268,5 @@ def frozen(units: Sequence[SelectedUnit], *, batch_size: int) -> list[dict[str, 
 
 def _unit(row: Sequence[Any]) -> SelectedUnit:
     """Read a row by the order of its columns, because reading by name takes as long as the query."""
-    wal_id, version, status, dataset, partition, event_time, attempts, error_code, object_uri, superseded, made_by = row
-    return SelectedUnit(
-        wal_id=WalId(wal_id),
-        version=version,
-        status=Status(status),
-        dataset=dataset,
-        partition=partition,
-        event_time=event_time,
-        attempts=attempts,
-        error_code=error_code,
-        object_uri=object_uri,
-        superseded=bool(superseded),
-        made_by=made_by,
-    )
+    wal_id, version, status, *others = row
+    return SelectedUnit(wal_id, version, Status(status), *others)
