@@ -217,7 +217,6 @@ def _failed(node: ChainNode, tx: Transaction) -> StageAttempt | None:
 
 
 def _others(node: ChainNode) -> Iterator[type[ChainNode]]:
-    """Yield the chain's other nodes, last first."""
     return (other for other in reversed(chain()) if other is not type(node))
 
 

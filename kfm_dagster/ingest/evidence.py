@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -166,38 +167,29 @@ def read_evidence(store: Store, reference: ArtifactReference) -> dict[str, Any]:
     return content
 
 
-_STAGE = "stac_register"
-
-
-def withdraw_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> int:
-    """Withdraw Items without lineage of quarantined units in `wal_ids`; return the number.
+def withdraw_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> None:
+    """Withdraw Items without lineage of quarantined units in `wal_ids`.
 
     A transaction per dataset and run locks the units, so that none is requeued meanwhile. Safe to repeat, also after a
     crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
     """
-    withdrawn, known = 0, {contract.id for contract in pipeline.registry}
-    for (dataset, run_id), units in groupby(
-        pipeline.catalog.orphans(wal_ids), key=lambda orphan: (orphan.dataset, orphan.run_id)
-    ):
+    known = {contract.id for contract in pipeline.registry}
+    for (dataset, run_id), orphans in groupby(pipeline.catalog.orphans(wal_ids), key=attrgetter("dataset", "run_id")):
         if dataset in known:  # without its contract a collection cannot be written
-            withdrawn += _withdraw(pipeline, dataset, run_id, list(units))
-    return withdrawn
+            _withdraw(pipeline, dataset, run_id, list(orphans))
 
 
-def _withdraw(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> int:
+def _withdraw(pipeline: Pipeline, dataset: str, run_id: str, orphans: Sequence[Orphan]) -> None:
     stages = pipeline.stages.lifecycle.store
     with pipeline.database.transaction() as tx:
         held = pipeline.ledger.hold_quarantined([orphan.wal_id for orphan in orphans], tx=tx)
         promotions = {orphan.item_id: orphan.promotion_id for orphan in orphans if orphan.wal_id in held}
         undone = pipeline.catalog.undo_items(dataset, promotions, tx=tx)
         counts = {"restored": len(undone.restored), "removed": len(undone.removed)}
-        attempt = stages.newest(run_id, f"{dataset}.{_STAGE}", tx=tx)
-        withdrawn = sum(counts.values())
-        if attempt is not None and withdrawn:
-            because = {"because": "units quarantined without lineage"}
-            stages.audit.append([attempt.event(AuditKind.COMPENSATION, "done", counts | because)], tx=tx)
-    if withdrawn:
-        _LOG.warning(
-            "withdrew %d Items of %s, run %s: their units are quarantined without lineage", withdrawn, dataset, run_id
-        )
-    return withdrawn
+        because = "units quarantined without lineage"
+        if not any(counts.values()):
+            return
+        if (attempt := stages.newest(run_id, f"{dataset}.stac_register", tx=tx)) is not None:
+            details = {**counts, "because": because}
+            stages.audit.append([attempt.event(AuditKind.COMPENSATION, "done", details)], tx=tx)
+    _LOG.warning("withdrew %d Items of %s, run %s: %s", sum(counts.values()), dataset, run_id, because)

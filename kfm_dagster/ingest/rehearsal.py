@@ -35,8 +35,6 @@ from kfm_dagster.settings import FeedKind, Settings
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.stages.failure import StageFailedError
 
-LISTED_SHOWN = 5
-"""Limit of a day's prefixes in a finding."""
 LEFT_OUT = "storage.listing_sets: a backfill does not look for this object; it is ingested when it is announced"
 
 
@@ -109,7 +107,7 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
         findings = [f"{verdict.gate}: {finding.what}" for verdict in failing for finding in verdict.findings]
         return Rehearsal(uri=uri, status=None, item=None, findings=tuple(findings or [str(error)]), suspect=())
     if not outputs[-1].envelopes:
-        prefixes = ", ".join(islice(contract.storage.day_prefixes(match.start.date()), LISTED_SHOWN))
+        prefixes = ", ".join(islice(contract.storage.day_prefixes(match.start.date()), 5))
         missing = f"storage.listing: no prefix lists {uri}, so that no backfill would find it; listed were {prefixes}"
         return Rehearsal(uri=uri, status=None, item=None, findings=(missing,), suspect=())
     (unit,) = outputs[-1].envelopes

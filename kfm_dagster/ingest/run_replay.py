@@ -335,7 +335,6 @@ def _comparison_events(
     comparisons: Sequence[StageComparison],
     diverging: StageComparison | None,
 ) -> Iterator[AuditEvent]:
-    """Yield an audit line for each compared stage."""
     for comparison in comparisons:
         event = "diverged" if comparison is diverging else "compared"
         yield attempt.event(AuditKind.REPLAY, event, {"replay_of": original, **comparison.as_json()})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
 from functools import cached_property
-from typing import overload
+from typing import Any
 
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.run_state.record import InputReference, RunState
@@ -41,13 +41,7 @@ class StoredEnvelopes(Sequence[Envelope]):
     def __len__(self) -> int:
         return self._units
 
-    @overload
-    def __getitem__(self, index: int) -> Envelope: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Envelope]: ...
-
-    def __getitem__(self, index: int | slice) -> Envelope | Sequence[Envelope]:
+    def __getitem__(self, index: Any) -> Any:
         return self._envelopes[index]
 
     @cached_property

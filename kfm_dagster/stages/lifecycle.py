@@ -179,17 +179,14 @@ class StageLifecycle:
         if failed is not None:
             self._roll_back(node, failed, received)
 
-    def close(self, run_ids: Iterable[str], *, limit: int = 1_000) -> int:
-        """Move the attempts of dead runs to failed; return their number."""
-        closed = 0
+    def close(self, run_ids: Iterable[str]) -> None:
+        """Move the attempts of dead runs to failed."""
         with self.database.transaction() as tx:
-            for attempt in self.store.unfinished(run_ids, limit=limit, tx=tx):
+            for attempt in self.store.unfinished(run_ids, limit=1_000, tx=tx):
                 # A worker that was wrongly considered dead may have ended its stage meanwhile.
                 with suppress(StageMoveError), tx.nested():
                     facts = {"reason": "its run is dead"}
                     self.store.move(attempt, StageState.FAILED, error_class=ErrorClass.E_INTERNAL, details=facts, tx=tx)
-                    closed += 1
-        return closed
 
     def note(self, run_id: str, stage: str, event: str, *, tx: Transaction) -> None:
         """Append an audit line about a stage without moving it; do nothing if it was never started."""

@@ -122,10 +122,6 @@ def idempotency_key(card: StateMachine, parts: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-UNITS_NAMED = 100
-"""Units at fault that an audit line names at most; its count includes all of them."""
-
-
 def gate_events(attempt: StageAttempt, decision: GateDecision) -> Iterable[AuditEvent]:
     """Yield the audit lines of verdicts: a line per applicable gate and per stop of the stage."""
     for verdict in decision.verdicts:
@@ -149,6 +145,6 @@ def _details(verdict: Verdict, decision: GateDecision) -> dict[str, Any]:
         "expected": verdict.expected,
         "outcome": outcome,
         "units_at_fault": len(verdict.units),
-        "units": sorted(verdict.units)[:UNITS_NAMED],
+        "units": sorted(verdict.units)[:100],  # the count includes all of them
         **({"figures": dict(verdict.figures)} if verdict.figures else {}),
     }

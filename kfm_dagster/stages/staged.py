@@ -161,7 +161,6 @@ def _entity(entry: ManifestEntry) -> str:
 
 
 def _evaluated(decision: GateDecision) -> GateDecision | None:
-    """Return a decision for the next stage, or None if no gate applied."""
     return decision if any(verdict.applies for verdict in decision.verdicts) else None
 
 

@@ -197,10 +197,6 @@ def _finding(name: str, hours: Sequence[ProductHour]) -> Finding:
     return Finding(what=f"{text} short, the first {short[0]:02} UTC")
 
 
-FEED = timedelta(days=1)
-"""Data older than this comes from an archive, not from a feed, because the slowest feed here takes hours."""
-
-
 def freshness(subject: Subject) -> Verdict:
     """Name every live unit that is older than the contract's budget (G5) at the run's reference time.
 
@@ -210,7 +206,8 @@ def freshness(subject: Subject) -> Verdict:
     if subject.contract.freshness is None:
         return Verdict.not_applicable(Gate.G5, "age <= budget", "the contract has no budget")
     budget = subject.contract.freshness.budget_seconds
-    feed = (subject.reference_time - FEED).date()
+    # Data older than a day comes from an archive, not from a feed, because the slowest feed here takes hours.
+    feed = (subject.reference_time - timedelta(days=1)).date()
     rule = f"age of live units <= {budget} s"
     ages = sorted(
         (unit.wal_id, (subject.reference_time - unit.event_time).total_seconds())
