@@ -21,8 +21,6 @@ from kfm_dagster.settings import Settings
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110, 9.2.1)."""
-POLICY_VIOLATION = 1008
-"""The code that closes a WebSocket (RFC 6455, 7.4.1)."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(:[0-9]{1,5})?")
 _OWN_SITES = frozenset({"same-origin", "none"})
 """A page of this server, and an address that a person typed or chose (Fetch Metadata, 2.4)."""
@@ -52,7 +50,7 @@ class WebGuard:
             return
         status, line = refused
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": line})
+            await send({"type": "websocket.close", "code": 1008, "reason": line})  # RFC 6455, 7.4.1
             return
         await PlainTextResponse(f"{line}\n", status_code=status)(scope, receive, send)
 

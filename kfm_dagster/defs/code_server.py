@@ -29,9 +29,6 @@ CODE_VERSION = "kfm_dagster.defs.code_version"
 LATE = ("duckdb", "pandas", "pint", "pystac")
 """Modules that a run imports and the definitions do not; pyarrow imports pandas, if installed, at its first array."""
 
-FORK_TEMPLATE = "kfm_dagster.fork_template"
-"""Also only the name, for the same reason; imported last."""
-
 UNKNOWN_EXIT = 255
 """multiprocessing's exit code for a child whose parent, the only process that could report the code, has ended."""
 
@@ -70,7 +67,7 @@ def main(*, module: str, host: str, port: int) -> None:
     # In each run's process, multiprocessing executes this main module again, so the modules that it imports are
     # preloaded, too.
     ours = [run_processes.__name__, CODE_VERSION, module]
-    forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, FORK_TEMPLATE])
+    forkserver.set_forkserver_preload([api.__name__, server.__name__, *ours, *LATE, "kfm_dagster.fork_template"])
     collect_rarely()
     # Started now, so that both processes import at the same time.
     forkserver.ensure_running()

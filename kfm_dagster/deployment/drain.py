@@ -28,9 +28,6 @@ from kfm_dagster.recovery.backfill.progress import UnlistedDays, listed_backfill
 from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.views.feeds import IGNORED_COUNTS, IgnoredFilter
 
-MAX_FAILING_SHOWN = 20
-TERMINAL_OR_FAILED = (Status.SUCCEEDED, Status.FAILED, Status.QUARANTINED)
-
 
 @dataclass(frozen=True, kw_only=True)
 class DrainResult:
@@ -76,14 +73,14 @@ def account(pipeline: Pipeline, *, since: datetime) -> DrainResult:
     """Return the outcomes of all units and messages, from ledger and deliveries."""
     with pipeline.database.snapshot() as tx:
         counts = pipeline.ledger.counts(tx=tx)
-        failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=MAX_FAILING_SHOWN, tx=tx)
+        failing = pipeline.ledger.find(status=Status.QUARANTINED, limit=20, tx=tx)
     duplicates = pipeline.deliveries.duplicates()
-    deliveries = pipeline.deliveries.counts()
+    deliveries, ended = pipeline.deliveries.counts(), (Status.SUCCEEDED, Status.FAILED, Status.QUARANTINED)
     return DrainResult(
         datasets={
             contract.id: {
                 "received": sum(counts.get(contract.id, {}).values()),
-                **{status.value: counts.get(contract.id, {}).get(status, 0) for status in TERMINAL_OR_FAILED},
+                **{status.value: counts.get(contract.id, {}).get(status, 0) for status in ended},
                 "duplicates": duplicates.get(contract.id, 0),
             }
             for contract in pipeline.registry

@@ -19,7 +19,6 @@ from kfm_dagster.errors import ConfigurationError
 
 CODE_SUFFIXES = frozenset({".py", ".sql", ".yaml", ".json"})
 """Suffixes of the files that determine a node's work."""
-GIT_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +113,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=GIT_SECONDS,
+            timeout=30,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

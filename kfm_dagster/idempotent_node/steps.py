@@ -20,10 +20,8 @@ from kfm_dagster.telemetry.energy import CodecarbonMeter, Energy, EnergyAssumpti
 from kfm_dagster.telemetry.measures import Spent, StepVolume
 from kfm_dagster.telemetry.totals import Total, Totals
 
-_SECONDS_PER_HOUR = 3600
 DIED = "WorkerDied"
 """Error of an intent whose worker died without recording an error."""
-_ERROR_LENGTH = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +40,7 @@ class StepEnd:
             wal_id=wal_id,
             status=status,
             ended_at=at,
-            error=None if self.error is None else self.error[:_ERROR_LENGTH],
+            error=None if self.error is None else self.error[:200],
         )
         totals = Totals()
         totals.add(Total.ENERGY_KWH, amount=self.spent.energy_kwh or 0)
@@ -103,5 +101,5 @@ class StepMeter:
             energy_kwh=energy.kwh,
             carbon_gco2e=energy.gco2e,
             measured_by=energy.method,
-            cost_usd=None if self._usd_per_hour is None else seconds / _SECONDS_PER_HOUR * self._usd_per_hour,
+            cost_usd=None if self._usd_per_hour is None else seconds / 3600 * self._usd_per_hour,
         )

@@ -177,7 +177,6 @@ GROWTH = math.log(1.02)
 EXACT_BELOW = 50
 """Up to this number of seconds, each second is a class; above it, a second is less than 2 %."""
 NO_LEAD = ""
-PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,7 +267,7 @@ def arrival_times(
 
 
 def _times(dataset: str, product: str, lead: str | None, counts: Mapping[int, int]) -> ArrivalTimes:
-    p50, p95, p99 = (percentile(counts, share / 100) for share in PERCENTILES)
+    p50, p95, p99 = (percentile(counts, share) for share in (0.5, 0.95, 0.99))
     return ArrivalTimes(
         dataset=dataset, product=product, lead=lead, objects=sum(counts.values()), p50=p50, p95=p95, p99=p99
     )

@@ -191,7 +191,6 @@ class _Try:
 
 
 def _after(entry: Entry, position: int, *, taken: bool) -> Entry:
-    """Return the entry after sending the event at a position."""
     others = [other for other in entry.payload if other != position]
     payload = others if taken else [*others, position]
     return replace(entry, position=max(entry.position, position + 1), payload=payload)

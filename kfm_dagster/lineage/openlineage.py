@@ -23,7 +23,6 @@ from kfm_dagster.lineage.unit import IngestRun, LineageUnit
 Event = dict[str, Any]
 
 JOB_NAMESPACE = "kfm-nodd"
-STAC_NAMESPACE = "kfm-stac"
 _PRODUCER = f"https://kfm.dev/kfm_dagster/{__version__}"
 """URI that identifies the software; it need not resolve."""
 _SCHEMAS = "https://kfm.dev/schemas/"
@@ -195,4 +194,4 @@ def _output(unit: LineageUnit) -> dict[str, Any]:
         "OutputSubsetOutputDatasetFacet",
         outputCondition={"type": "location", "locations": [unit.stac.item_href]},
     )
-    return {"namespace": STAC_NAMESPACE, "name": unit.stac.collection_id, "outputFacets": {"subset": subset}}
+    return {"namespace": "kfm-stac", "name": unit.stac.collection_id, "outputFacets": {"subset": subset}}

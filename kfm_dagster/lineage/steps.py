@@ -31,9 +31,6 @@ from kfm_dagster.lineage.unit import agent_id
 from kfm_dagster.telemetry.measures import MEASURES, inputs_of
 
 NAMESPACE = "kfm-etl"
-STORAGE_NAMESPACE = "kfm-storage"
-RUN_JOB = "kfm.run"
-"""Job of a step's parent, the run."""
 INPUTS_NAMED = 100
 """A manifest of more inputs becomes a single dataset with a count, as its entries would flood a lineage browser."""
 
@@ -250,11 +247,11 @@ def _dataset(uri: str) -> dict[str, Any]:
         dataset = data_object(uri)
         return {**dataset, "name": dataset["name"] or "/"}
     scheme, separator, rest = uri.partition(":")
-    return {"namespace": scheme, "name": rest} if separator else {"namespace": STORAGE_NAMESPACE, "name": uri}
+    return {"namespace": scheme, "name": rest} if separator else {"namespace": "kfm-storage", "name": uri}
 
 
 def _parent(step: Step) -> dict[str, Any]:
-    job = {"namespace": NAMESPACE, "name": RUN_JOB}
+    job = {"namespace": NAMESPACE, "name": "kfm.run"}
     return official_facet("1-2-0", "ParentRunFacet", run={"runId": step.run_id}, job=job)
 
 

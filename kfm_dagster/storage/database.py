@@ -40,7 +40,6 @@ NO_ROOM = frozenset({"53100", sqlite3.SQLITE_FULL})
 AWAY = frozenset({"57P01", "57P02", "57P03", "53300", "58030", sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 """Codes of a server that is stopped, not ready or out of connections, and of a failing disk."""
 MAKE_ROOM = "free disk space for the database's files"
-CONNECT_TIMEOUT_SECONDS = 10
 INSUFFICIENT_PRIVILEGE = "42501"
 """PostgreSQL's code for a statement that the role may not execute (appendix A)."""
 LACKING = "the database role lacks rights that this release needs"
@@ -247,7 +246,7 @@ def _engine(url: URL, *, read_only: bool) -> sa.Engine:
             url,
             json_deserializer=json_value,
             pool_pre_ping=True,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "kfm_dagster"},
+            connect_args={"connect_timeout": 10, "application_name": "kfm_dagster"},
             execution_options={"postgresql_readonly": read_only},
         )
     if url.get_backend_name() != "sqlite":

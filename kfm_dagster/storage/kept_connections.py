@@ -11,9 +11,6 @@ from typing import Any
 from sqlalchemy.engine import URL, CreateEnginePlugin
 from sqlalchemy.pool import QueuePool
 
-IDLE_CONNECTIONS = 1
-"""Idle connections of an engine; concurrent threads get further connections, which are closed afterwards."""
-
 
 class KeptConnections(CreateEnginePlugin):
     """Keeps an idle connection of an engine open, whatever pool its caller names."""
@@ -21,12 +18,8 @@ class KeptConnections(CreateEnginePlugin):
     def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
         """Replace the pool in the arguments of `create_engine`."""
         super().__init__(url, kwargs)
-        kwargs |= {
-            "poolclass": QueuePool,
-            "pool_size": IDLE_CONNECTIONS,
-            "max_overflow": -1,
-            "pool_pre_ping": True,
-        }
+        # One idle connection of an engine; concurrent threads get further ones, which are closed afterwards.
+        kwargs |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": -1, "pool_pre_ping": True}
 
     def update_url(self, url: URL) -> URL:
         """Return the URL unchanged, because SQLAlchemy has already removed `plugin`."""

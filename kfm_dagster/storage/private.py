@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
-
-FOLDER_MODE: Final = 0o700
-FILE_MODE: Final = 0o600
 
 
 def private_folder(folder: Path) -> None:
     """Create a folder and its missing parents for this user alone. Raises OSError on failure."""
     for part in reversed([folder, *folder.parents]):
         if not part.exists():
-            part.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            part.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(exist_ok=True)
 
 
 def private_file(file: Path) -> None:
     """Create an empty file for this user alone unless it exists. Raises OSError on failure."""
     with suppress(FileExistsError):
-        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -29,7 +29,6 @@ MARKER = ".kfm-deployment.json"
 """File of a root that names its deployment; no document of catalog or lineage links to it."""
 _NO_CONTENT = re.compile(rf"(.*/)?({re.escape(MARKER)}|{re.escape(PROBE)}|\.staging/.*)")
 """Files that an empty root may have: marks and probes, also of roots inside it, and staged files of dead processes."""
-_UNREADABLE = "an unreadable id"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,7 @@ class Root:
         try:
             return str(json.loads(content)["deployment_id"])
         except (ValueError, TypeError, KeyError):
-            return _UNREADABLE
+            return "an unreadable id"
 
     def is_empty(self) -> bool:
         """Return whether the root has only marks, probes and staged files."""

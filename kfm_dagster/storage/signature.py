@@ -53,7 +53,6 @@ def signed_headers(
 
 @lru_cache(maxsize=8)
 def _key(secret: str, day: str, region: str) -> bytes:
-    """Return the signing key of a day."""
     key = b"AWS4" + secret.encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")

@@ -250,7 +250,6 @@ class Worker:
 
     @property
     def _most(self) -> int:
-        """Units of a batch."""
         settings = self.pipeline.settings
         return min(UNITS_PER_READ * settings.read_concurrency, settings.max_units_per_run)
 

@@ -258,7 +258,6 @@ def _why_none(
 
 
 def _by_day(rows: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
-    """Group rows of datasets by backfill and day, in their order."""
     groups: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for row in rows:
         groups[row.backfill_id, row.day].append(row)
