@@ -37,6 +37,8 @@ PARALLEL = 8
 """Fields that `best` reads at once."""
 MD5 = "d50110"
 """Prefix of a multihash that is an MD5 (multiformats, table of codes), as which Items have an ETag."""
+TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
+"""Coordinates of a field by GDAL's tags, which are seconds since 1970."""
 _CHUNK = re.compile(r"\d{3}-[SIE]$")
 
 
@@ -172,23 +174,19 @@ def _grid(item: Item, name: str | None) -> Any:
                 observed=name or "no field",
                 expected=f"one of {', '.join(sorted(set(elements.values())))}",
             )
+        tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
-        return _described(grid, item, variable or elements[numbers[0]])
-
-
-def _described(grid: Any, item: Item, variable: str) -> Any:
-    """Name a field, its unit and its times as its Item does."""
-    properties, description = item["properties"], variables_of(item).get(variable, {})
+    variable = variable or elements[numbers[0]]
+    description = variables_of(item).get(variable, {})
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}
-    grid = grid.rename(variable).assign_coords(valid_time=_moment(properties["datetime"]))
-    if REFERENCE in properties:
-        grid = grid.assign_coords(reference_time=_moment(properties[REFERENCE]))
-    return grid.assign_attrs({name: value for name, value in attributes.items() if value})
-
-
-def _moment(text: str) -> Any:
-    """Return a time as numpy has it: UTC, without a zone."""
-    return _package("numpy").datetime64(text.rstrip("Z"), "ns")
+    # The message's own times, because an Item of several has one of them, or none.
+    times = {name: tags.get(tag) for name, tag in TIMES.items()}
+    numpy = _package("numpy")
+    return (
+        grid.rename(variable)
+        .assign_coords({name: numpy.datetime64(int(time.split()[0]), "s") for name, time in times.items() if time})
+        .assign_attrs({name: value for name, value in attributes.items() if value})
+    )
 
 
 def _volume(item: Item) -> bytes:

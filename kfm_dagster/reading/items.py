@@ -40,7 +40,7 @@ LONGEST_FORECAST = timedelta(days=300)
 """Exceeds the longest time from a run to a valid time: the nine months of NOAA's Climate Forecast System."""
 LONGEST_ACCUMULATION = timedelta(days=31)
 """Longest time from the begin of an Item to the day that it is filed under: a month's mean."""
-FIRST_STEP, LAST_STEP = timedelta(hours=1), timedelta(days=64)
+FIRST_STEP, LAST_STEP = timedelta(hours=1), timedelta(days=8)
 """Time before the end of a Collection that `latest` searches first, and at most; each step doubles it."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -83,7 +83,7 @@ def latest(
     """Return the newest Item whose object has a field.
 
     Of a model this is the shortest forecast of the newest run with the field; of other data the last Item in time.
-    Raises UnknownNameError if no Item of the last 64 days has it, and as `search` does.
+    Raises UnknownNameError if no Item of the last two weeks of the Collection has it, and as `search` does.
     """
     opened = Catalog(catalog)
     last = opened.newest_time(dataset) - timedelta(seconds=1)
