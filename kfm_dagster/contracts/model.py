@@ -20,7 +20,7 @@ from kfm_dagster.configs import Regex, Strict
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
-from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, KeyValues, Peers, Quantity
+from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, KeyValues, Peers, Quantity, covers
 from kfm_dagster.contracts.stewardship import Governance
 from kfm_dagster.contracts.virtual import VirtualStore
 
@@ -305,7 +305,9 @@ class MetadataRules(Strict):
     """Rules of metadata-extract."""
 
     reader: str
-    required: list[str] = Field([], description="Required STAC properties; else incomplete_product_metadata.")
+    required: list[str] = Field(
+        [], description="Required STAC properties, each with a citation; else incomplete_product_metadata."
+    )
     key_values: KeyValues = Field(
         {},
         description="Values of the object that must agree with its key, else key_mismatch: by field (`native.` "
@@ -319,6 +321,13 @@ class MetadataRules(Strict):
     severities: dict[MetadataIssue, Severity] = Field(
         {}, description="Default: failed; completeness_unchecked, out_of_table and sidecar_outdated are suspect."
     )
+
+    @model_validator(mode="after")
+    def _required_are_cited(self) -> MetadataRules:
+        patterns = [pattern for citation in self.citations for pattern in citation.fields]
+        if uncited := [name for name in self.required if not any(covers(pattern, name) for pattern in patterns)]:
+            raise ValueError(f"required {uncited} have no citation, so the reader does not give them")
+        return self
 
 
 class Provider(Strict):

@@ -30,7 +30,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import REGION, EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, QueueUnavailableError
 from kfm_dagster.plural import counted
-from kfm_dagster.readers.nexrad_radar import tdwr_sites
+from kfm_dagster.readers.nexrad_radar import TDWR, kind_of
 
 if TYPE_CHECKING:
     from mypy_boto3_sns import SNSClient
@@ -333,7 +333,7 @@ def chunk_notification(event: ObjectEvent) -> str:
         "VolumeID": int(fields["volume"]),
         "ChunkID": int(fields["chunk"]),
         "ChunkType": fields["kind"],
-        "L2Version": "V08" if fields["site"] in tdwr_sites() else "V06",
+        "L2Version": "V08" if kind_of(fields["site"]) is TDWR else "V06",
     }
     return json.dumps(message)
 

@@ -20,6 +20,9 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import ContractError
 
+BLOCK_BYTES = 64 * 1024
+"""Bytes of a block of most readers, which request whole blocks."""
+
 
 class ByteSource(Protocol):
     """An object as bytes. `read` is a range request, with fewer bytes only at the end."""
@@ -96,10 +99,6 @@ class ReadError(Exception):
         super().__init__(message)
 
 
-TIMES = frozenset({"datetime", "start_datetime", "end_datetime"})
-"""Properties that follow from the times of any header."""
-
-
 class Reader(Protocol):
     """A function from a request to the object's own metadata. Raises ReadError."""
 
@@ -125,15 +124,10 @@ class LazyReader:
         """Import the reader's module; Python keeps it, so later calls cost a dictionary look-up."""
         return import_module(f"kfm_dagster.readers.{self.name.replace('-', '_')}")
 
-    def gives(self, name: str) -> bool:
-        """Return whether the module's PROPERTIES have the STAC property, with `*` for any prefix."""
-        properties: frozenset[str] = self.module.PROPERTIES | TIMES
-        return not properties.isdisjoint({name, "*:" + name.partition(":")[2]})
-
     @property
     def first_bytes(self) -> int:
-        """Bytes of an object that its first request reads: the module's FIRST_BYTES."""
-        return int(self.module.FIRST_BYTES)
+        """Bytes of an object that its first request reads: the module's FIRST_BYTES, else a block."""
+        return int(getattr(self.module, "FIRST_BYTES", BLOCK_BYTES))
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         """Read the headers. Raises ReadError."""
@@ -151,20 +145,12 @@ READERS: Mapping[str, LazyReader] = MappingProxyType({
 
 
 def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:
-    """Raise ContractError for an unknown reader, and for properties that its reader never gives."""
+    """Raise ContractError for a contract with an unknown reader."""
     for contract in contracts:
-        rules = contract.metadata_extract
-        if rules.reader not in READERS:
+        if (reader := contract.metadata_extract.reader) not in READERS:
             raise ContractError(
                 f"contract {contract.id} names an unknown reader",
-                observed=rules.reader,
+                observed=reader,
                 expected="one of " + ", ".join(READERS),
                 next_step="correct metadata_extract.reader",
-            )
-        if unsupported := [name for name in rules.required if not READERS[rules.reader].gives(name)]:
-            raise ContractError(
-                f"contract {contract.id} requires properties that its reader never gives",
-                observed=", ".join(unsupported),
-                expected=f"properties of the reader {rules.reader}",
-                next_step="correct metadata_extract.required",
             )

@@ -21,11 +21,10 @@ import numpy as np
 from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geometry, geostationary, goes_granule, stored_values
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
 from kfm_dagster.readers.goes_granule import L0_ERRORS, expect
 from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, read_hdf5
-from kfm_dagster.readers.ranges import BLOCK_BYTES
 from kfm_dagster.readers.stored_values import COLUMNS, ROWS, band_fields, horizontal, shown_text
 
 _ATTRIBUTES = (*goes_granule.ATTRIBUTES, "scene_id", "timeline_id")
@@ -47,17 +46,13 @@ GRID, LAT_LON = "goes_imager_projection", "goes_lat_lon_projection"
 """Variables whose presence shows the kind of coordinates: scan angles of the fixed grid, or degrees."""
 
 
-def read_native(source: ByteSource) -> dict[str, Any]:
+def _header(root: Hdf5Group) -> dict[str, Any]:
     """Return header values of any ABI product, unrounded, under the file's own names.
 
     On the fixed grid, `dims` has the lengths of the axes, `x_first_last` and `y_first_last` their ends (radians,
     decoded), and `images` has the stored type and the attributes of each image by its name. Absent values are left out;
-    bands are lists. Raises as `read_hdf5`, and ReadError(MISSING_GEOLOCATION) without a variable of GRID or LAT_LON.
+    bands are lists. Raises ReadError(MISSING_GEOLOCATION) without a variable of GRID or LAT_LON.
     """
-    return read_hdf5(source, _header)
-
-
-def _header(root: Hdf5Group) -> dict[str, Any]:
     native: dict[str, Any] = {}
     extent, projection = _required(root, "geospatial_lat_lon_extent"), root.dataset(GRID)
     if projection is None and root.dataset(LAT_LON) is None:
@@ -138,14 +133,6 @@ def _band_numbers(root: Hdf5Group) -> dict[str, list[float]]:
     return {name: values for name, values in bands.items() if values}
 
 
-PROPERTIES = goes_granule.PROPERTIES | {
-    "bands", "goes:image-type", "goes:mode", "goes:timeline", "goes:mesoscale-region", "goes:extent", "proj:code",
-    "proj:wkt2", "proj:bbox", "proj:shape", "proj:transform", "proj:centroid", "cube:dimensions", "cube:variables",
-}  # fmt: skip
-"""Possible properties of an object."""
-FIRST_BYTES = BLOCK_BYTES
-"""Bytes of an object that its first request reads."""
-
 _SCENES = {"F": ("Full Disk", "FULL DISK"), "C": ("CONUS", "CONUS"), "M": ("Mesoscale", "MESOSCALE")}
 """Scene letter of the product name: `scene_id` in the file, image type in the catalog."""
 _ALL_BANDS = "ABI-L2-MCMIP"
@@ -177,7 +164,7 @@ def read_goes_abi(request: ReadRequest) -> HeaderMetadata:
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
     MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and the errors of `read_hdf5`.
     """
-    native = read_native(request.source)
+    native = read_hdf5(request.source, _header)
     attributes, groups = native["attrs"], request.groups
     start, end = goes_granule.coverage(attributes)
     goes_granule.check_key(request, attributes, start, end)

@@ -17,19 +17,9 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geometry, goes_granule
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.goes_granule import L0_ERRORS
 from kfm_dagster.readers.hdf5 import Hdf5Group, read_hdf5
-from kfm_dagster.readers.ranges import BLOCK_BYTES
-
-PROPERTIES = goes_granule.PROPERTIES | {
-    "glm:event-count", "glm:group-count", "glm:flash-count", "glm:percent-navigated-l1b-events",
-    "glm:group-time-threshold", "glm:flash-time-threshold", "eo:center_wavelength", "eo:full_width_half_max",
-    "goes:subsatellite-latitude", "goes:subsatellite-longitude", "cube:dimensions", "cube:variables",
-}  # fmt: skip
-"""Possible properties of an object."""
-FIRST_BYTES = BLOCK_BYTES
-"""Bytes of an object that its first request reads."""
 
 _COUNTS = {"glm:event-count": "event_count", "glm:group-count": "group_count", "glm:flash-count": "flash_count"}
 _NAVIGATED = "percent_navigated_L1b_events"
@@ -97,7 +87,7 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
     Raises ReadError: TIME_MISMATCH, PLATFORM_MISMATCH or INCOMPLETE_PRODUCT_METADATA when content and key disagree,
     MISSING_GEOLOCATION, INVALID_GEOMETRY, INVALID_TIME_RANGE, and the errors of `read_hdf5`.
     """
-    native = read_native(request.source)
+    native = read_hdf5(request.source, _header)
     start, end = goes_granule.coverage(native["attrs"])
     goes_granule.check_key(request, native["attrs"], start, end)
     _check_times(native, start, end)
@@ -118,16 +108,12 @@ def read_goes_glm(request: ReadRequest) -> HeaderMetadata:
     )
 
 
-def read_native(source: ByteSource) -> dict[str, Any]:
+def _header(root: Hdf5Group) -> dict[str, Any]:
     """Return header values, unrounded, under the file's own names, without absent values.
 
     `dims` has the length of each dimension, and so the numbers of events, groups and flashes in the file, which may be
-    smaller than event_count, group_count and flash_count. Raises as `read_hdf5`.
+    smaller than event_count, group_count and flash_count.
     """
-    return read_hdf5(source, _header)
-
-
-def _header(root: Hdf5Group) -> dict[str, Any]:
     native = goes_granule.variables(root, _VARIABLES)
     lengths = {name: _length(root, variable) for name, variable in _DIMENSIONS.items()}
     native["dims"] = {name: length for name, length in lengths.items() if length is not None}

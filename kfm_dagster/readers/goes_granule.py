@@ -19,12 +19,6 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError, ReadRequest
 from kfm_dagster.readers.hdf5 import Hdf5Group, Hdf5Object
 
-PROPERTIES = frozenset({
-    "platform", "instruments", "gsd", "processing:level", "sat:orbit_state", "sat:platform_international_designator",
-    "goes:product", "goes:orbital-slot", "goes:created", "goes:production-site", "goes:uuid",
-    "goes:percent-uncorrectable-l0-errors",
-})  # fmt: skip
-"""Possible properties of an object of any instrument."""
 ATTRIBUTES = (
     "dataset_name", "date_created", "id", "orbital_slot", "platform_ID", "processing_level", "production_site",
     "spatial_resolution", "time_coverage_end", "time_coverage_start",
@@ -112,13 +106,7 @@ def expect(what: str, observed: object, expected: object) -> None:
 
 def _stamp(text: str) -> datetime:
     """Return the time of a stamp YYYYDDDHHMMSSt, t being tenths of a second (PUG, file naming)."""
-    return datetime(int(text[:4]), 1, 1, tzinfo=UTC) + timedelta(
-        days=int(text[4:7]) - 1,
-        hours=int(text[7:9]),
-        minutes=int(text[9:11]),
-        seconds=int(text[11:13]),
-        milliseconds=100 * int(text[13]),
-    )
+    return datetime.strptime(text[:13] + "+0000", "%Y%j%H%M%S%z") + timedelta(milliseconds=100 * int(text[13]))
 
 
 def properties(request: ReadRequest, native: Mapping[str, Any], *, instrument: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Layer, ReadError, ReadRequest
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
-from kfm_dagster.readers.grib2_properties import PROPERTIES, duration, named, native, parameters, properties
+from kfm_dagster.readers.grib2_properties import duration, named, native, parameters, properties
 from kfm_dagster.readers.grib2_sections import (
     REQUEST_BYTES,
     SEARCH_BYTES,
@@ -56,8 +56,6 @@ from kfm_dagster.readers.grib_index import (
     spans_of,
     step_end,
 )
-
-__all__ = ["FIRST_BYTES", "PROPERTIES", "WALK_MESSAGES", "Inventory", "TakeInventory", "describe", "read_grib2", "walk"]
 
 INDEX_SUFFIX = ".idx"
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadRequest
-from kfm_dagster.readers.grib2 import PROPERTIES, Findings, Inventory, describe, walk
+from kfm_dagster.readers.grib2 import Findings, Inventory, describe, walk
 from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzip, Gunzipped, Unpacked
-
-__all__ = ["FIRST_BYTES", "PROPERTIES", "read_grib2_gzip"]
 
 FIRST_BYTES = 256 * 1024
 """Bytes of an object that its first request reads: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02

@@ -82,15 +82,6 @@ def _number(text: str) -> int | None:
     return int(text) if text else None
 
 
-PROPERTIES = frozenset({
-    "forecast:reference_datetime", "forecast:horizon", "proj:code", "proj:wkt2", "proj:shape", "proj:transform",
-    "proj:bbox", "cube:dimensions", "cube:variables",
-    "grib:edition", "grib:discipline", "grib:centre", "grib:centre-code", "grib:subcentre",
-    "grib:production-status", "grib:data-type", "grib:grid-template", "grib:message-count", "grib:variables",
-    "bands", "*:model", "*:region", "*:product", "*:resolution", "*:level", "*:member", "*:cycle", "*:lead-hours",
-})  # fmt: skip
-"""Possible properties of an object; `*` is the prefix of its model."""
-
 NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
 """Groups of the key that become properties unchanged."""
 

@@ -26,11 +26,6 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.unpacked import Gunzip, Unpacked, pieces
 
-PROPERTIES = frozenset({
-    "platform", "isd:usaf", "isd:wban", "isd:call-signs", "isd:report-types", "isd:elevation-m", "isd:positions",
-    "isd:position-count", "isd:records", "isd:end-known", "cube:dimensions", "cube:variables",
-})  # fmt: skip
-"""Possible properties of a station-year."""
 FIRST_BYTES = 256 * 1024
 """Bytes of an object that its first request reads."""
 
@@ -177,19 +172,7 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
         geometry={"type": "Point", "coordinates": (places[-1][1], places[-1][0])} if places else {},
         properties=_properties(groups["usaf"], groups["wban"], reports, places, elevations)
         | _cube(first, None if reports.unread else last),
-        native={
-            "usaf": groups["usaf"],
-            "wban": groups["wban"],
-            "first": first,
-            "last": last,
-            "records": reports.records,
-            "lat": places[-1][0] if places else None,
-            "lon": places[-1][1] if places else None,
-            "positions": sorted(set(places)),
-            "elevation_m": elevations[-1] if elevations else None,
-            "call_sign": kinds[-1].call_sign.rstrip(),
-            "report_types": sorted({kind.report_type for kind in kinds}),
-        },
+        native={"records": reports.records},
         findings=tuple(_findings(reports)),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -24,7 +25,6 @@ from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.cf_axes import GridAxis, axis_kind, ends, grid_axis, time_axis, times
 from kfm_dagster.readers.geometry import polygon_from_ring
 from kfm_dagster.readers.netcdf_header import NetcdfHeader, Variable, read_netcdf_header
-from kfm_dagster.readers.ranges import BLOCK_BYTES
 from kfm_dagster.readers.stored_values import band_fields, shown_text
 
 _ATTRIBUTES = (
@@ -33,14 +33,6 @@ _ATTRIBUTES = (
 )  # fmt: skip
 """Global attributes (ACDD 1.3) of an Item, as `acdd:<name>`."""
 
-PROPERTIES = frozenset({
-    *(f"acdd:{name.replace('_', '-')}" for name in _ATTRIBUTES), "processing:level", "bands",
-    "cube:dimensions", "cube:variables", "proj:code", "proj:wkt2", "proj:shape", "proj:transform", "proj:bbox",
-    "*:product", "*:version", "*:status",
-})  # fmt: skip
-"""Possible properties of an object; `*` is the first word of the file's name."""
-FIRST_BYTES = BLOCK_BYTES
-"""Bytes of an object that its first request reads."""
 
 _CODE = "EPSG:4326"
 _LEVEL = re.compile(r"\b(?:Level ?|L)(\d[A-Za-z]?)\b")
@@ -77,7 +69,7 @@ def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
             **_texts(header),
             **_of_key(request),
         },
-        native=_native(header, valid),
+        native={**asdict(header), "time": valid},
         findings=tuple(findings),
     )
 
@@ -223,16 +215,3 @@ def _of_key(request: ReadRequest) -> dict[str, str]:
     status = [name for name in ("preliminary", "final") if groups.get(name)]
     properties |= {"status": status[0]} if status else {}
     return {f"{word}:{name}": text for name, text in properties.items()}
-
-
-def _native(header: NetcdfHeader, valid: Interval | None) -> dict[str, Any]:
-    """Return the header under its own names, with stored numbers, scales, offsets, fill values."""
-    variables = header.variables.items()
-    return {
-        "attrs": dict(header.attributes),
-        "dimensions": dict(header.dimensions),
-        "variables": {name: list(variable.dimensions) for name, variable in variables},
-        "variable_attrs": {name: dict(variable.attributes) for name, variable in variables},
-        "axes": {name: [axis.samples[place] for place in sorted(axis.samples)] for name, axis in header.axes.items()},
-        "time": valid,
-    }

@@ -14,7 +14,7 @@ Cost: the whole chunk, in one or two range requests of 128 KiB; real chunks have
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,25 +36,18 @@ from kfm_dagster.readers.nexrad_messages import (
     record_size,
 )
 from kfm_dagster.readers.nexrad_radar import (
-    RADAR_PROPERTIES,
     check_platform,
     check_version,
     coverage,
     kind_of,
     moment_bands,
-    native_values,
     pattern_findings,
     radar_position,
     radar_properties,
-    radar_site,
+    sites,
 )
 from kfm_dagster.readers.ranges import BlockCache
 
-PROPERTIES = RADAR_PROPERTIES | {
-    "nexrad:message-type", "nexrad:vcp", "nexrad:volume-number", "nexrad:chunks", "nexrad:complete", "nexrad:closed",
-    "nexrad:closed-by", "nexrad:cuts", "bands",
-}  # fmt: skip
-"""Possible properties of a volume in chunks."""
 FIRST_BYTES = READ_BYTES
 """Bytes of a chunk that its first request reads."""
 START, END = "S", "E"
@@ -96,7 +89,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
     _check_times(chunk, start)
     if chunk.header:
         check_version(chunk.header, groups)
-    site, kind = radar_site(icao), kind_of(icao, groups.get("version", ""))
+    site, kind = sites().get(icao), kind_of(icao, groups.get("version", ""))
     place = radar_position(chunk.first.position if chunk.first else None, site, icao)
     complete = chunk.last is not None and chunk.last.status == END_OF_VOLUME
     properties = _properties(chunk, groups)
@@ -110,13 +103,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
         properties=radar_properties(kind, icao, site, place)
         | properties
         | _end(complete=complete, closed=request.closed),
-        native=native_values(chunk.header, chunk.pattern, chunk.first, chunk.last)
-        | {
-            "radials": chunk.radials,
-            "is_last_record": chunk.is_last_record,
-            "first_cut": chunk.first.cut if chunk.first else None,
-            "last_cut": chunk.last.cut if chunk.last else None,
-        },
+        native=asdict(chunk),
         findings=(
             *(((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if groups["kind"] == END and not complete else ()),
             *pattern_findings(kind, properties.get("nexrad:vcp")),

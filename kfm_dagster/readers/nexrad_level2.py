@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bz2
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,7 +35,6 @@ from kfm_dagster.readers.nexrad_messages import (
     record_size,
 )
 from kfm_dagster.readers.nexrad_radar import (
-    RADAR_PROPERTIES,
     RadarKind,
     check_cuts,
     check_platform,
@@ -43,11 +42,10 @@ from kfm_dagster.readers.nexrad_radar import (
     coverage,
     kind_of,
     moment_bands,
-    native_values,
     pattern_findings,
     radar_position,
     radar_properties,
-    radar_site,
+    sites,
 )
 from kfm_dagster.readers.ranges import BlockCache
 from kfm_dagster.readers.unpacked import Bytes, Gunzip, Unpacked, pieces
@@ -144,12 +142,6 @@ def _record_messages(volume: Bytes, end: int | None) -> Iterator[tuple[int, byte
     raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"no radial in the first {MAX_RECORDS} LDM records")
 
 
-PROPERTIES = RADAR_PROPERTIES | {
-    "processing:software", "nexrad:message-type", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
-    "bands", "nexrad:vcp", "nexrad:elevations", "nexrad:frequency-mhz", "nexrad:volume-number", "nexrad:rda-status",
-    "nexrad:operability-status", "nexrad:gate-spacing-m",
-}  # fmt: skip
-"""Possible properties of a volume."""
 FIRST_BYTES = READ_BYTES
 """Bytes of a volume that its first request reads."""
 
@@ -180,7 +172,7 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     check_platform({"volume header": volume.header, **radials}, icao)
     _check_time(volume, nominal)
     check_version(volume.header, request.groups)
-    site, kind = radar_site(icao), kind_of(icao, volume.header.version)
+    site, kind = sites().get(icao), kind_of(icao, volume.header.version)
     position = radar_position(volume.radial.position, site, icao)
     start, last, unchecked = min(volume.header.time, volume.radial.time), volume.end.radial, volume.end.unchecked
     properties = _properties(volume, kind)
@@ -190,14 +182,7 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
         datetime=start,
         geometry=coverage(kind, position, volume.radial),
         properties=radar_properties(kind, icao, site, position) | properties,
-        native=native_values(volume.header, volume.pattern, volume.radial, last)
-        | {
-            "uncompressed_magic": volume.header.magic,
-            "nsweeps": last.cut if last else None,
-            "msg_type": volume.radial.message_type,
-            "first_ray_moments": list(volume.radial.moments),
-            "moments": list(volume.end.moments or ()),
-        },
+        native=asdict(volume),
         findings=(
             *(((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else ()),
             *pattern_findings(kind, properties.get("nexrad:vcp")),

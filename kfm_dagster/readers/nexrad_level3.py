@@ -13,7 +13,7 @@ because a VAD wind profile describes the air above the radar, a status message t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,20 +47,10 @@ from kfm_dagster.readers.nexrad_radar import (
 )
 from kfm_dagster.readers.ranges import BlockCache
 
-PROPERTIES = frozenset({
-    "platform", "instruments", "processing:level", "processing:datetime", "nexrad:awips-id", "nexrad:site",
-    "nexrad:site-name", "nexrad:product-code", "nexrad:product-name", "nexrad:mnemonic", "nexrad:elevation",
-    "nexrad:vcp", "nexrad:volume-number", "nexrad:operational-mode", "nexrad:radar-id", "nexrad:range-m",
-    "nexrad:latitude", "nexrad:longitude", "nexrad:height-m", "nexrad:position-source", "nexrad:compression",
-    "nexrad:blocks", "nexrad:accumulation-start", "nexrad:accumulation-end", "bands",
-})  # fmt: skip
-"""Possible properties of an object."""
-READ_BYTES = 256 * 1024
-"""Bytes of a block, the unit of range requests; real objects take 0.1 to 160 KB."""
-FIRST_BYTES = READ_BYTES
-"""Bytes of an object that its first request reads."""
+FIRST_BYTES = 256 * 1024
+"""Bytes of a block, the unit of range requests, and of the first request; real objects take 0.1 to 160 KB."""
 MAX_BLOCKS = 16
-MAX_OBJECT_BYTES = MAX_BLOCKS * READ_BYTES
+MAX_OBJECT_BYTES = MAX_BLOCKS * FIRST_BYTES
 
 TIME_TOLERANCE = timedelta(seconds=60)
 """Maximum difference between the times of key and object, as for Level II."""
@@ -82,9 +72,8 @@ class _Content:
     end: datetime
     unchecked: str | None
     stated: Position | None = None
-    is_bzip2: bool = False
+    message: Message | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    native: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
@@ -99,8 +88,8 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
     TIME_MISMATCH and PLATFORM_MISMATCH against the key, MISSING_GEOLOCATION and INVALID_GEOMETRY for the position.
     """
     nominal = datetime.strptime(request.groups["stamp"], "%Y_%m_%d_%H_%M_%S").replace(tzinfo=UTC)
-    stored = BlockCache(request.source, block_bytes=READ_BYTES, max_blocks=MAX_BLOCKS)
-    bulletin = read_bulletin(stored.read(0, READ_BYTES) + stored.read(READ_BYTES, request.source.size))
+    stored = BlockCache(request.source, block_bytes=FIRST_BYTES, max_blocks=MAX_BLOCKS)
+    bulletin = read_bulletin(stored.read(0, FIRST_BYTES) + stored.read(FIRST_BYTES, request.source.size))
     _check_identifier(bulletin, request.groups)
     content = _text(bulletin, nominal) if bulletin.is_text else _message(decode_message(bulletin.message), nominal)
     site, kind = site_named(bulletin.site), product_kinds().get(content.code)
@@ -112,7 +101,7 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
         datetime=content.end,
         geometry=_footprint(position, kind),
         properties={**_properties(bulletin, content, position), **_known(radar, site, kind), **_bands(bulletin, kind)},
-        native={"wmo": bulletin.wmo, "site": bulletin.site, **content.native},
+        native={"wmo": bulletin.wmo, "site": bulletin.site, **(asdict(content.message) if content.message else {})},
         findings=(
             *(((MetadataIssue.COMPLETENESS_UNCHECKED, content.unchecked),) if content.unchecked else ()),
             *pattern_findings(radar, content.properties.get("nexrad:vcp")),
@@ -170,9 +159,8 @@ def _message(message: Message, nominal: datetime) -> _Content:
             longitude=description.longitude / 1000,
             height_m=description.height_ft * _FEET,
         ),
-        is_bzip2=message.is_bzip2,
+        message=message,
         properties={**_of_radar(message), **_of_description(message, description)},
-        native=_native(message, description),
         unchecked=message.unchecked,
     )
 
@@ -186,8 +174,8 @@ def _status(message: Message, nominal: datetime) -> _Content:
         code=message.code,
         start=message.time,
         end=message.time,
+        message=message,
         properties=_of_radar(message),
-        native={"message_length": message.length, "message_time": message.time, "vcp": message.vcp},
         unchecked=message.unchecked,
     )
 
@@ -212,7 +200,11 @@ def _properties(bulletin: Bulletin, content: _Content, position: Position) -> di
         "processing:level": "L3",
         "nexrad:awips-id": bulletin.product + bulletin.site,
         "nexrad:product-code": content.code,
-        "nexrad:compression": "zlib" if bulletin.is_zlib else "bzip2" if content.is_bzip2 else "none",
+        "nexrad:compression": "zlib"
+        if bulletin.is_zlib
+        else "bzip2"
+        if content.message and content.message.is_bzip2
+        else "none",
         "nexrad:latitude": round(position.latitude, 6),
         "nexrad:longitude": round(position.longitude, 6),
         "nexrad:height-m": round(position.height_m, 1),
@@ -264,24 +256,6 @@ def _elevation(description: Description) -> float | None:
     """Return the elevation in degrees (parameter 3, in tenths); None for a whole volume."""
     angle = description.parameters[2] / 10
     return angle if description.elevation_number > 0 and ELEVATIONS[0] <= angle <= ELEVATIONS[1] else None
-
-
-def _native(message: Message, description: Description) -> dict[str, Any]:
-    return {
-        "message_code": message.code,
-        "message_length": message.length,
-        "message_time": message.time,
-        "source_id": message.radar_id,
-        "lat": description.latitude / 1000,
-        "lon": description.longitude / 1000,
-        "height_ft": description.height_ft,
-        "product_code": description.product_code,
-        "vcp": message.vcp,
-        "vol_time": description.volume_time,
-        "prod_time": description.generation_time,
-        "elevation_number": description.elevation_number,
-        "parameters": list(description.parameters),
-    }
 
 
 def _there(values: Mapping[str, Any]) -> dict[str, Any]:

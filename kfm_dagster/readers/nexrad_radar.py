@@ -19,7 +19,7 @@ from pyproj import Geod
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError, table
 from kfm_dagster.readers.geometry import disc
-from kfm_dagster.readers.nexrad_messages import MOMENTS, Pattern, Position, Radial, VolumeHeader
+from kfm_dagster.readers.nexrad_messages import MOMENTS, Position, Radial, VolumeHeader
 
 POSITION_TOLERANCE_M = 50_000
 """Maximum metres between a radar's stated position and its site's. Real objects differ by 100 m, but the table has one
@@ -28,47 +28,68 @@ test radars in Norman. A TDWR may be nearer: only the name in header and radials
 _WGS84 = Geod(ellps="WGS84")
 
 
+RANGE_M = 460_000
+"""Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
+
+_CODES = ("below-threshold", "range-folded")
+"""Meaning of the stored values 0 and 1 of a moment."""
+_BINARY_DEGREES = 0.006
+"""One step of a binary angle is 360 / 65536 degrees (ICD 2620002, table XI)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RadarKind:
+    """Common values of the radars of a kind. `patterns` are numbers of coverage patterns."""
+
+    name: str
+    range_m: int
+    highest_cut: float
+    """Highest elevation of the antenna, in degrees."""
+    patterns: frozenset[int]
+
+
+WSR_88D = RadarKind(
+    name="wsr-88d",
+    range_m=RANGE_M,
+    highest_cut=45,
+    patterns=frozenset({11, 12, 21, 31, 32, 35, 112, 121, 211, 212, 215, 221}),
+)
+"""Antenna: ICD 2620001, table V. Patterns: Federal Meteorological Handbook 11, part C, all editions."""
+TDWR = RadarKind(name="tdwr", range_m=416_000, highest_cut=60, patterns=frozenset({80, 90}))
+"""Long range scan of 225 nautical miles, patterns of hazardous weather and monitoring (ICD 2620063)."""
+TDWR_VERSION = "08"
+"""Format version of a TDWR's volumes, in their headers and names (AR2V0008, _V08)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site(Position):
-    """The position of a radar site, with its names."""
+    """The position of a radar site, with its names, and the kind of its radar."""
 
     icao: str
     name: str
+    kind: RadarKind
 
 
 @cache
 def sites() -> Mapping[str, Site]:
-    """Return the WSR-88D sites by ICAO identifier, in the order of the table."""
-    return _table("nexrad_sites.csv")
-
-
-@cache
-def tdwr_sites() -> Mapping[str, Site]:
-    """Return the Terminal Doppler Weather Radars by ICAO identifier, in the order of the table."""
-    return _table("nexrad_tdwr_sites.csv")
-
-
-def radar_site(icao: str) -> Site | None:
-    """Return the site of either network by its ICAO identifier."""
-    return sites().get(icao) or tdwr_sites().get(icao)
-
-
-def site_named(identifier: str) -> Site | None:
-    """Return a site by the last three letters of its ICAO identifier, as in AWIPS identifiers."""
-    return next((site for site in (*tdwr_sites().values(), *sites().values()) if site.icao[1:] == identifier), None)
-
-
-def _table(name: str) -> Mapping[str, Site]:
+    """Return all sites by ICAO identifier, in the order of the tables: WSR-88D, then TDWR."""
     return {
         row["icao"]: Site(
             icao=row["icao"],
             name=f"{row['name']}, {row['region']}",
+            kind=kind,
             latitude=float(row["latitude"]),
             longitude=float(row["longitude"]),
             height_m=float(row["height_m"]),
         )
+        for name, kind in (("nexrad_sites.csv", WSR_88D), ("nexrad_tdwr_sites.csv", TDWR))
         for row in table(name)
     }
+
+
+def site_named(identifier: str) -> Site | None:
+    """Return a site by the last three letters of its ICAO identifier, as in AWIPS identifiers."""
+    return next((site for site in sites().values() if site.icao[1:] == identifier), None)
 
 
 def radar_position(stated: Position | None, site: Site | None, name: str) -> Position:
@@ -108,48 +129,10 @@ def _refuse_distant(stated: Position, site: Site) -> None:
         )
 
 
-RADAR_PROPERTIES = frozenset({
-    "platform", "instruments", "processing:level", "nexrad:site", "nexrad:site-name", "nexrad:latitude",
-    "nexrad:longitude", "nexrad:height-m", "nexrad:position-source",
-})  # fmt: skip
-"""Properties from `radar_properties`."""
-
-RANGE_M = 460_000
-"""Reach of the reflectivity: 460 cells of 1 km (ICD 2620002, table III), 1840 gates of 250 m (table XVII-B)."""
-
-_CODES = ("below-threshold", "range-folded")
-"""Meaning of the stored values 0 and 1 of a moment."""
-_BINARY_DEGREES = 0.006
-"""One step of a binary angle is 360 / 65536 degrees (ICD 2620002, table XI)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RadarKind:
-    """Common values of the radars of a kind. `patterns` are numbers of coverage patterns."""
-
-    name: str
-    range_m: int
-    highest_cut: float
-    """Highest elevation of the antenna, in degrees."""
-    patterns: frozenset[int]
-
-
-WSR_88D = RadarKind(
-    name="wsr-88d",
-    range_m=RANGE_M,
-    highest_cut=45,
-    patterns=frozenset({11, 12, 21, 31, 32, 35, 112, 121, 211, 212, 215, 221}),
-)
-"""Antenna: ICD 2620001, table V. Patterns: Federal Meteorological Handbook 11, part C, all editions."""
-TDWR = RadarKind(name="tdwr", range_m=416_000, highest_cut=60, patterns=frozenset({80, 90}))
-"""Long range scan of 225 nautical miles, patterns of hazardous weather and monitoring (ICD 2620063)."""
-TDWR_VERSION = "08"
-"""Format version of a TDWR's volumes, in their headers and names (AR2V0008, _V08)."""
-
-
 def kind_of(icao: str, version: str = "") -> RadarKind:
     """Return TDWR for a site of its table or its format version, else WSR-88D."""
-    return TDWR if icao in tdwr_sites() or version == TDWR_VERSION else WSR_88D
+    site = sites().get(icao)
+    return TDWR if version == TDWR_VERSION else site.kind if site else WSR_88D
 
 
 def check_platform(parts: Mapping[str, VolumeHeader | Radial | None], icao: str) -> None:
@@ -223,25 +206,4 @@ def radar_properties(kind: RadarKind, icao: str, site: Site | None, place: Posit
         "nexrad:longitude": round(place.longitude, 6),
         "nexrad:height-m": place.height_m,
         "nexrad:position-source": position_source(place, "volume data block"),
-    }
-
-
-def native_values(
-    header: VolumeHeader | None, pattern: Pattern | None, first: Radial | None, last: Radial | None
-) -> dict[str, Any]:
-    """Return the values of a volume or chunk, unrounded, under pyart's names."""
-    position = first.position if first else None
-    return {
-        "extension": header.extension if header else None,
-        "icao_header": header.icao if header else None,
-        "volume_header_time": header.time if header else None,
-        "vcp_message_5": pattern.number if pattern else None,
-        "target_elev_deg": list(pattern.elevations) if pattern else [],
-        "first_ray_time": first.time if first else None,
-        "last_ray_time": last.time if last else None,
-        "last_ray_status": last.status if last else None,
-        "vcp": first.vcp if first else None,
-        "lat": position.latitude if position else None,
-        "lon": position.longitude if position else None,
-        "alt_m": position.height_m if position else None,
     }

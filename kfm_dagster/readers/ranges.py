@@ -8,9 +8,8 @@ Blocks are 64 KiB, because real GOES ABI files have their metadata in 2 to 5 suc
 from __future__ import annotations
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.base import BLOCK_BYTES, ByteSource, ReadError
 
-BLOCK_BYTES = 64 * 1024
 MAX_BLOCKS = 64
 """Maximum distinct blocks that reading a header requests (4 MiB), so a hostile file cannot force its download."""
 

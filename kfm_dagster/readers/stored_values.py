@@ -16,8 +16,6 @@ from kfm_dagster.readers.hdf5 import AttributeValue
 NUMBERS = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 TEXTS = ("_Unsigned", "units")
 """Attributes that define a band."""
-PROPERTIES = frozenset({"data_type", "nodata", "unit", "raster:scale", "raster:offset"})
-"""Fields that a band can have."""
 
 _LONGEST_TEXT = 500
 """Maximum characters of a text in an Item; OISST's longest has 181."""

@@ -23,7 +23,8 @@ from kfm_dagster.catalog.assets import DATA_ASSET
 from kfm_dagster.catalog.publisher import Ranges
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
-from kfm_dagster.readers.ranges import BLOCK_BYTES, BlockCache
+from kfm_dagster.readers.base import BLOCK_BYTES
+from kfm_dagster.readers.ranges import BlockCache
 from kfm_dagster.reading.items import Bbox, Catalog, Time, equal, latest, newness, read_item, time_range
 from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, variables_of
 from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject

@@ -103,7 +103,7 @@ AT_FAULT: dict[str, tuple[Change, Change, str]] = {
     ),
     "fields without a source": (
         lambda text: text.replace('"grib:edition", "grib:discipline", native', "native").replace(
-            '["forecast:reference_datetime", "grib:centre",', "["
+            '"grib:centre", "grib:centre-code", "grib:subcentre",', ""
         ),
         same,
         "G2: no source is cited for",

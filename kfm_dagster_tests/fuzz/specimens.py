@@ -42,7 +42,8 @@ from kfm_dagster.demo.samples.nexrad_level3 import PRODUCTS as LEVEL3_PRODUCTS
 from kfm_dagster.demo.samples.nexrad_level3 import make_nexrad_level3
 from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, nexrad_level3, nexrad_messages
-from kfm_dagster.readers.ranges import BLOCK_BYTES, MAX_BLOCKS
+from kfm_dagster.readers.base import BLOCK_BYTES
+from kfm_dagster.readers.ranges import MAX_BLOCKS
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
 from kfm_dagster_tests.readers.reading import index_of, match_of
 

@@ -23,8 +23,7 @@ from kfm_dagster.followers.virtual import netcdf_step
 from kfm_dagster.followers.virtual.netcdf_step import CubeStep, read_cube_step
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import stac_register
-from kfm_dagster.readers.base import READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.ranges import BLOCK_BYTES
+from kfm_dagster.readers.base import BLOCK_BYTES, READERS, ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster_tests.fuzz.libhdf5 import Question
 from kfm_dagster_tests.fuzz.mutations import Input
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject

@@ -45,7 +45,7 @@ from kfm_dagster.ingest.run_replay import compare_run
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.operators import stac_register as operators_of_a_batch
 from kfm_dagster.readers import nexrad_level2
-from kfm_dagster.readers.goes_glm import FIRST_BYTES
+from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.object_handle import ObjectHandle, UndeclaredObjectError
@@ -369,7 +369,7 @@ UNITS = 3
 
 def lightning(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
     """GLM files with flashes; one without any is so small that the first request has all of it."""
-    large = (found for found in goes_glm_samples(day, 4 * count) if len(found[2]) > FIRST_BYTES)
+    large = (found for found in goes_glm_samples(day, 4 * count) if len(found[2]) > BLOCK_BYTES)
     return islice(large, count)
 
 

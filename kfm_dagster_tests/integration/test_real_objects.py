@@ -24,7 +24,6 @@ from kfm_dagster.demo.feed import StoredAs
 from kfm_dagster.demo.sample_day import SAMPLE_DAY, sample_objects
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.readers.base import READERS
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.catalog.official import OfficialSchemas
 from kfm_dagster_tests.catalog.trees import assert_consistent, walk
@@ -107,17 +106,6 @@ def test_an_item_says_what_its_reader_says(items: Items, shared_data: Path, refe
         times = [moment(properties.get(name, properties["datetime"])) for name in TIMES]
         assert times == [found.start, found.end, found.datetime], entry["path"]
         assert item["bbox"] == pytest.approx(bounding_box(found.geometry), abs=MICRODEGREE), entry["path"]
-
-
-@pytest.mark.clause("OPR-06")
-def test_readers_declare_every_property_that_they_give(items: Items, contracts: ContractRegistry) -> None:
-    for item in items.values():
-        contract = next(one for one in contracts if one.stac.collection == item["collection"])
-        given = {name for name in item["properties"] if not name.startswith("kfm:")} - {"license", "storage:schemes"}
-        reader = READERS[contract.metadata_extract.reader]
-        assert {name for name in given if not reader.gives(name)} == set()
-        assert not reader.gives("colour")
-        assert not reader.gives("goes:colour")
 
 
 @pytest.mark.clause("OPR-06", "OPR-05")

@@ -32,7 +32,7 @@ from kfm_dagster.demo.samples.oisst import oisst_samples
 from kfm_dagster.operators.integrity_check import integrity_check
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ReadError
-from kfm_dagster.readers.nexrad_radar import sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen, places
@@ -47,8 +47,8 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "hrrr": (hrrr.hrrr_samples, hrrr.OBJECTS_PER_DAY),
     "mrms": (mrms.mrms_samples, mrms.OBJECTS_PER_DAY),
     "nbm": (nbm.nbm_samples, nbm.OBJECTS_PER_DAY),
-    "nexrad-l2": (nexrad_level2_samples, (len(sites()) + len(tdwr_sites())) * 86_400),
-    "nexrad-l3": (nexrad_level3_samples, (len(sites()) + len(tdwr_sites())) * 86_400),
+    "nexrad-l2": (nexrad_level2_samples, len(sites()) * 86_400),
+    "nexrad-l3": (nexrad_level3_samples, len(sites()) * 86_400),
     "ocean": (oisst_samples, 2),
 }
 """By their dataset, and how many a day has. ISD's are of a year, and a volume's chunks have no most."""

@@ -254,10 +254,9 @@ def test_samples_are_distinct_and_of_a_later_day_the_same_keys_hold_more() -> No
         assert match.start == datetime(2025, 1, 1, tzinfo=UTC)
         found, before = read(content, match.item_id), read(earlier[key], match.item_id)
         assert found.end - before.end == timedelta(days=1)
-        assert (found.native["first"], found.native["last"]) == (found.start, found.end)
         assert found.native["records"] == before.native["records"] + 4
         station = sample_station(number)
-        assert (found.native["lat"], found.native["lon"]) == (station.latitude, station.longitude)
+        assert found.geometry["coordinates"] == (station.longitude, station.latitude)
         assert is_whole(found)
     with pytest.raises(ValueError, match="more than"):
         next(isd_samples(DAY, 100_001))

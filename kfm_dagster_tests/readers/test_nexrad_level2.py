@@ -24,7 +24,7 @@ from kfm_dagster.demo.samples.nexrad_level2 import (
     make_nexrad_level2,
 )
 from kfm_dagster.readers.nexrad_messages import MAX_CUTS
-from kfm_dagster.readers.nexrad_radar import POSITION_TOLERANCE_M, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import POSITION_TOLERANCE_M, sites
 from kfm_dagster_tests.readers.nexrad_bytes import (
     SITE,
     START,
@@ -131,7 +131,7 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
 @pytest.mark.clause("OPR-25")
 def test_a_tdwr_s_volume_is_of_its_own_kind_of_radar() -> None:
     key, volume = make_nexrad_level2(site="TMCI", start=START)
-    found, site = read(volume, groups(site="TMCI") | {"version": "08"}), tdwr_sites()["TMCI"]
+    found, site = read(volume, groups(site="TMCI") | {"version": "08"}), sites()["TMCI"]
     assert key.endswith("/TMCI/TMCI20240506_211403_V08")
     assert found.findings == ()
     said = {
@@ -331,8 +331,8 @@ def test_a_count_beyond_the_format_is_not_followed(
     content = uncompressed[:place] + struct.pack(">H", claimed) + uncompressed[place + 2 :]
     found, expected = read(content), read(uncompressed)
     # Of 65,535 cuts as many are read as a pattern may have; behind the sample's twelve there are zeros.
-    assert set(found.native["target_elev_deg"]) - {0.0} == set(expected.native["target_elev_deg"])
-    assert len(found.native["target_elev_deg"]) in {len(ELEVATIONS), MAX_CUTS}
+    assert set(found.native["pattern"]["elevations"]) - {0.0} == set(expected.native["pattern"]["elevations"])
+    assert len(found.native["pattern"]["elevations"]) in {len(ELEVATIONS), MAX_CUTS}
     told = {name: value for name, value in found.properties.items() if name != "nexrad:elevations"}
     assert told.items() <= expected.properties.items()
 

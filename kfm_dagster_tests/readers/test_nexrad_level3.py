@@ -29,8 +29,8 @@ from kfm_dagster.demo.samples.nexrad_level3 import (
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import FRAME_BYTES, MAX_FRAMES
 from kfm_dagster.readers.nexrad_l3_message import HYDROMETEORS, MAX_UNPACKED_BYTES, product_kinds
-from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES, PROPERTIES
-from kfm_dagster.readers.nexrad_radar import site_named, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_level3 import FIRST_BYTES, MAX_OBJECT_BYTES
+from kfm_dagster.readers.nexrad_radar import TDWR, site_named, sites
 from kfm_dagster_tests.readers.reading import CONTRACTS, Reading, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource, RealObject, real_objects
 
@@ -94,7 +94,6 @@ def test_real_objects_say_of_the_radar_and_the_product_what_they_are(real: list[
     assert found["TLX_NST"]["nexrad:blocks"] == ["symbology", "graphic", "tabular"]
     assert found["TLX_NVW"]["nexrad:blocks"] == ["symbology", "tabular"]
     for one in found.values():
-        assert one.keys() <= PROPERTIES
         # The objects and the site tables are independent: they must tell the same place and height.
         site = site_named(one["nexrad:awips-id"][3:])
         assert WGS84.inv(site.longitude, site.latitude, one["nexrad:longitude"], one["nexrad:latitude"])[2] < 100
@@ -372,9 +371,9 @@ def test_a_position_that_is_not_the_sites_is_not_published() -> None:
 
 
 def test_the_identifier_of_a_site_is_of_one_radar_and_a_range_one_of_the_formats() -> None:
-    names = [*sites(), *tdwr_sites()]
+    names = [*sites()]
     assert len({name[1:] for name in names}) == len(names)
-    assert len(tdwr_sites()) == 47
+    assert sum(site.kind is TDWR for site in sites().values()) == 47
     for name in names:
         found = site_named(name[1:])
         assert found.icao == name

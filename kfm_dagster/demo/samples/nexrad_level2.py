@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 
-from kfm_dagster.readers.nexrad_radar import Site, radar_site, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import TDWR, Site, kind_of, sites
 
 BUCKET = "unidata-nexrad-level2"
 VCP = 212
@@ -89,9 +89,7 @@ def make_nexrad_level2(*, site: str, start: datetime, volume_number: int = 1) ->
     Raises KeyError when the site is in neither table.
     """
     start = start.astimezone(UTC)
-    location, scan = radar_site(site), _scan(site)
-    if location is None:
-        raise KeyError(site)
+    location, scan = sites()[site], _scan(site)
     day, milliseconds = _clock(start)
     magic, number = f"AR2V00{scan.version}.".encode(), b"%03d" % volume_number
     header = struct.pack(">9s3sII4s", magic, number, day, milliseconds, site.encode())
@@ -114,7 +112,7 @@ def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
     25,000 give each of the 213 sites a volume every 12 minutes, 60,000 one every 5, as in reality; TDWR come last.
     Raises ValueError when a site would need more than one volume per second.
     """
-    names = [*sites(), *tdwr_sites()]
+    names = [*sites()]
     if count > len(names) * 86_400:
         raise ValueError(f"{count} volumes a day are more than one per second and site")
     midnight = datetime.combine(day, time(), UTC)
@@ -126,7 +124,7 @@ def nexrad_level2_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
 
 
 def _scan(icao: str) -> _Scan:
-    return _TDWR if icao in tdwr_sites() else _WSR_88D
+    return _TDWR if kind_of(icao) is TDWR else _WSR_88D
 
 
 def _record(data: bytes, *, last: bool = False) -> bytes:

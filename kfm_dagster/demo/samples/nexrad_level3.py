@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from kfm_dagster.readers.nexrad_radar import Site, sites, tdwr_sites
+from kfm_dagster.readers.nexrad_radar import TDWR, Site, kind_of, sites
 
 BUCKET = "unidata-nexrad-level3"
 VCP = 212
@@ -53,7 +53,7 @@ def make_nexrad_level3(*, site: str, product: str, start: datetime, volume_numbe
     Raises KeyError when site or product is in no table.
     """
     start = start.astimezone(UTC).replace(microsecond=0)
-    location = sites().get(site) or tdwr_sites()[site]
+    location = sites()[site]
     kind, identifier = PRODUCTS[product], site[1:]
     blocks = kind.make(random.Random(f"{site}{product}{start}"), identifier)
     message = _message(kind, location, start, volume_number, blocks)
@@ -67,14 +67,14 @@ def nexrad_level3_samples(day: date, count: int) -> Iterator[tuple[str, str, byt
 
     Sites and their products take turns. Raises ValueError when a site would need more than one product per second.
     """
-    names = [*sites(), *tdwr_sites()]
+    names = [*sites()]
     if count > len(names) * 86_400:
         raise ValueError(f"{count} products a day are more than one per second and site")
     midnight = datetime.combine(day, time(), UTC)
     for index in range(count):
         turn, site_number = divmod(index, len(names))
         products = [
-            name for name, kind in PRODUCTS.items() if (names[site_number] in tdwr_sites()) == (kind.code >= 180)
+            name for name, kind in PRODUCTS.items() if (kind_of(names[site_number]) is TDWR) == (kind.code >= 180)
         ]
         start = midnight + timedelta(seconds=index * 86_400 // count)
         key, content = make_nexrad_level3(
@@ -140,7 +140,7 @@ def _head(
 
 
 def _radar_id(site: Site) -> int:
-    names = [*sites(), *tdwr_sites()]
+    names = [*sites()]
     return names.index(site.icao) + 1
 
 

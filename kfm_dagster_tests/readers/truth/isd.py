@@ -34,22 +34,33 @@ def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
 
 @compares("isd", reader="isd", open_file=open_file)
 def isd(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, properties, native = real.expected, found.properties, dict(found.native)
-    native["positions"] = [list(place) for place in native["positions"]]
+    expected, properties = real.expected, found.properties
     first, last = (datetime.fromisoformat(expected[side]) for side in ("first", "last"))
-    yield from leaves("native", native, {**expected, "first": first, "last": last})
+    place = (expected["lon"], expected["lat"])
+    said = {
+        "usaf": properties.get("isd:usaf", "999999"),
+        "wban": properties.get("isd:wban", "99999"),
+        "first": found.start,
+        "last": found.end,
+        "records": properties["isd:records"],
+        "lon": found.geometry["coordinates"][0],
+        "lat": found.geometry["coordinates"][1],
+        "positions": [[one["latitude"], one["longitude"]] for one in properties["isd:positions"]],
+        "elevation_m": properties["isd:elevation-m"],
+        "report_types": properties["isd:report-types"],
+    }
+    # The reference has the call sign of the last report, blanks at the ends of types, and 99999 for none.
+    kinds = [text.strip() for text in expected["report_types"]]
+    signs = ["99999", *properties.get("isd:call-signs", [])]
+    stated = {**expected, "first": first, "last": last, "report_types": kinds}
+    yield same("isd:call-signs", stated.pop("call_sign") in signs, True)
+    yield from leaves("said", said, stated)
     yield seconds("start", found.start, first, within=0)
     yield seconds("end", found.end, last, within=0)
     yield seconds("datetime", found.datetime, first, within=0)
-    place = (expected["lon"], expected["lat"])
     yield same("geometry", found.geometry, {"type": "Point", "coordinates": place})
     yield degrees("bbox", bounding_box(found.geometry), (*place, *place))
     yield same("platform", properties["platform"], f"{expected['usaf']}-{expected['wban']}")
-    yield same("isd:records", properties["isd:records"], expected["records"])
-    yield same("isd:elevation-m", properties["isd:elevation-m"], expected["elevation_m"])
-    kinds = [text.strip() for text in expected["report_types"]]
-    yield same("isd:report-types", properties["isd:report-types"], kinds)
-    positions = [[one["latitude"], one["longitude"]] for one in properties["isd:positions"]]
-    yield same("isd:positions", positions, expected["positions"])
+    yield same("records", found.native["records"], expected["records"])
     yield same("isd:position-count", properties["isd:position-count"], len(expected["positions"]))
     yield same("findings", found.findings, ())

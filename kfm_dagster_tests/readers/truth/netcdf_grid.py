@@ -31,13 +31,14 @@ def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
 def netcdf_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     expected, native, properties = real.expected, found.native, found.properties
     # The reference has every global attribute as text.
-    yield from leaves("attrs", {name: str(value) for name, value in native["attrs"].items()}, expected["attrs"])
+    yield from leaves("attrs", {name: str(value) for name, value in native["attributes"].items()}, expected["attrs"])
     yield from leaves("dimensions", native["dimensions"], expected["dimensions"])
-    yield from leaves("variables", native["variables"], expected["variables"])
-    yield from leaves("sst", native["variable_attrs"]["sst"], expected["sst"])
+    dimensions = {name: list(variable["dimensions"]) for name, variable in native["variables"].items()}
+    yield from leaves("variables", dimensions, expected["variables"])
+    yield from leaves("sst", native["variables"]["sst"]["attributes"], expected["sst"])
     for name in ("lat", "lon"):
-        values = native["axes"][name]
-        yield same(name, [values[0], values[-1]], expected[name])
+        samples = native["variables"][name]["samples"]
+        yield same(name, [samples[min(samples)], samples[max(samples)]], expected[name])
         extent = properties["cube:dimensions"][name]["extent"]
         yield near(f"cube:dimensions.{name}.extent", extent, sorted(expected[name]), within=1e-9)
     yield seconds("datetime", found.datetime, datetime.fromisoformat(expected["time"]).replace(tzinfo=UTC))

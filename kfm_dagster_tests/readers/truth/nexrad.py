@@ -37,22 +37,30 @@ def open_volume(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
 @compares("nexrad-l2", reader="nexrad-level2", open_file=open_volume)
 def nexrad_level2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     expected, native, properties = real.expected, found.native, found.properties
-    for name in ("extension", "icao_header", "lat", "lon", "alt_m", "uncompressed_magic", "nsweeps"):
-        yield same(name, native[name], expected[name])
-    # The reference names the moments of the first radial.
-    yield same("first_ray_moments", native["first_ray_moments"], expected["moments"])
-    yield same("msg_type", str(native["msg_type"]), expected["msg_type"])
-    yield same("vcp_message_5", native["vcp_message_5"], expected["vcp"])
+    header, first, last, pattern = native["header"], native["radial"], native["end"]["radial"], native["pattern"]
+    for name, value in (
+        ("extension", header["extension"]),
+        ("icao_header", header["icao"]),
+        ("uncompressed_magic", header["magic"]),
+        ("nsweeps", last["cut"]),
+        # The reference names the moments of the first radial.
+        ("moments", list(first["moments"])),
+        ("msg_type", str(first["message_type"])),
+    ):
+        yield same(name, value, expected[name])
+    place = tuple((first["position"] or dict.fromkeys(("latitude", "longitude", "height_m"))).values())
+    yield same("position", place, (expected["lat"], expected["lon"], expected["alt_m"]))
+    yield same("vcp_message_5", pattern["number"] if pattern else None, expected["vcp"])
     if expected["vcp"]:
-        yield same("vcp", (properties["nexrad:vcp"], native["vcp"]), (expected["vcp"], expected["vcp"]))
+        yield same("vcp", (properties["nexrad:vcp"], first["vcp"]), (expected["vcp"], expected["vcp"]))
         # The reference lists the sweeps that were made: AVSET ends a volume before the pattern's last cuts.
-        angles = [round(angle, 3) for angle in native["target_elev_deg"]]
+        angles = [round(angle, 3) for angle in pattern["elevations"]]
         yield same("target_elev_deg", angles[: expected["nsweeps"]], expected["target_elev_deg"])
         yield same("nexrad:elevations", properties["nexrad:elevations"], sorted(set(expected["target_elev_deg"])))
-    for name in ("volume_header_time", "first_ray_time", "last_ray_time"):
-        yield seconds(name, native[name], datetime.fromisoformat(expected[name]), within=0)
-    first = min(datetime.fromisoformat(expected[name]) for name in ("volume_header_time", "first_ray_time"))
-    yield seconds("start", found.start, first, within=0)
+    for name, part in (("volume_header_time", header), ("first_ray_time", first), ("last_ray_time", last)):
+        yield seconds(name, part["time"], datetime.fromisoformat(expected[name]), within=0)
+    start = min(datetime.fromisoformat(expected[name]) for name in ("volume_header_time", "first_ray_time"))
+    yield seconds("start", found.start, start, within=0)
     yield seconds("end", found.end, datetime.fromisoformat(expected["last_ray_time"]))
     yield same("nexrad:moments", set(properties["nexrad:moments"]), PYART_MOMENTS[Path(real.path).name])
     if expected["lon"] is not None:
@@ -89,15 +97,16 @@ def nexrad_chunks(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
     yield degrees("bbox", bounding_box(found.geometry), disc(whole["longitude"], whole["latitude"]))
     yield same("findings", found.findings, ())
     if number == 1:
-        angles = sorted({round(angle, 3) for angle in native["target_elev_deg"]})
+        angles = sorted({round(angle, 3) for angle in native["pattern"]["elevations"]})
         yield same("target_elev_deg", angles, sorted(set(whole["sweep_fixed_angle"])))
         # The reference's text begins with it: the archive's version, a full stop, and the volume's number.
         magic = answers["volume_header"].split()[0]
-        yield same("extension", native["extension"], magic.rpartition(".")[2])
-        yield same("icao_header", native["icao_header"], answers["site"])
+        yield same("extension", native["header"]["extension"], magic.rpartition(".")[2])
+        yield same("icao_header", native["header"]["icao"], answers["site"])
     else:
-        yield same("position", (native["lat"], native["lon"]), (whole["latitude"], whole["longitude"]))
-        yield same("alt_m", (native["alt_m"], properties["nexrad:height-m"]), (whole["altitude"], whole["altitude"]))
+        place = native["first"]["position"]
+        yield same("position", (place["latitude"], place["longitude"]), (whole["latitude"], whole["longitude"]))
+        yield same("alt_m", (place["height_m"], properties["nexrad:height-m"]), (whole["altitude"], whole["altitude"]))
         yield same("nexrad:cuts", properties["nexrad:cuts"] in range(1, whole["nsweeps"] + 1), True)
     if is_last:
         yield same("nexrad:cuts", properties["nexrad:cuts"], whole["nsweeps"])
@@ -109,7 +118,7 @@ def _together(real: RealObject, whole: Mapping[str, Any]) -> Iterator[Compared]:
     """Yield what the archive's reader says of all chunks put together, which are then a volume of the archive."""
     content = b"".join(file.read_bytes() for file in sorted(real.beside.parent.iterdir()))
     found = header_of("nexrad-level2", content, key=real.key, groups=real.groups)
-    yield same("together: nsweeps", found.native["nsweeps"], whole["nsweeps"])
+    yield same("together: nsweeps", found.native["end"]["radial"]["cut"], whole["nsweeps"])
     angles = sorted(set(whole["sweep_fixed_angle"]))
     yield same("together: nexrad:elevations", found.properties["nexrad:elevations"], angles)
     yield seconds("together: start", found.start, datetime.fromisoformat(_microseconds(whole["min_time"])))
@@ -156,11 +165,18 @@ def nexrad_level3(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
         return
     # Empty but for one object: MetPy forgets the heading when it looks for a second one.
     yield same("wmo", native["wmo"][: len(expected["wmo"])], expected["wmo"])
+    description = native["description"]
     said = {
-        **{name: native[name] for name in ("lat", "lon", "height_ft", "product_code", "prod_time", "vol_time", "site")},
+        "site": native["site"],
+        "lat": description["latitude"] / 1000,
+        "lon": description["longitude"] / 1000,
+        "height_ft": description["height_ft"],
+        "product_code": description["product_code"],
+        "prod_time": description["generation_time"],
+        "vol_time": description["volume_time"],
         "max_range_km": properties.get("nexrad:range-m", 0) / 1000,
         "product_name": properties["nexrad:product-name"],
-        **_parameters(native),
+        **_parameters(description),
     }
     for name in sorted({*said, *expected} - {"wmo"}):
         value = expected.get(name)
@@ -199,9 +215,9 @@ def _footprint(found: HeaderMetadata, expected: Mapping[str, Any]) -> Iterator[C
     yield degrees("bbox", box, sides)
 
 
-def _parameters(native: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return what MetPy makes of the product-dependent parameters, for every product among the real objects."""
-    code, values = native["product_code"], dict(enumerate(native["parameters"], 1))
+    code, values = description["product_code"], dict(enumerate(description["parameters"], 1))
     scale = METPY_SCALES.get(code, 1)
     found: dict[str, Any] = {}
     if code in {94, 19, 99, 134, 161, 163, 181, 186}:
