@@ -14,7 +14,7 @@ from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadRequest
 from kfm_dagster.readers.grib2 import Findings, Inventory, describe, walk
 from kfm_dagster.readers.grib2_sections import GribMessage, HeaderWindow
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster.readers.unpacked import STEP_BYTES, Gunzip, Gunzipped, Unpacked
+from kfm_dagster.readers.unpacked import Gunzip, Unpacked, gunzipped
 
 FIRST_BYTES = 256 * 1024
 """Bytes of an object that its first request reads: many of MRMS's objects are smaller (hail, lightning, rotation: 0.02
@@ -22,9 +22,11 @@ to 0.15 MB), and in a batch of 5,000 units the first bytes are about the 1 GiB t
 (`storage/read_ahead.py`)."""
 MAX_PACKED_BYTES = 8 * 1024 * 1024
 """The largest real objects of MRMS have 1.6 MB (echo tops over CONUS)."""
-MAX_UNPACKED_BYTES = 64 * 1024 * 1024
-"""Eight times MAX_PACKED_BYTES. A field is a PNG already (data representation template 5.41), so gzip saves little:
-real objects unpack to 1.02 to 1.6 times their size."""
+MAX_UNPACKED_BYTES = 16 * 1024 * 1024
+"""Twice MAX_PACKED_BYTES, all in memory. A field is a PNG already (data representation template 5.41), so gzip saves
+little: real objects unpack to 1.02 to 1.6 times their size."""
+BEGINNING_BYTES = 64 * 1024
+"""Bytes that are unpacked of a larger object."""
 
 
 def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
@@ -36,7 +38,7 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
         return walk(window, first)
 
     if source.size <= MAX_PACKED_BYTES:
-        return describe(request, Gunzipped.open(source, limit=MAX_UNPACKED_BYTES), take_inventory=followed)
+        return describe(request, gunzipped(source, limit=MAX_UNPACKED_BYTES), take_inventory=followed)
 
     def unchecked(_window: HeaderWindow, _first: GribMessage, _lead: object, findings: Findings) -> Inventory:
         text = f"{source.size} gzipped bytes; up to {MAX_PACKED_BYTES} are read to their end"
@@ -47,11 +49,12 @@ def read_grib2_gzip(request: ReadRequest) -> HeaderMetadata:
 
 
 class _Beginning(BytesSource):
-    """The first STEP_BYTES of a gzipped object's content, whose size is unknown."""
+    """The first BEGINNING_BYTES of a gzipped object's content, whose size is unknown."""
 
     def __init__(self, source: ByteSource) -> None:
         pieces = iter([source.read(0, FIRST_BYTES)])
-        super().__init__(Unpacked(pieces, Gunzip(), step=STEP_BYTES, limit=2 * STEP_BYTES).read(0, STEP_BYTES))
+        content = Unpacked(pieces, Gunzip(), step=BEGINNING_BYTES, limit=2 * BEGINNING_BYTES)
+        super().__init__(content.read(0, BEGINNING_BYTES))
 
     @property
     def size(self) -> int:

@@ -9,21 +9,11 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TypeAlias
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
-
-STEP_BYTES = 64 * 1024
-"""Bytes of a step of reading a gzipped object, and bytes of each end of its content that are kept."""
-
-
-class Bytes(Protocol):
-    """A source of bytes by offset."""
-
-    def read(self, start: int, length: int) -> bytes:
-        """Return bytes [start, start + length), fewer only at the end."""
-        ...
+from kfm_dagster.readers.ranges import BytesSource
 
 
 def pieces(source: Bytes, start: int, end: int, *, step: int, first: int = 0) -> Iterator[bytes]:
@@ -84,11 +74,6 @@ class Unpacked:
         self._ended = False
 
     @property
-    def start(self) -> int:
-        """Offset of the first byte that can still be read."""
-        return self._start
-
-    @property
     def complete(self) -> bool:
         """Whether the stream's own end was reached; a stream that was cut has no end."""
         return self._decompressor.eof
@@ -116,68 +101,27 @@ class Unpacked:
         self._ended = self._decompressor.eof or not (piece or data)
 
 
-class Gunzipped:
-    """The content of a gzipped object, a single stream, as a ByteSource; only its ends are kept in memory.
+Bytes: TypeAlias = ByteSource | Unpacked
+"""A source of bytes by offset."""
 
-    Opening it unpacks it to its end, which proves that it is whole, with valid checksum and length (RFC 1952, 2.3.1).
-    Reads within STEP_BYTES of an end are free; any other read continues from the last read, or begins again.
+
+def gunzipped(source: ByteSource, *, limit: int) -> BytesSource:
+    """Return the content of a gzipped object, a single stream, requested in one read. Raises ReadError.
+
+    The stream's end proves that the content is whole, with valid checksum and length (RFC 1952, 2.3.1).
+    TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or bytes follow
+    it; RESOURCE_LIMIT when it has more than `limit` bytes.
     """
-
-    def __init__(self, packed: bytes, *, limit: int) -> None:
-        """Unpack the object once. Raises ReadError.
-
-        TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or bytes
-        follow it; RESOURCE_LIMIT when it has more than `limit` bytes.
-        """
-        self._packed = packed
-        self._limit = limit
-        self._head, self._tail, self.size = self._survey()
-        self._stream = self._unpacked(Gunzip(), _in_steps(packed))
-
-    @classmethod
-    def open(cls, source: ByteSource, *, limit: int) -> Gunzipped:
-        """Request the whole object in one read. Raises ReadError."""
-        packed = source.read(0, source.size)
-        if len(packed) < source.size:
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"only {len(packed)} of {source.size} bytes were returned")
-        return cls(packed, limit=limit)
-
-    def read(self, start: int, length: int) -> bytes:
-        """Return bytes [start, start + length), cut at the end."""
-        stop = min(start + length, self.size)
-        if start >= stop:
-            return b""
-        if stop <= len(self._head):
-            return self._head[start:stop]
-        tail = self.size - len(self._tail)
-        if start >= tail:
-            return self._tail[start - tail : stop - tail]
-        if start < self._stream.start:
-            self._stream = self._unpacked(Gunzip(), _in_steps(self._packed))
-        return self._stream.read(start, stop - start)
-
-    def _unpacked(self, decompressor: Gunzip, pieces: Iterator[bytes]) -> Unpacked:
-        # One byte more: after exactly `limit` bytes, another read checks that the stream has ended.
-        return Unpacked(pieces, decompressor, step=STEP_BYTES, limit=self._limit + 1)
-
-    def _survey(self) -> tuple[bytes, bytes, int]:
-        """Unpack the whole stream; return both ends, and the size of the content in bytes."""
-        pieces, decompressor = _in_steps(self._packed), Gunzip()
-        stream = self._unpacked(decompressor, pieces)
-        head = tail = stream.read(0, STEP_BYTES)
-        size = len(head)
-        while piece := stream.read(size, STEP_BYTES):
-            size += len(piece)
-            tail = (tail + piece)[-STEP_BYTES:]
-        if size > self._limit:
-            raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {self._limit} bytes are in the gzip stream")
-        if not stream.complete:
-            total = len(self._packed)
-            raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream goes on past the object's {total} bytes")
-        if decompressor.unused_data or next(pieces, b""):
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "bytes follow the gzip stream")
-        return head, tail, size
-
-
-def _in_steps(packed: bytes) -> Iterator[bytes]:
-    return (packed[at : at + STEP_BYTES] for at in range(0, len(packed), STEP_BYTES))
+    packed, gunzip = source.read(0, source.size), Gunzip()
+    if len(packed) < source.size:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"only {len(packed)} of {source.size} bytes were returned")
+    # One byte more shows that the stream has ended.
+    stream = Unpacked(iter([packed]), gunzip, step=limit + 1, limit=limit + 1)
+    content = stream.read(0, limit + 1)
+    if len(content) > limit:
+        raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {limit} bytes are in the gzip stream")
+    if not stream.complete:
+        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream continues past the {len(packed)} bytes")
+    if gunzip.unused_data:
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "bytes follow the gzip stream")
+    return BytesSource(content)
