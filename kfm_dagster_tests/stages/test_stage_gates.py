@@ -341,6 +341,7 @@ def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says
     assert "compensate" not in node.calls
     assert state(runner) is StageState.FAILED
     assert [event for kind, event in lines(runner) if kind == "compensation"] == ["left"]
+    assert details(runner, AuditKind.COMPENSATION) == [{"reason": "its units have ended, or another run holds them"}]
 
 
 @pytest.mark.clause("PCS-02")
