@@ -116,6 +116,10 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
     reference = first.reference
     spans = {_window(span, request.groups) for span in _spans(inventory.spans, first, lead)}
     start, end, moment = _object_times(spans) if spans else (reference, reference, reference)
+    horizon = moment - reference if spans else None
+    if horizon is not None and horizon < timedelta(0):
+        findings.append((MetadataIssue.TIME_MISMATCH, f"the fields are valid {duration(-horizon)} before their run"))
+        horizon = None
     return HeaderMetadata(
         start=start,
         end=end,
@@ -128,7 +132,7 @@ def describe(request: ReadRequest, source: ByteSource, *, take_inventory: TakeIn
                 grid,
                 messages=inventory.messages,
                 variables=inventory.variables,
-                horizon=moment - reference if spans else None,
+                horizon=horizon,
             ),
             **cube(grid, inventory.layers, reference=reference, valid={span.end for span in spans} or {moment}),
         },

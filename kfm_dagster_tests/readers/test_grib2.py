@@ -221,6 +221,13 @@ OTHER_RUN = make_hrrr(run=RUN + timedelta(hours=1), lead=7)[2]
 OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
 
 
+def test_messages_that_are_valid_before_the_first_one_s_run_give_no_horizon() -> None:
+    one, other = (make_hrrr(run=RUN - timedelta(hours=hours), lead=0)[1] for hours in (0, 6))
+    header = read(one + other, groups={})
+    assert MetadataIssue.TIME_MISMATCH in codes(header)
+    assert "forecast:horizon" not in header.properties
+
+
 def test_index_of_another_object_is_a_finding_and_no_sidecar() -> None:
     for what, index in {
         "other run": OTHER_RUN,
