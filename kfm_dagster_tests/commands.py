@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kfm_dagster.cli.main import main
+from kfm_dagster.errors import ExitCode
 
 
 class Answer(NamedTuple):
@@ -26,6 +27,12 @@ class Answer(NamedTuple):
     def rows(self) -> list[dict[str, Any]]:
         """A JSON object for each line of the output."""
         return [json.loads(line) for line in self.out.splitlines()]
+
+    def refused(self, *texts: str, code: int = ExitCode.USAGE) -> None:
+        """Assert a refusal: its exit code, no output, and one line on standard error that has each text."""
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
+        assert self.err.startswith("kfm: "), self
+        assert [text for text in texts if text not in self.err] == [], self
 
     @property
     def document(self) -> Any:

@@ -114,8 +114,6 @@ def test_a_receiver_that_is_down_is_said_to_be(announced: list[str], call: Call,
 
 def test_what_is_no_subscription_is_refused(home: Path, call: Call, announced: list[str]) -> None:
     for arguments in (("resend", "nobody"), ("failing", "nobody")):
-        code, out, error = call(*arguments)
-        assert (code, out) == (ExitCode.USAGE, "")
-        assert f"observed nobody; expected {WELL}, {WRONG}" in error
+        call(*arguments).refused(f"observed nobody; expected {WELL}, {WRONG}")
     (home.with_name("configs") / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions: []', encoding="utf-8")
     assert call("list")[:2] == (ExitCode.DONE, "no subscriptions (announcements.yaml)\n")

@@ -53,8 +53,7 @@ def test_what_is_not_publishable_leaves_neither_key_nor_bundle(
     if opened:
         Pipeline.open(Settings.load()).close()
     before = state_of(tmp_path)
-    answer = call("export")
-    assert (answer.code, answer.err.count("\n"), why in answer.err) == (code, 1, True), answer.err
+    call("export").refused(why, code=code)
     assert state_of(tmp_path) == before
     assert opened or not home.exists()
 
@@ -64,9 +63,7 @@ def test_where_nothing_can_be_written_no_key_is_made(recorded: None, call: Call,
     (tmp_path / "there" / "PTN_EXPORT" / "mine.txt").touch()
     before = state_of(tmp_path)
     for place, code in (("/proc/x", ExitCode.USAGE), (str(tmp_path / "there"), ExitCode.REFUSED)):
-        answer = call("export", "--out", place)
-        assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), answer
-        assert "; next: " in answer.err
+        call("export", "--out", place).refused("; next: ", code=code)
         assert state_of(tmp_path) == before
 
 
@@ -107,17 +104,13 @@ def test_what_does_not_verify_is_one_line_and_an_exit_code(
         ("export", "--verify", str(bundle), "graph"): (ExitCode.USAGE, "go without graph"),
     }
     for arguments, (code, said) in cases.items():
-        answer = call(*arguments)
-        assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), answer.err
-        assert said in answer.err
+        call(*arguments).refused(said, code=code)
     audit.write_bytes(content)
     (bundle / "PTN_EXPORT").mkdir()
-    answer = call("export", "--verify", str(bundle))
-    assert (answer.code, "'PTN_EXPORT' does not belong there" in answer.err) == (ExitCode.REFUSED, True)
+    call("export", "--verify", str(bundle)).refused("'PTN_EXPORT' does not belong there", code=ExitCode.REFUSED)
     (bundle / "PTN_EXPORT").rmdir()
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
-    answer = call("export", "--verify", str(bundle))
-    assert (answer.code, "the certificate to verify with is missing" in answer.err) == (ExitCode.USAGE, True)
+    call("export", "--verify", str(bundle)).refused("the certificate to verify with is missing")
 
 
 FILES = {"dcat": ["catalog.jsonld"], "graph": ["schema.cypher", "graph.cypher", "nodes.csv", "edges.csv"]}
@@ -150,7 +143,5 @@ def test_a_file_that_no_export_wrote_is_kept_and_one_in_the_place_of_the_folder(
         before = state_of(tmp_path)
         refusals = {name: (ExitCode.REFUSED, f"{name}/{name}") for name in names}
         for out, (code, said) in {**refusals, "file": (ExitCode.USAGE, "the export cannot be written")}.items():
-            answer = call("export", kind, "--out", out)
-            assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), (kind, out)
-            assert said in answer.err
+            call("export", kind, "--out", out).refused(said, code=code)
             assert state_of(tmp_path) == before

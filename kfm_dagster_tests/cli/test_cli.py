@@ -95,7 +95,6 @@ def test_every_number_has_an_upper_bound() -> None:
     assert len(numbers) > 30
     for number in numbers:
         assert isinstance(number, click.IntRange | click.FloatRange)
-        assert number.max is not None
         assert number.max <= LARGEST
 
 
@@ -237,6 +236,8 @@ BAD_INPUT: dict[str, list[str]] = {
         )
     },
     "reconcile --from 2999-01-01 --to 2999-01-02": ["; next: "],
+    # A run that is not there does not settle where run state is.
+    "KFM_RUN_STATE=run-state replay compare latest": ["; next: "],
 }  # fmt: skip
 AWAY: dict[str, list[str]] = {
     f"KFM_WAL_DSN={DOWN} wal list": ["127.0.0.1:1"],
@@ -280,9 +281,8 @@ def test_bad_input_is_one_line_and_changes_nothing(
 def test_a_drain_that_has_a_queue_asks_for_the_database_next(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Queue, "depth", lambda queue: None)
     monkeypatch.setenv("KFM_WAL_DSN", DOWN)
-    answer = call("drain")
-    assert (answer.code, answer.out) == (ExitCode.DEPENDENCY_UNAVAILABLE, "")
-    assert "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1" in answer.err
+    line = "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1"
+    call("drain").refused(line, code=ExitCode.DEPENDENCY_UNAVAILABLE)
 
 
 WRONG = {
@@ -312,10 +312,7 @@ def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
     for variable, said in WRONG.items():
         for command in ("demo", "ui --port 39871", "drain", "worker"):
             with environment(words_of(variable)[0]):
-                answer = call(*command.split())
-            assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1), (variable, command)
-            assert answer.err.startswith("kfm: ")
-            assert said in answer.err, (variable, command)
+                call(*command.split()).refused(said)
             assert state_of(tmp_path) == before, (variable, command)
 
 
@@ -341,20 +338,9 @@ def test_who_only_looks_leaves_an_older_ledger_as_it_is(
     monkeypatch.setattr(database, "migrations", lambda dialect: (*migrations(dialect), later))
     before = state_of(home)
     for command in LOOKING:
-        answer = call(*command.split())
-        assert (answer.code, answer.out) == (ExitCode.REFUSED, ""), command
-        assert answer.err.startswith("kfm: the database has an older schema than this release needs; "), command
+        older = "kfm: the database has an older schema than this release needs; "
+        call(*command.split()).refused(older, code=ExitCode.REFUSED)
         assert state_of(home) == before, command
-
-
-def test_comparing_a_run_that_is_not_there_does_not_settle_where_run_state_is(
-    call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KFM_RUN_STATE", str(tmp_path / "run-state"))
-    before = state_of(tmp_path)
-    answer = call("replay", "compare", "latest")
-    assert (answer.code, answer.out, answer.err.count("\n")) == (ExitCode.USAGE, "", 1)
-    assert state_of(tmp_path) == before
 
 
 def test_a_database_that_is_another_s_gets_no_ledger(
@@ -364,11 +350,8 @@ def test_a_database_that_is_another_s_gets_no_ledger(
         other.execute("CREATE TABLE theirs (a)")
     monkeypatch.setenv("KFM_WAL_DSN", f"sqlite:///{tmp_path / 'another.db'}")
     for command in (*LOOKING, "kill-switch on goes-abi --reason test --expires 2h"):
-        answer = call(*command.split())
-        assert (answer.code, answer.out) == (ExitCode.USAGE, ""), command
-        assert answer.err.startswith("kfm: there is no ledger yet; observed a database without a ledger; expected "), (
-            command
-        )
+        refusal = "kfm: there is no ledger yet; observed a database without a ledger; expected "
+        call(*command.split()).refused(refusal)
     with closing(sqlite3.connect(tmp_path / "another.db")) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 
@@ -519,9 +502,7 @@ def test_wal_rejected_lists_what_its_options_name_and_prints_a_message_as_it_cam
         assert all(row["message_id"] in shown for row in rows if row["message_id"])
     assert call("wal", "rejected", "--message", "rejected-1", "--body").out == "{1\n"
     for given, said in {"rejected": "rejected-0, rejected-1", "m0123456789": "no message of that id"}.items():
-        answer = call("wal", "rejected", "--message", given, "--body")
-        assert (answer.code, answer.out) == (ExitCode.USAGE, "")
-        assert said in answer.err
+        call("wal", "rejected", "--message", given, "--body").refused(said)
 
 
 NOT_HERE = {
@@ -617,9 +598,7 @@ def test_dataset_check_accepts_a_built_in_contract_and_refuses_a_clash(call: Cal
     clash.write_text(text.replace("  id: nexrad-l2", "  id: nexrad-again"))
     accepted = call("dataset", "check", str(same))
     assert (accepted.code, accepted.out, accepted.err) == (ExitCode.DONE, f"nexrad-l2: {CHECKED}\n", "")
-    refused = call("dataset", "check", str(clash))
-    assert (refused.code, refused.out) == (ExitCode.USAGE, "")
-    assert "observed nexrad-l2 and nexrad-again" in refused.err
+    call("dataset", "check", str(clash)).refused("observed nexrad-l2 and nexrad-again")
 
 
 def test_ctrl_c_is_no_traceback(call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,9 +629,7 @@ def test_a_unit_is_known_by_a_prefix_of_its_id(call: Call, ledger: dict[str, Nod
     wal_id = ledger["pending"].wal_id
     for command in PREFIXED:
         assert call(*command, wal_id[:8]).code == ExitCode.DONE, command
-        short = call(*command, wal_id[:3])
-        assert (short.code, short.err.count("\n")) == (ExitCode.USAGE, 1), command
-        assert f"{wal_id[:3]}: {wal_id}" in short.err
+        call(*command, wal_id[:3]).refused(f"{wal_id[:3]}: {wal_id}")
 
 
 def _in_a_shell(script: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -162,9 +162,7 @@ def test_bad_input_is_one_line_and_changes_nothing(dlq_fixture: DlqFixture, call
         (("redrive", "--reason", "", "--confirm"), "reason"),
         (("discard", *WHY, "--confirm"), "MESSAGE_ID"),
     ):
-        answer = call(*arguments)
-        assert (answer.code, answer.err.count("\n")) == (ExitCode.USAGE, 1), arguments
-        assert named in answer.err
+        call(*arguments).refused(named)
         assert standing(dlq_fixture) == before
 
 
@@ -176,8 +174,7 @@ def test_what_the_commands_depend_on_is_named(
     monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", dlq_fixture.pipeline.settings.sqs_primary_queue)
     assert call("plan").code == ExitCode.REFUSED
     monkeypatch.setenv("KFM_ENV", "prod")
-    refused = call("drain", *WHY, "--confirm")
-    assert (refused.code, "change reference" in refused.err) == (ExitCode.USAGE, True)
+    call("drain", *WHY, "--confirm").refused("change reference")
     monkeypatch.setenv("KFM_HOME", str(dlq_fixture.pipeline.settings.home / "elsewhere"))
     assert "there is no ledger yet" in call("list").err
 
@@ -188,7 +185,6 @@ def test_a_cloud_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*command, "--env-file", "cloud.env"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ) as served:
-        assert served.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("export no_proxy"):
             lines.append(served.stdout.readline())

@@ -120,17 +120,14 @@ def test_places_of_an_older_home_are_taken_over_when_that_is_said_and_a_foreign_
     item.parent.mkdir(parents=True)
     item.write_text("{}")
     before = state_of(home)
-    refused = call("init")
-    assert (refused.code, "kfm init --adopt" in refused.err) == (ExitCode.REFUSED, True)
+    call("init").refused("kfm init --adopt", code=ExitCode.REFUSED)
     assert state_of(home) == before
     assert call("init", "--adopt").code == call("init").code == ExitCode.DONE
     for file in home.glob("kfm.db*"):
         file.unlink()
     before = state_of(home)
     for arguments in ((), ("--adopt",)):
-        refused = call("init", *arguments)
-        assert (refused.code, "is another deployment's" in refused.err) == (ExitCode.REFUSED, True)
-        assert refused.err.count("\n") == 1
+        call("init", *arguments).refused("is another deployment's", code=ExitCode.REFUSED)
     assert state_of(home) == before
 
 
@@ -196,11 +193,7 @@ def test_a_dagster_yaml_of_files_is_refused_where_a_database_is_named(
 ) -> None:
     assert call("init").code == ExitCode.DONE
     monkeypatch.setenv("KFM_DAGSTER_DSN", empty_postgres_url)
-    refused = call("init")
-    assert (refused.code, f"{home / 'dagster' / 'dagster.yaml'} names no storage" in refused.err) == (
-        ExitCode.USAGE,
-        True,
-    )
+    call("init").refused(f"{home / 'dagster' / 'dagster.yaml'} names no storage")
     (home / "dagster" / "dagster.yaml").unlink()
     assert call("init").code == ExitCode.DONE
     assert len(heads(empty_postgres_url, "alembic_version")) == 1
@@ -248,9 +241,7 @@ def test_init_in_prod_makes_the_database_prod_s_for_every_client(
 
 @pytest.mark.clause("SEC-07")
 def test_a_role_where_there_are_none_is_refused_before_anything_is_made(outside: None, call: Call, home: Path) -> None:
-    answer = call("init", "--role", "kfm_deployment")
-    assert answer.code == ExitCode.USAGE
-    assert "roles are PostgreSQL's; observed sqlite" in answer.err
+    call("init", "--role", "kfm_deployment").refused("roles are PostgreSQL's; observed sqlite")
     assert not (home / "kfm.db").exists()
 
 
@@ -260,7 +251,7 @@ def test_the_role_of_retention_gets_its_rights_and_works_under_its_own_dsn(
 ) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", empty_postgres_url)
     both = call("init", "--role", deployment_role, "--retention-role", deployment_role)
-    assert (both.code, "retention has a role of its own" in both.err) == (ExitCode.USAGE, True)
+    both.refused("retention has a role of its own")
     made = call("init", "--retention-role", deployment_role, "--json")
     assert (made.code, f'"retention role": "{deployment_role} (' in made.out) == (ExitCode.DONE, True)
     monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, deployment_role))

@@ -135,7 +135,6 @@ def test_a_page_takes_no_other_file_s_place_and_says_by_which_option(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path
 ) -> None:
     (tmp_path / "page.html").write_text("<p>mine</p>")
-    answer = call("validate", "--html", "page.html")
-    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
-    assert answer.err.endswith("next: move it away, or name another folder with --html\n")
+    next_step = "next: move it away, or name another folder with --html\n"
+    call("validate", "--html", "page.html").refused(next_step, code=ExitCode.REFUSED)
     assert (tmp_path / "page.html").read_text() == "<p>mine</p>"

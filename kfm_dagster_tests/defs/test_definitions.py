@@ -213,14 +213,11 @@ def test_definitions_are_assembled_again_only_when_an_input_has_changed(
         with database.transaction() as tx:
             assert window.lower(date(2020, 1, 1), actor="test", reason="an old backfill", tx=tx)
 
-    def follow_two() -> None:
-        monkeypatch.setenv("KFM_DATASETS", "hrrr, goes-abi")
-
     for change in (
         add_contract,
         lower_first_day,
         lambda: monkeypatch.setenv("KFM_SENSOR_INTERVAL_SECONDS", "9"),
-        follow_two,
+        lambda: monkeypatch.setenv("KFM_DATASETS", "hrrr, goes-abi"),
     ):
         assert defs() is kept[-1]
         change()

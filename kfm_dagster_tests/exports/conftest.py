@@ -24,7 +24,6 @@ AWKWARD = 'it\'s \\ "a" node;\nMERGE (n:Hack) // ünïcödé \u2028 🌪 ,'
 def _run_twice(folder: Path, database_url: str) -> Pipeline:
     chain.put(folder / "objects", chain.volumes(2))
     opened = chain.open_pipeline(folder / "home", folder / "objects", url=database_url)
-    assert isinstance(opened.clock, chain.Clock)
     for run_id in (WORKED, AGAIN):
         chain.run_chain(opened, "nexrad-l2", DAY, run_id)
         opened.clock.forward(3600)

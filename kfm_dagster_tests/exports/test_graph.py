@@ -343,7 +343,6 @@ class Engine:
     def ask(self, question: str, **values: str) -> list[list[Any]]:
         """Rows of an answer."""
         result = self._connection.execute(question, values)
-        assert isinstance(result, ladybug.QueryResult)
         return [list(row) for row in result.get_all()]
 
     def items_of(self, uri: str) -> list[str]:

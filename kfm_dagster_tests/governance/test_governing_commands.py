@@ -113,13 +113,8 @@ def test_a_refused_decision_is_one_line_and_changes_no_row(
     deployment.ledger.switches.engage("hrrr", PERSON)
     before = every_row(deployment.database)
     for line, said in (REFUSED | UNUSABLE).items():
-        answer = call(*typed(line, units))
         code = ExitCode.REFUSED if line in REFUSED else ExitCode.USAGE
-        assert (answer.code, answer.out) == (code, ""), (line, answer)
-        assert answer.err.startswith("kfm: "), line
-        assert answer.err.count("\n") == 1, line
-        for text in said:
-            assert text in answer.err, line
+        call(*typed(line, units)).refused(*said, code=code)
     assert every_row(deployment.database) == before
 
 
@@ -137,9 +132,7 @@ def test_in_production_every_decision_needs_a_change_reference(
     monkeypatch.setenv("KFM_ENV", "prod")
     before = every_row(deployment.database)
     for line in NEEDS_A_CHANGE:
-        answer = call(*typed(line, units), *WHY)
-        assert (answer.code, answer.out) == (ExitCode.USAGE, ""), line
-        assert "--change-ref" in answer.err, line
+        call(*typed(line, units), *WHY).refused("--change-ref")
     assert every_row(deployment.database) == before
     for line in NEEDS_A_CHANGE:
         if not line.startswith("discard"):  # of the same unit as release
@@ -187,8 +180,7 @@ def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_n
     assert every_row(deployment.database) == before
     with monkeypatch.context() as smaller:
         smaller.setattr("kfm_dagster.cli.quarantine.MOST_UNITS", 1)
-        refused = call("retry", "--dataset", "nexrad-l2", "--dry-run")
-        assert (refused.code, "more than 1; expected a narrower filter" in refused.err) == (ExitCode.USAGE, True)
+        call("retry", "--dataset", "nexrad-l2", "--dry-run").refused("more than 1; expected a narrower filter")
         assert len(call("retry", "--dataset", "nexrad-l2", "--status", "failed", "--dry-run", "--json").rows) == 1
     monkeypatch.setenv("KFM_ENV", "prod")
     answer = call("retry", "--dataset", "nexrad-l2", *WHY, *CHANGE, "--confirm", "--json")
@@ -214,9 +206,7 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
     replayed = ["replay", "run", "--wal-id", units["failed"].wal_id, *WHY, *CHANGE, *reason, "--confirm", "--detach"]
     before = every_row(deployment.database)
     for command in (released, replayed):
-        refused = call(*command)
-        assert (refused.code, refused.err.count("\n")) == (ExitCode.USAGE, 1)
-        assert "in no vocabulary; observed reprocess-2025; expected backfill or dlq-drain or" in refused.err
+        call(*command).refused("in no vocabulary; observed reprocess-2025; expected backfill or dlq-drain or")
     assert every_row(deployment.database) == before
     configs.mkdir()
     for name in (STATE_MACHINE, REPLAY_PLAN):

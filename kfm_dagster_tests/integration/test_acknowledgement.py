@@ -68,15 +68,6 @@ def deliver(contracts: ContractRegistry) -> Callable[..., SqsMessage]:
     return message
 
 
-def run(pipeline: Pipeline, run_id: str = "run-1") -> None:
-    run_pending(pipeline, run_id)
-
-
-def due_retries(pipeline: Pipeline) -> None:
-    pipeline.clock.forward(3600)
-    own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
-
-
 @pytest.mark.clause("BEY-08", "DAG-03", "WSM-10")
 def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
@@ -88,12 +79,13 @@ def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
     backoffs = []
     for attempt in (1, 2, 3):
         assert queue.deleted == []
-        run(pipeline, f"run-{attempt}")
+        run_pending(pipeline, f"run-{attempt}")
         # A run that works keeps its messages hidden for the queue's whole timeout.
         backoffs.append([change for change in queue.visibility if change[1] < VISIBILITY_SECONDS])
         if attempt == 1:
             assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.FAILED: 1}
-        due_retries(pipeline)
+        pipeline.clock.forward(3600)
+        own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
         assert_conserved(pipeline)
     # The contract grants three attempts; each wait is the policy's, from 60 seconds, and none follows the last.
     [given_up] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
@@ -132,11 +124,11 @@ def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_b
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
 ) -> None:
     take(pipeline, deliver(0))
-    run(pipeline)
+    run_pending(pipeline, "run-1")
     put(objects, volumes(1))  # the object arrives after its notification
     report = take(pipeline, deliver(0, delivery=2))
     assert (report.requeued, report.work) == (1, {("nexrad-l2", PARTITION)})
-    run(pipeline, "run-2")
+    run_pending(pipeline, "run-2")
 
     [record] = traces.records(pipeline).values()
     history = [entry.to_status for entry in own_tx(pipeline.ledger).history(record.wal_id)]

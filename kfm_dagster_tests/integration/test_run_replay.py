@@ -16,7 +16,7 @@ import pytest
 from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import IntegrityIssue, Issue, Severity
 from kfm_dagster.defs.jobs import INGEST_JOB, PATH_JOB
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.exports.validation import validate_report
 from kfm_dagster.governance.log import DAGSTER_UI, Decision, GovernanceAction
 from kfm_dagster.idempotent_node.wal import IntentStatus
@@ -265,16 +265,13 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     assert "gives another result now" in str(failed.step_failure_data.error)
     assert call(*COMPARE, second.dagster_run.run_id).code == 4
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 2}
-    said = call(*COMPARE, "latest", "--dataset", "goes-abi")
-    assert (said.code, f"{third.dagster_run.run_id} has done nothing of goes-abi" in said.err) == (3, True)
-    said = call(*COMPARE, "nobody")
-    assert (said.code, "nothing is recorded of such a run; observed nobody" in said.err) == (2, True)
+    compared = call(*COMPARE, "latest", "--dataset", "goes-abi")
+    compared.refused(f"{third.dagster_run.run_id} has done nothing of goes-abi", code=ExitCode.REFUSED)
+    call(*COMPARE, "nobody").refused("nothing is recorded of such a run; observed nobody")
 
     put(objects, [replace(volumes(3)[2], stored=b"")])
     barren = face.execute("ingest_nexrad_l2", partition=PARTITION).dagster_run.run_id
-    said = call(*COMPARE, barren)
-    assert (said.code, said.out) == (3, "")
-    assert "brought no unit to success" in said.err
+    call(*COMPARE, barren).refused("brought no unit to success", code=ExitCode.REFUSED)
 
 
 WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-7")
