@@ -119,7 +119,6 @@ def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope], run_i
 
 def with_metadata(envelope: Envelope, **changes: Any) -> Envelope:
     """The envelope with another metadata section."""
-    assert envelope.metadata is not None
     return envelope.evolve(metadata=replace(envelope.metadata, **changes))
 
 

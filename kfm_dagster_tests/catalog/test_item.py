@@ -58,7 +58,6 @@ def test_an_item_to_register_keeps_its_objects_as_bytes_alone(contracts: Contrac
 def built(contract: DatasetContract, envelope: Envelope, object_uri: str | None = None) -> dict[str, Any]:
     """The Item of an envelope under a contract, as if its object were at another address."""
     match = KeyGrammarReader(contract).match(envelope.key)
-    assert match is not None
     moved = envelope.evolve(object_uri=object_uri or envelope.object_uri)
     return build_item(moved, contract=contract, match=match, run_state=None)
 

@@ -27,7 +27,7 @@ from kfm_dagster.catalog.publisher import (
     open_publisher,
 )
 from kfm_dagster.catalog.store import Catalog
-from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus
+from kfm_dagster.contracts.envelope import StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.cloud import EmbeddedCloud
@@ -147,7 +147,8 @@ def test_the_second_of_two_interleaved_writers_gets_a_conflict(
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (1,)], ids=["one of three", "all of the batch"])
 def test_a_file_that_cannot_be_promoted_fails_alone(register: Register, root: Path, numbers: tuple[int, ...]) -> None:
-    blocked = root / "goes-abi/2025/2025-12-03" / f"{candidates_id(goes(1))}.json"
+    (candidate,) = candidates(ContractRegistry.load(), [goes(1)])
+    blocked = root / "goes-abi/2025/2025-12-03" / f"{candidate.item_id}.json"
     blocked.mkdir(parents=True)
     results = register(*map(goes, numbers))
     assert statuses(results) == [FAILED if number == 1 else CREATED for number in numbers]
@@ -265,11 +266,6 @@ def test_a_batch_is_of_one_dataset_and_may_be_empty(catalog: Catalog, register: 
         register(goes(0), hrrr())
     assert catalog.register([], fence=open_fence) == []
     assert not root.exists()
-
-
-def candidates_id(envelope: Envelope) -> str:
-    (candidate,) = candidates(ContractRegistry.load(), [envelope])
-    return candidate.item_id
 
 
 def _collection(root: Path) -> Mapping[str, Any]:

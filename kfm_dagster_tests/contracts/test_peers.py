@@ -62,7 +62,6 @@ def test_no_real_object_is_far_from_another_one_of_its_product(
     compared = 0
     for (dataset, product), found in sizes.items():
         rules = contracts[dataset].integrity.peers
-        assert rules is not None
         for size in found:
             # Whatever it comes after: all its peers may have been like any one of the others.
             for other in found:

@@ -378,7 +378,7 @@ def test_a_transient_error_is_retried_with_growing_waits_up_to_the_limit(bench: 
 
 @pytest.mark.clause("WSM-15")
 @pytest.mark.parametrize("late", [False, True])
-def test_past_the_deadline_no_retry_begins(late: bool, bench: Bench, contracts: ContractRegistry) -> None:
+def test_past_the_deadline_only_a_person_s_replay_begins(late: bool, bench: Bench, contracts: ContractRegistry) -> None:
     bench = make_bench(bench.database, with_retry(contracts, deadline_seconds=600))
     unit = envelope()
     bench.ledger.ensure([unit])
@@ -388,23 +388,16 @@ def test_past_the_deadline_no_retry_begins(late: bool, bench: Bench, contracts: 
     record = bench.ledger.get(unit.wal_id)
     if not late:
         assert (report.failed, record.status) == ((unit.wal_id,), "failed")
+        # A replay that a person wants has no deadline.
+        bench.clock.advance(10**6)
+        assert bench.ledger.requeue([unit.wal_id], reason="incident") == {unit.wal_id}
+        assert fail(bench, unit, TRANSIENT).failed == (unit.wal_id,)
         return
     assert (report.quarantined, record.change_reason) == ((unit.wal_id,), "deadline_exceeded")
     # Why it failed stays to be read.
     assert record.last_error_code == TRANSIENT
     for reason in ReplayReason:
         assert bench.ledger.requeue([unit.wal_id], reason=reason) == frozenset()
-
-
-@pytest.mark.clause("WSM-15")
-def test_a_replay_that_a_person_wants_has_no_deadline(bench: Bench, contracts: ContractRegistry) -> None:
-    bench = make_bench(bench.database, with_retry(contracts, deadline_seconds=600))
-    unit = envelope()
-    bench.ledger.ensure([unit])
-    fail(bench, unit, TRANSIENT)
-    bench.clock.advance(10**6)
-    assert bench.ledger.requeue([unit.wal_id], reason="incident") == {unit.wal_id}
-    assert fail(bench, unit, TRANSIENT).failed == (unit.wal_id,)
 
 
 @pytest.mark.clause("WSM-16")

@@ -194,7 +194,6 @@ def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ende
         bench.ledger.settle([finished(first)], run_id=RUN)
     assert yielding.wal_id == older.wal_id
     outcome = finished(yielding)
-    assert outcome.stac is not None
     outcome = outcome.evolve(
         stac=replace(outcome.stac, write_status=StacStatus.NO_OP, superseded=True, superseded_by=newer.wal_id)
     )
@@ -527,7 +526,6 @@ def test_only_a_result_that_nobody_permitted_to_differ_is_a_mismatch_in_the_audi
     bench.bring_to("succeeded", unit)
     bench.ledger.override({unit.wal_id: 3}, from_status=Status.SUCCEEDED, action=action, decision=JANE)
     [again] = [finished(one) for one in bench.claim(unit)]
-    assert again.stac is not None
     other = again.evolve(stac=replace(again.stac, content_sha256="0" * 64))
     assert bench.ledger.settle([other], run_id=RUN).mismatched == (() if permitted else (unit.wal_id,))
     assert [found.permitted for found in bench.ledger.mismatches()] == [permitted]

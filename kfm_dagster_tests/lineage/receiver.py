@@ -75,6 +75,5 @@ _opened: list[ClientBackend] = []
 def opened_backend() -> ClientBackend:
     """The backend that the environment describes; `receiving` closes its connections."""
     opened = ClientBackend.from_environment()
-    assert opened is not None
     _opened.append(opened)
     return opened

@@ -205,8 +205,6 @@ def test_the_chains_steps_have_energy_by_the_settings_and_cost_where_a_price_is_
     sum(range(1_000_000))
     spent = meter.end(1)
     pipeline.close()
-    assert spent.cpu_seconds is not None
-    assert spent.seconds is not None
     assert spent.energy_kwh == pytest.approx(spent.cpu_seconds * 10 / 3_600_000)
     assert spent.carbon_gco2e == pytest.approx(spent.cpu_seconds * 10 / 3_600_000 * 50)
     assert spent.cost_usd == pytest.approx(spent.seconds * 0.01)
@@ -339,7 +337,6 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
     meter = open_energy_meter("USA/virginia")
     meter.prepare()
     end = meter.begin()
-    assert end is not None
     assert meter.begin() is None, "the same energy would be counted twice"
     sum(range(2_000_000))
     measured = end()

@@ -97,7 +97,6 @@ def repaired(replay: str, **changes: Any) -> Envelope:
 
 
 def with_stac(envelope: Envelope, **changes: Any) -> Envelope:
-    assert envelope.stac is not None
     return envelope.evolve(stac=dataclasses.replace(envelope.stac, **changes))
 
 

@@ -40,7 +40,6 @@ def test_only_registered_units_get_lineage_and_the_order_stays(
     failed = Integrity(status=CheckStatus.FAILED, issues=(issue,))
     refused = Issue(code="stac_validation_failed", severity=Severity.FAILED, message="no")
     stac = registered().stac
-    assert stac is not None
 
     def item(number: int, status: StacStatus) -> Envelope:
         return registered(number, stac=dataclasses.replace(stac, write_status=status, item_id=f"scan-{number}"))

@@ -155,15 +155,12 @@ NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
 
 
 @pytest.mark.clause("OPR-14")
-def test_data_keys_are_understood(contracts: ContractRegistry) -> None:
+def test_data_keys_are_understood_and_told_from_their_neighbours(contracts: ContractRegistry) -> None:
     for bucket, key, item_id in DATA:
         route = contracts.route(bucket=bucket, key=key)
         match = match_of(route.contract.id, key)
         assert (route.kind, match.item_id) == (KeyKind.DATA, item_id)
         assert match.end - match.start == timedelta(hours=int(match.groups.get("lead", 0)))
-
-
-def test_neighbours_in_a_bucket_are_told_apart(contracts: ContractRegistry) -> None:
     for bucket, key, kind in NEIGHBOURS:
         assert contracts.route(bucket=bucket, key=key).kind is kind
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from kfm_dagster.alerts.plan import ALERTS, AlertPlan
 from kfm_dagster.cli.main import kfm
 from kfm_dagster.configs import CardError, own_folder, parse
+from kfm_dagster.followers.announcements.plan import ANNOUNCEMENTS, AnnouncementPlan
 from kfm_dagster.ingest.chain import read_configuration
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import (
@@ -52,7 +53,9 @@ CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__ini
     for page in sorted((ROOT / "docs").glob("**/*.md"))
     if page.parent.name not in {"adr", "spec"}
 ]
-MODELS: dict[str, type[BaseModel]] = {STATE_MACHINE: StateMachine, REPLAY_PLAN: ReplayPlan, ALERTS: AlertPlan}
+MODELS: dict[str, type[BaseModel]] = {
+    STATE_MACHINE: StateMachine, REPLAY_PLAN: ReplayPlan, ALERTS: AlertPlan, ANNOUNCEMENTS: AnnouncementPlan,
+}  # fmt: skip
 WRONG: dict[str, list[tuple[str, str, str, str]]] = {
     STATE_MACHINE: [
         ("max_retries: 3", "max_retries: -1", "line 10: retry_policy.max_retries", "observed -1"),
@@ -282,7 +285,7 @@ def test_the_published_schema_is_the_model_and_takes_what_is_shipped(file: str) 
     schema = json.loads((ROOT / "docs" / "spec" / f"{name}.schema.json").read_text(encoding="utf-8"))
     assert schema == json_schema(MODELS[file], urn=f"kfm:nodd:{name}:v1")
     validator = jsonschema_rs.Draft202012Validator(schema)
-    document = yaml.safe_load(TEXTS[file])
+    document = yaml.safe_load((own_folder() / file).read_text(encoding="utf-8"))
     validator.validate(document)
     assert not validator.is_valid({**document, "more": 1})
     assert not validator.is_valid({"version": document["version"]})

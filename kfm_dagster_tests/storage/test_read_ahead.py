@@ -20,10 +20,7 @@ def test_bytes_come_back_once_and_of_that_version_only() -> None:
     assert heads.take("s3://b/k", "v1") == b"first"
     assert heads.take("s3://b/k", "v1") == b""
     assert heads.take("s3://b/other", "v1") == b"other"
-
-
-def test_an_object_whose_version_has_no_name_is_not_kept() -> None:
-    heads = ReadAhead()
+    # A version without a name is not kept.
     heads.keep("s3://b/k", None, b"first")
     assert heads.take("s3://b/k", None) == b""
 

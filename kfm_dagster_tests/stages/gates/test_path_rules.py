@@ -46,14 +46,10 @@ def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> Non
     assert path_conventions({GOOD: beams, BAD: []}).units == {BAD}
 
 
-def test_g3_asks_for_as_many_points_as_it_is_told() -> None:
+def test_g3_asks_for_so_many_points_and_for_elements_within_a_sample_of_each_unit() -> None:
     beams = volume().beams
     assert path_conventions({GOOD: beams}, min_points=beams[0].points).passed
     assert path_conventions({GOOD: beams}, min_points=beams[0].points + 1).units == {GOOD}
-
-
-def test_g3_asks_for_elements_within_a_sample_of_each_unit() -> None:
-    beams = volume().beams
     failed = path_conventions({GOOD: beams, BAD: beams}, sample_m={GOOD: volume().sample_m, BAD: 1.0})
     assert failed.units == {BAD}
     assert "f_s allows" in failed.findings[0].what
