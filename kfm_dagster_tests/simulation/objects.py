@@ -18,13 +18,13 @@ from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint, hit
-from kfm_dagster.readers.base import TIMES, HeaderMetadata, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadRequest
 from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError, RemoteObject
 from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
-UNCITED = frozenset({"goes:percent-uncorrectable"})
-"""Properties of samples for which their contract names neither source nor unit: a gate would stop their batch."""
+OMITTED = frozenset({"datetime", "start_datetime", "end_datetime", "goes:percent-uncorrectable"})
+"""Times, which a header has for itself, and what no contract gives a source or a unit: a gate would stop its batch."""
 SIZE = 4_000_000
 """Bytes that a store says of every object, whatever its document takes."""
 
@@ -128,7 +128,7 @@ class SimulatedObject(RemoteObject):
 
 def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str, Any]) -> bytes:
     """Return an object that says what a sample says, with some properties besides or instead."""
-    said = {name: value for name, value in sample.metadata.stac_properties.items() if name not in TIMES | UNCITED}
+    said = {name: value for name, value in sample.metadata.stac_properties.items() if name not in OMITTED}
     document = {
         "start": sample.time_range_start,
         "end": sample.time_range_end,
