@@ -12,10 +12,13 @@ from contextlib import suppress
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.cyclic_gc import collect_rarely
 from kfm_dagster.definitions import defs
+from kfm_dagster.readers.base import READERS
 
 # Any error is dropped, because here it would end the process that forks, and with it every run. A run raises it again.
 with suppress(Exception):
     defs().get_repository_def()
+# Each run would import its readers again.
+modules = [reader.module for reader in READERS.values()]
 # Compiles the schemas.
 validate_document({"type": "Feature"})
 

@@ -105,11 +105,11 @@ def search(
     Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
     """
     # Imported here, because the clients of stores, pyarrow and DuckDB take a second to import.
-    from kfm_dagster.reading.items import Catalog  # noqa: PLC0415
+    from kfm_dagster.reading.items import CatalogFiles  # noqa: PLC0415
 
     start, end = times or (None, None)
     conditions = tuple(map(_condition, where))
-    catalog = Catalog()
+    catalog = CatalogFiles()
     found = catalog.items(collections or None, start=start, end=end, bbox=bbox, conditions=conditions)
     matches = list(islice(found, limit))
     for line in () if matches else catalog.unknown_properties(collections or None, conditions):

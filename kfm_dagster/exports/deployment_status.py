@@ -85,7 +85,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
     with pipeline.database.snapshot() as view:
         units = pipeline.ledger.counts(tx=view)
         failing = pipeline.ledger.failing(tx=view)
-        pending = view.run("ledger.pending_units").all()
+        pending = pipeline.ledger.pending_units(tx=view)
         off = pipeline.ledger.switches.engaged(tx=view)
         busy = {dataset for dataset, counts in units.items() if counts[Status.IN_PROGRESS]}
         matters = [

@@ -58,7 +58,7 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
     with pipeline.database.snapshot() as view:
         moves = pipeline.ledger.move_counts(tx=view)
         mismatches = pipeline.ledger.mismatch_counts(tx=view)
-        waiting = {row.queue: row for row in view.run("ledger.waiting")}
+        waiting = pipeline.ledger.waiting(tx=view)
         totals = kept_totals(view)
         lineage = sorted(backlog(view).items())
     datasets = sorted({*pipeline.registry.contracts, *(move.dataset for move in moves), *mismatches})

@@ -158,6 +158,14 @@ class LedgerQueries:
         """Return by dataset the number of unpermitted differences from an earlier success."""
         return {row.dataset: int(row.mismatches) for row in tx.run("ledger.mismatch_counts")}
 
+    def pending_units(self, *, tx: Transaction) -> list[Any]:
+        """Return by dataset the number of pending units, and the time of the oldest."""
+        return list(tx.run("ledger.pending_units"))
+
+    def waiting(self, *, tx: Transaction) -> dict[str, Any]:
+        """Return by queue the quantiles of the waiting live units' arrival times."""
+        return {row.queue: row for row in tx.run("ledger.waiting")}
+
     def move_counts(self, *, tx: Transaction) -> list[MoveCount]:
         """Return the numbers of transitions by dataset, status, replay reason and attempt."""
         counts = [MoveCount.of(row) for row in tx.run("totals.read") if row.metric == "nodd_wal_moves"]

@@ -25,8 +25,9 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
 from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.readers.ranges import BlockCache
-from kfm_dagster.reading.items import Bbox, Catalog, Time, equal, latest, newness, read_item, time_range
+from kfm_dagster.reading.items import Bbox, CatalogFiles, Time, equal, latest, newness, read_item, time_range
 from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, variables_of
+from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject
 from kfm_dagster.storage.objects import s3_bucket
 
@@ -112,7 +113,9 @@ def best(
         first = latest(dataset, field=field, level=level, catalog=catalog, **properties).properties
         start = datetime.fromisoformat(first.get(REFERENCE) or first["datetime"])
     by_time: dict[str, list[Item]] = defaultdict(list)
-    for _, item in Catalog(catalog).items([dataset], start=start, end=end, bbox=bbox, conditions=equal(properties)):
+    for _, item in CatalogFiles(catalog).items(
+        [dataset], start=start, end=end, bbox=bbox, conditions=equal(properties)
+    ):
         if matches(item, field, level):
             by_time[item["properties"]["datetime"]].append(item)
     if not by_time:
@@ -227,7 +230,8 @@ def _client(href: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnreadableObjectError(
-            observed=f"{href}: {type(error).__name__}: {error}", next_step="read the object with another client"
+            observed=f"{href}: {type(error).__name__}: {error_text(error)}",
+            next_step="read the object with another client",
         ) from error
 
 

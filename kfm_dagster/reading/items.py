@@ -65,7 +65,7 @@ def search(
     DependencyUnavailableError if the catalog does not answer.
     """
     start, end = time_range(time)
-    opened = Catalog(catalog)
+    opened = CatalogFiles(catalog)
     names = [dataset] if isinstance(dataset, str) else dataset
     box = None if bbox is None else checked_bbox(bbox)
     entries = opened.items(names, start=start, end=end, bbox=box, conditions=equal(properties))
@@ -85,7 +85,7 @@ def latest(
     Of a model this is the shortest forecast of the newest run with the field; of other data the last Item in time.
     Raises UnknownNameError if no Item of the last two weeks of the Collection has it, and as `search` does.
     """
-    opened = Catalog(catalog)
+    opened = CatalogFiles(catalog)
     last = opened.newest_time(dataset) - timedelta(seconds=1)
     conditions, step = equal(properties), FIRST_STEP
     newest = next(opened.items([dataset], start=last), None)
@@ -102,7 +102,7 @@ def latest(
     )
 
 
-class Catalog:
+class CatalogFiles:
     """The files of a catalog, read without its database. Raises ConfigurationError for an unknown kind of address."""
 
     def __init__(self, url: str | None = None) -> None:
@@ -147,19 +147,19 @@ class Catalog:
         Raises UnknownNameError for an unknown name, ConfigurationError without a catalog.
         """
         existing = {path.partition("/")[0] for path in self._linked([ROOT], "child")}
-        if not existing:
-            raise ConfigurationError(
-                "there is no catalog here",
-                observed=self.url,
-                expected="a catalog written by an ingest",
-                next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_CATALOG_URL",
-            )
         by_dataset = {contract.id: contract.stac.collection for contract in ContractRegistry.load(self._contracts)}
         wanted = {by_dataset.get(name, name) for name in names or existing}
         known = existing | set(by_dataset.values())
         if unknown := wanted - known:
             raise UnknownNameError(
                 f"no Collection {', '.join(sorted(unknown))}", expected=f"one of {', '.join(sorted(known))}"
+            )
+        if not existing:
+            raise ConfigurationError(
+                "there is no catalog here",
+                observed=self.url,
+                expected="a catalog written by an ingest",
+                next_step="ingest something (kfm demo), or correct KFM_HOME or KFM_CATALOG_URL",
             )
         return sorted(wanted & existing)
 
@@ -283,7 +283,7 @@ def to_pystac(address: str, item: dict[str, Any]) -> pystac.Item:
 def read_item(address: str) -> dict[str, Any]:
     """Return the Item in a file: a path, s3:// or https:// address. Raises UnknownNameError if it is not there."""
     folder, _, name = address.rpartition("/")
-    if (item := Catalog(folder or ".").read([name]).get(name)) is None:
+    if (item := CatalogFiles(folder or ".").read([name]).get(name)) is None:
         raise UnknownNameError("there is no such Item", observed=address)
     return item  # type: ignore[no-any-return]
 

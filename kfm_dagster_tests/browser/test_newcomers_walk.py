@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NEWCOMER = "newcomer"
 REASON = "the object is whole now"
 CHANGE = "INC-1"
-OPENING = re.compile(r"^    export AWS_ENDPOINT_URL.*?^    END$", re.MULTILINE | re.DOTALL)
-"""The lines of README that open an Item's file in xarray."""
+OPENING = re.compile(r"^    \. \.kfm/samples\.env\n    python .*$", re.MULTILINE)
+"""The lines of README that open a field in xarray."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def test_a_newcomer_finds_why_each_unit_failed_mends_its_object_lets_it_in_and_s
             expect(decision).to_contain_text(NEWCOMER)
         [lines] = OPENING.findall((checkout / "README.md").read_text(encoding="utf-8"))
         opened = shell(textwrap.dedent(lines), checkout, seconds=HANG_SECONDS, variables=newcomers(checkout))
-        assert "CMI  " in opened.stdout, opened.stdout
+        assert "<xarray.DataArray 'TMP'" in opened.stdout, opened.stdout
         page.get_by_role("link", name="Decisions").click()
         entries = page.get_by_role("region", name="Governance log").locator("tr", has_text=REASON)
         expect(entries).to_have_count(2)
