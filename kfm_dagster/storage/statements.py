@@ -88,7 +88,11 @@ def statement(dialect: str, name: str) -> TextClause:
 @cache
 def typed_statement(dialect: str, name: str) -> Executable:
     """Return the statement for a database, with times in UTC and decoded JSON in its rows."""
-    clause = statement(dialect, name)
+    return typed(statement(dialect, name))
+
+
+def typed(clause: TextClause) -> Executable:
+    """Return a statement whose rows have times in UTC and decoded JSON."""
     return clause if _WRITE.search(clause.text) else clause.columns(**decoded_columns(clause.text))
 
 
