@@ -132,6 +132,7 @@ class FeedWatch:
                             least=pace.least,
                         )
                     )
+        self.gaps.close_unwatched(windows, at=now)
         self.gaps.look_at(windows, at=now)
         return now + pause
 

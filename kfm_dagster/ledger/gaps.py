@@ -140,6 +140,12 @@ class Gaps:
             tx.run("gaps.close_now", gaps=over, at=at)
             tx.run("gaps.open_now", gaps=amiss, hour=floor_hour(at), at=at)
 
+    def close_unwatched(self, windows: Iterable[FeedWindow], *, at: datetime) -> None:
+        """Close silences and drops of the products without a window: nothing checks whether they last."""
+        watched = [{"dataset": window.dataset, "product": window.product} for window in windows]
+        with self.database.transaction() as tx:
+            tx.run("gaps.close_unwatched", watched=watched, at=at)
+
     def looked(self, dataset: str, *, until: datetime) -> None:
         """Record the hour until which a dataset was checked."""
         with self.database.transaction() as tx:

@@ -6,7 +6,6 @@ Belongs here: which client opens which format. Does not belong here: which Item 
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 from collections import defaultdict
@@ -25,8 +24,19 @@ from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
 from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.readers.ranges import BlockCache
-from kfm_dagster.reading.items import Bbox, CatalogFiles, Time, equal, latest, newness, read_item, time_range
-from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, variables_of
+from kfm_dagster.readers.unpacked import gunzipped
+from kfm_dagster.reading.items import (
+    Bbox,
+    CatalogFiles,
+    Time,
+    equal,
+    latest,
+    newness,
+    read_item,
+    time_range,
+    valid_time,
+)
+from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, only, variables_of
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject
 from kfm_dagster.storage.objects import s3_bucket
@@ -41,6 +51,8 @@ MD5 = "d50110"
 """Prefix of a multihash that is an MD5 (multiformats, table of codes), as which Items have an ETag."""
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
 """Coordinates of a field by GDAL's tags, which are seconds since 1970."""
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024
+"""Maximum unpacked bytes of a gzipped object; real ones have up to 72 MiB (`readers/isd.py`)."""
 _CHUNK = re.compile(r"\d{3}-[SIE]$")
 
 
@@ -80,11 +92,13 @@ def open_source(
                 return _grid(item, layer(item, field, level) if layers_of(item) else field)
             case "h5netcdf":
                 dataset = _package("xarray").open_dataset(_file(item), **asset["xarray:open_kwargs"])
-                return dataset if field is None else dataset[layer(item, field)]
+                # A file has variables that its Item does not list, such as quality flags.
+                names = [] if field is None else [name for name in dataset.data_vars if name == field]
+                return dataset if field is None else dataset[only(item, field, names, list(dataset.data_vars))]
             case "nexradlevel2":
                 return _package("xradar").io.open_nexradlevel2_datatree(_volume(item))
-    if any("isd:positions" in column for column in variables_of(item).values()):
-        return _reports(item)
+        if any("isd:positions" in column for column in variables_of(item).values()):
+            return _reports(item)
     raise ConfigurationError(
         "no client of xarray for this format",
         observed=asset.get("title"),
@@ -106,24 +120,31 @@ def best(
     """Return a field along `valid_time`: for each valid time of the newest run that has it.
 
     `time` bounds the valid times, by default from the newest run on. Returns a DataArray in memory whose coordinate
-    `reference_time` names the run of each valid time. Raises as `open` does.
+    `reference_time` names the run of each valid time. Raises as `open` does, and ConfigurationError for several grids.
     """
     start, end = time_range(time)
     if time is None:
         first = latest(dataset, field=field, level=level, catalog=catalog, **properties).properties
         start = datetime.fromisoformat(first.get(REFERENCE) or first["datetime"])
-    by_time: dict[str, list[Item]] = defaultdict(list)
+    by_time: dict[datetime, list[Item]] = defaultdict(list)
     for _, item in CatalogFiles(catalog).items(
         [dataset], start=start, end=end, bbox=bbox, conditions=equal(properties)
     ):
         if matches(item, field, level):
-            by_time[item["properties"]["datetime"]].append(item)
+            by_time[valid_time(item)].append(item)
     if not by_time:
         raise UnknownNameError(f"no Item of {dataset} has the field at this time", observed=field)
     newest = [max(by_time[valid], key=lambda item: newness(item, field, level)) for valid in sorted(by_time)]
     with ThreadPoolExecutor(PARALLEL) as pool:
         fields = list(pool.map(partial(open_source, field=field, level=level), newest))
     runs = [name for name in ("reference_time",) if name in fields[0].coords]
+    if not all(field.indexes[axis].equals(fields[0].indexes[axis]) for field in fields for axis in ("x", "y")):
+        raise ConfigurationError(
+            f"the Items of {dataset} have several grids",
+            observed=", ".join(sorted({str(field.shape) for field in fields})),
+            expected="Items of one grid",
+            next_step='select them by a property, such as **{"hrrr:region": "conus"}',
+        )
     return _package("xarray").concat(
         fields, "valid_time", coords=runs, compat="override", combine_attrs="drop_conflicts"
     )
@@ -141,17 +162,26 @@ def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:
     store = s3_bucket(bucket, region=region, anonymous=anonymous)
     handle = RemoteObject(store, uri=described["href"], key=key, size=size if etag else None, etag=etag)
     if etag is None and size is not None and handle.size != size:
-        raise ObjectReadError(
-            IntegrityIssue.STORAGE_UNAVAILABLE, handle.uri, "the object was written again after its Item"
-        )
+        raise _rewritten(handle.uri)
     return handle
+
+
+def _rewritten(uri: str) -> ObjectReadError:
+    """Return the error of an object that is not the one that its Item describes."""
+    return ObjectReadError(
+        IntegrityIssue.STORAGE_UNAVAILABLE,
+        uri,
+        "the object was written again after its Item",
+        next_step="search again for the Item of the new object",
+    )
 
 
 def _content(item: Item) -> bytes:
     """Return the whole object, decompressed if it is gzipped."""
     handle = _object(item)
-    content = handle.read(0, handle.size)
-    return gzip.decompress(content) if item["assets"][DATA_ASSET].get("type") == "application/gzip" else content
+    packed = item["assets"][DATA_ASSET].get("type") == "application/gzip"
+    source = gunzipped(handle, limit=MAX_UNPACKED_BYTES) if packed else handle
+    return source.read(0, source.size)
 
 
 def _file(item: Item) -> io.RawIOBase:
@@ -166,18 +196,18 @@ def _grid(item: Item, name: str | None) -> Any:
     rasterio, rioxarray = _package("rasterio"), _package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
-    variable = None if name is None else re.split("[: ]", name, maxsplit=1)[0]
+    if part and not (content.startswith(b"GRIB") and content.endswith(b"7777")):
+        raise _rewritten(item["assets"][DATA_ASSET]["href"])
+    variable = None if name is None else name.split(maxsplit=1)[0] if part else name
     # GDAL would convert kelvins to degrees Celsius, unlike the units of the Item.
     with rasterio.Env(GRIB_NORMALIZE_UNITS="NO"), rasterio.MemoryFile(content) as file, file.open() as bands:
         elements = {number: bands.tags(number)["GRIB_ELEMENT"] for number in bands.indexes}
-        # Winds share a message. GDAL adds hours to the names of accumulations, which have messages of their own.
-        numbers = [number for number in elements if elements[number] == variable] or list(elements)
-        if len(numbers) > 1:
-            raise UnknownNameError(
-                f"{item['id']} has several fields of this name, and no index",
-                observed=name or "no field",
-                expected=f"one of {', '.join(sorted(set(elements.values())))}",
-            )
+        numbers = [number for number in elements if variable in {None, elements[number]}]
+        if part and not numbers:
+            # The index names this one: GDAL adds hours to the names of accumulations, and names some fields otherwise.
+            numbers = list(elements)
+        # Winds share a message. Without an index a name is GDAL's, and has no level.
+        only(item, name or "no field", [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
     variable = variable or elements[numbers[0]]

@@ -254,7 +254,7 @@ def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetim
         start, end = _bounds(first)[0], _bounds(last)[1]
     except ValueError:
         raise ConfigurationError(
-            "no time",
+            "not a time",
             observed=repr(time),
             expected="a day (2025-12-03), a moment (2025-12-03T06:00Z) or START/END (.. is open)",
         ) from None
@@ -268,7 +268,7 @@ def checked_bbox(bbox: Bbox) -> Bbox:
     west, south, east, north = bbox
     if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
         raise ConfigurationError(
-            "no box in degrees", observed=repr(bbox), expected="west, east from -180 to 180, south below north"
+            "not a box in degrees", observed=repr(bbox), expected="west, east from -180 to 180, south below north"
         )
     return bbox
 
@@ -288,14 +288,18 @@ def read_item(address: str) -> dict[str, Any]:
     return item  # type: ignore[no-any-return]
 
 
+def valid_time(item: Item) -> datetime:
+    """Return the last time of an Item; `datetime` may be null where it has an interval."""
+    properties = item["properties"]
+    return datetime.fromisoformat(properties.get("end_datetime") or properties["datetime"])
+
+
 def newness(item: Item, field: str | None, level: str | None) -> tuple[str, float, bool, str]:
     """Return a key that orders Items: by run, a run's shorter forecasts last; else by time.
 
     Of equal Items the last is one in which the name refers to a single field.
     """
-    properties = item["properties"]
-    seconds = datetime.fromisoformat(properties.get("end_datetime") or properties["datetime"]).timestamp()
-    run = properties.get(REFERENCE)
+    seconds, run = valid_time(item).timestamp(), item["properties"].get(REFERENCE)
     order = ("", seconds) if run is None else (run, -seconds)
     return (*order, matches(item, field, level) == 1, item["id"])
 

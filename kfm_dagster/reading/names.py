@@ -5,7 +5,7 @@ A field of GRIB2 is named as in its index, `TMP:2 m above ground`; a variable of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
@@ -39,9 +39,16 @@ def layer(item: Item, field: str | None, level: str | None = None) -> str:
     """
     names = list(layers_of(item) or variables_of(item))
     named = names if field is None else _matches(item, field, level)
+    return only(item, "no field" if field is None else _words(field, level), named, names)
+
+
+def only(item: Item, wanted: str, named: Sequence[str], names: Sequence[str]) -> str:
+    """Return the only one of the names that a wanted name refers to.
+
+    Raises UnknownNameError with the nearest of all names if it refers to none or several.
+    """
     if len(named) == 1:
         return named[0]
-    wanted = "no field" if field is None else _words(field, level)
     near = named or get_close_matches(wanted, names, n=5, cutoff=0.4) or names
     raise UnknownNameError(
         f"{item['id']} has {len(named)} fields of this name" if named else f"{item['id']} has no such field",

@@ -45,6 +45,7 @@ from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
 MIDNIGHT = datetime.combine(DAY, time(), UTC)
+WHY = Decision(actor="ada", reason="x")
 LATER = MIDNIGHT + timedelta(hours=12, minutes=30)
 HOLE = 5
 
@@ -227,6 +228,18 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
         assert silent_feeds(pipeline) == ([(DATASET, AlertState.FIRING)] if silent else [])
+    # A dataset that is switched off, or not followed, is not checked.
+    pipeline.ledger.switches.engage(DATASET, WHY)
+    FeedWatch(pipeline).watch()
+    assert silent_feeds(pipeline) == []
+    pipeline.ledger.switches.release(DATASET, WHY)
+    FeedWatch(pipeline).watch()
+    assert silent_feeds(pipeline) == [(DATASET, AlertState.FIRING)]
+    everything, pipeline.registry = pipeline.registry, pipeline.registry.only(["hrrr"])
+    FeedWatch(pipeline).watch()
+    assert silent_feeds(pipeline) == []
+    pipeline.registry = everything
+    FeedWatch(pipeline).watch()
     # An announcement ends both.
     item = volumes(16)[15]
     stored(objects, [item])
@@ -286,7 +299,7 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
         FeedWatch(pipeline).watch(LATER + LEAST_CADENCE)
         assert bool(seen) is looked
     at(pipeline, LATER)
-    pipeline.ledger.switches.engage(DATASET, Decision(actor="ada", reason="x"))
+    pipeline.ledger.switches.engage(DATASET, WHY)
     assert watched(product("a"), followed=("a",))[0] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kfm_dagster as kfm
@@ -20,6 +22,7 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.demo.samples.hrrr import BUCKET, make_hrrr
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
 from kfm_dagster.ingest.pipeline import Pipeline
+from kfm_dagster.reading.fields import UnreadableObjectError
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.s3 import Fetched, S3Bucket
 from kfm_dagster_tests.browser.pictures import keep_picture
@@ -120,6 +123,21 @@ def test_the_best_forecast_has_for_each_valid_time_the_newest_run(catalog: Path)
 
 
 @pytest.mark.clause("BEY-19")
+def test_forecasts_of_several_grids_are_not_joined(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import xarray
+
+    widths = iter((3, 4, 3))
+
+    def opened(_item: Any, **_: Any) -> Any:
+        width = next(widths)
+        return xarray.DataArray(np.zeros((2, width)), {"y": [0, 1], "x": range(width)}, ("y", "x"))
+
+    monkeypatch.setattr("kfm_dagster.reading.fields.open_source", opened)
+    with pytest.raises(ConfigurationError, match=r"several grids; observed \(2, 3\), \(2, 4\)"):
+        kfm.best("hrrr", TEMPERATURE, time="2025-04-02")
+
+
+@pytest.mark.clause("BEY-19")
 def test_a_field_costs_one_request_of_its_bytes(catalog: Path, fetched: list[int]) -> None:
     item = kfm.search("hrrr", limit=1)[0]
     layers = item.assets["data"].extra_fields["grib:layers"]
@@ -137,9 +155,14 @@ def test_a_variable_costs_the_chunks_that_are_used(
     [file] = objects.glob("noaa-goes17/ABI-L1b-RadC/2019/300/20/*M6C04*.nc")
     path, content = file.relative_to(objects).as_posix(), file.read_bytes()
     put_object(aws.endpoint_url, *path.split("/", 1), content)
-    corner = kfm.open(item_of_file(contracts, objects, path), field="Rad")[:100, :100].load()
+    item = item_of_file(contracts, objects, path)
+    corner = kfm.open(item, field="Rad")[:100, :100].load()
     assert corner.shape == (100, 100)
     assert 0 < sum(fetched) < len(content) / 2
+    # A variable of the file that the Item does not list, and one that is in neither.
+    assert kfm.open(item, field="DQF").dtype.kind == "f"
+    with pytest.raises(UnknownNameError, match="has no such field; observed CMI; expected one of "):
+        kfm.open(item, field="CMI")
 
 
 @pytest.mark.clause("BEY-19")
@@ -149,7 +172,7 @@ def test_another_object_under_the_key_is_never_read(catalog: Path, aws: Embedded
     size = item.assets["data"].extra_fields["file:size"]
     unknown = item.clone()
     del unknown.assets["data"].extra_fields["file:checksum"]
-    for version, length in ((item, size), (unknown, size + 1)):
+    for version, length in ((item, size), (unknown, size + 1), (unknown, size)):
         put_object(aws.endpoint_url, BUCKET, key, bytes(length))
         with pytest.raises(ObjectReadError, match="was written again"):
             kfm.open(version, field=TEMPERATURE)
@@ -157,6 +180,41 @@ def test_another_object_under_the_key_is_never_read(catalog: Path, aws: Embedded
     gone.assets["data"].href += "x"
     with pytest.raises(ObjectReadError, match="there is no such object"):
         kfm.open(gone, field=TEMPERATURE)
+
+
+@pytest.mark.clause("BEY-19")
+def test_a_field_without_an_index_is_never_another_one(catalog: Path, aws: EmbeddedCloud) -> None:
+    """Of an object of several messages, and of one that has a single message."""
+    item = kfm.latest("hrrr", field=TEMPERATURE).to_dict()
+    data = item["assets"]["data"]
+    content = make_hrrr(run=datetime(2025, 4, 2, 13, tzinfo=UTC), lead=0)[1]
+    single = content[: data["grib:layers"]["TMP 2 m above ground anl"]["byte_size"]]
+    asset = {name: value for name, value in data.items() if not name.startswith(("file:", "grib:"))}
+    for key, objects, refused in (("three", content, ("RH", TEMPERATURE, None)), ("one", single, ("RH", TEMPERATURE))):
+        put_object(aws.endpoint_url, BUCKET, key, objects)
+        bare = item | {"assets": {"data": asset | {"href": f"s3://{BUCKET}/{key}"}}}
+        assert float(kfm.open(bare, field="TMP").mean()) == pytest.approx(288.0)
+        for field in refused:
+            with pytest.raises(UnknownNameError, match=r"expected one of .*TMP"):
+                kfm.open(bare, field=field)
+
+
+@pytest.mark.clause("BEY-19")
+def test_a_gzip_bomb_and_an_object_that_its_client_cannot_read_are_one_line(
+    catalog: Path, aws: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_object(aws.endpoint_url, BUCKET, "bomb", gzip.compress(bytes(1_001)))
+    monkeypatch.setattr("kfm_dagster.reading.fields.MAX_UNPACKED_BYTES", 1_000)
+    item = kfm.latest("hrrr").to_dict()
+    for kind, text in (
+        ("application/gzip", "more than 1000 bytes"),
+        ("application/octet-stream", f"s3://{BUCKET}/bomb"),
+    ):
+        for engine in ("nexradlevel2", "rasterio"):
+            asset = {"href": f"s3://{BUCKET}/bomb", "type": kind, "xarray:open_kwargs": {"engine": engine}}
+            with pytest.raises(UnreadableObjectError, match=text) as refusal:
+                kfm.open(item | {"assets": {"data": asset}})
+            assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.clause("BEY-19")

@@ -86,6 +86,16 @@ SELECT DISTINCT @utc_day(hour) AS day FROM nodd_gaps
 WHERE dataset = :dataset AND kind = 'hole' AND closed_at IS NULL AND hour >= :since
 ORDER BY day;
 
+-- name: close_unwatched
+-- Closes silences and drops of products that are not checked any more: switched off, not followed, or ended.
+UPDATE nodd_gaps SET closed_at = @as_time(:at)
+WHERE
+    closed_at IS NULL AND kind <> 'hole'
+    AND NOT EXISTS (
+        SELECT 1 FROM @batch(:watched, feed, dataset text, product text)
+        WHERE feed.dataset = nodd_gaps.dataset AND feed.product = nodd_gaps.product
+    );
+
 -- name: list
 SELECT dataset, product, hour, kind, expected, seen, first_seen, closed_at, repaired_by
 FROM nodd_gaps
