@@ -19,6 +19,7 @@ from kfm_dagster.cli.decision_options import decision_of, decision_options, dry_
 from kfm_dagster.cli.progress_bar import bar_of
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import ids_option, rows_as_json, show_rows
+from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.plural import counted
@@ -62,7 +63,12 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
 
     Example: kfm backfill run goes-abi hrrr --from 2025-04-01 --to 2025-04-03 --reason "outage of 2 April"
     """
-    decision = None if dry else decision_of(Settings.load(), **decided)
+    settings = Settings.load()
+    # A dry run opens a registry of all datasets.
+    followed = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
+    for dataset in datasets:
+        _ = followed[dataset]
+    decision = None if dry else decision_of(settings, **decided)
     window: dict[str, Any] = {"datasets": datasets, "first_day": first, "last_day": last}
     with opened_pipeline(read_only=dry) as pipeline:
         before = pipeline.window.first_day()

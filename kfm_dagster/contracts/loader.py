@@ -112,11 +112,12 @@ class ContractRegistry:
         try:
             return self.contracts[dataset]
         except KeyError:
+            is_known = dataset in self.unfollowed
             raise ContractError(
-                "unknown dataset",
+                "the deployment does not follow this dataset" if is_known else "unknown dataset",
                 observed=dataset,
                 expected="one of " + ", ".join(self.contracts),
-                next_step="kfm dataset list",
+                next_step="add it to KFM_DATASETS" if is_known else "kfm dataset list",
             ) from None
 
     def owner(self, contract: DatasetContract) -> DatasetContract:

@@ -90,7 +90,7 @@ def deployment_status(pipeline: Pipeline) -> DeploymentStatus:
         busy = {dataset for dataset, counts in units.items() if counts[Status.IN_PROGRESS]}
         matters = [
             *map(_of_failing, failing),
-            *_of_waiting(pending, at, busy=busy, off=off),
+            *_of_waiting(pending, at, busy=busy, off=off, followed=pipeline.settings.followed),
             *map(_of_switch, off.values()),
             *map(_of_proposal, pipeline.ledger.review.waiting(tx=view)),
             *map(_of_alert, AlertStore(pipeline.database, clock=pipeline.clock).listed()),
@@ -122,10 +122,17 @@ def _of_failing(group: FailingUnits) -> Matter:
 
 
 def _of_waiting(
-    pending: Iterable[Any], at: datetime, *, busy: set[str], off: Mapping[str, KillSwitch]
+    pending: Iterable[Any], at: datetime, *, busy: set[str], off: Mapping[str, KillSwitch], followed: Sequence[str]
 ) -> Iterator[Matter]:
     for row in pending:
-        if at - row.oldest_at > LATE and row.dataset not in busy and not off.keys() & {row.dataset, EVERY_DATASET}:
+        if followed and row.dataset not in followed:
+            yield Matter(
+                what=f"{counted(row.units, 'unit')} of {row.dataset} pending, which KFM_DATASETS does not name",
+                since=row.oldest_at,
+                next_step=f"add {row.dataset} to KFM_DATASETS",
+                path=f"/units?dataset={row.dataset}&status=pending",
+            )
+        elif at - row.oldest_at > LATE and row.dataset not in busy and not off.keys() & {row.dataset, EVERY_DATASET}:
             waited = int((at - row.oldest_at).total_seconds() // 60)
             yield Matter(
                 what=f"{counted(row.units, 'unit')} of {row.dataset} pending, the oldest for "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -84,7 +83,13 @@ def open_source(
         source = (
             read_item(source) if is_address else latest(source, field=field, level=level, catalog=catalog, **properties)
         )
-    item: Item = source if isinstance(source, Mapping) else source.to_dict(transform_hrefs=False)
+    item: Item = source.to_dict(transform_hrefs=False) if hasattr(source, "to_dict") else source
+    if not isinstance(item, Mapping) or DATA_ASSET not in item.get("assets", ()):
+        raise ConfigurationError(
+            "not an Item of this catalog",
+            observed=type(source).__name__,
+            expected=f"an Item with the asset `{DATA_ASSET}`, the address of its file, or a dataset",
+        )
     asset = item["assets"][DATA_ASSET]
     with _client(asset["href"]):
         match asset.get("xarray:open_kwargs", {}).get("engine"):
@@ -120,34 +125,39 @@ def best(
     """Return a field along `valid_time`: for each valid time of the newest run that has it.
 
     `time` bounds the valid times, by default from the newest run on. Returns a DataArray in memory whose coordinate
-    `reference_time` names the run of each valid time. Raises as `open` does, and ConfigurationError for several grids.
+    `reference_time` names the run of each valid time. Items of another grid than the newest one's are
+    left out, such as HRRR's of Alaska. Raises as `open` does.
     """
     start, end = time_range(time)
     if time is None:
         first = latest(dataset, field=field, level=level, catalog=catalog, **properties).properties
-        start = datetime.fromisoformat(first.get(REFERENCE) or first["datetime"])
-    by_time: dict[datetime, list[Item]] = defaultdict(list)
-    for _, item in CatalogFiles(catalog).items(
-        [dataset], start=start, end=end, bbox=bbox, conditions=equal(properties)
-    ):
-        if matches(item, field, level):
-            by_time[valid_time(item)].append(item)
-    if not by_time:
+        start = datetime.fromisoformat(first.get(REFERENCE) or first.get("start_datetime") or first["datetime"])
+    files, conditions = CatalogFiles(catalog), equal(properties)
+    entries = files.items([dataset], start=start, end=end, bbox=bbox, conditions=conditions)
+    # From the newest on, so that the first Item of a time is its best.
+    items = sorted(
+        (item for _, item in entries if matches(item, field, level)),
+        key=lambda item: newness(item, field, level),
+        reverse=True,
+    )
+    if not items:
         raise UnknownNameError(f"no Item of {dataset} has the field at this time", observed=field)
-    newest = [max(by_time[valid], key=lambda item: newness(item, field, level)) for valid in sorted(by_time)]
+    by_time: dict[datetime, Item] = {}
+    for item in items:
+        if _grid_of(item) == _grid_of(items[0]):
+            by_time.setdefault(valid_time(item), item)
+    newest = [by_time[valid] for valid in sorted(by_time)]
     with ThreadPoolExecutor(PARALLEL) as pool:
         fields = list(pool.map(partial(open_source, field=field, level=level), newest))
     runs = [name for name in ("reference_time",) if name in fields[0].coords]
-    if not all(field.indexes[axis].equals(fields[0].indexes[axis]) for field in fields for axis in ("x", "y")):
-        raise ConfigurationError(
-            f"the Items of {dataset} have several grids",
-            observed=", ".join(sorted({str(field.shape) for field in fields})),
-            expected="Items of one grid",
-            next_step='select them by a property, such as **{"hrrr:region": "conus"}',
-        )
     return _package("xarray").concat(
         fields, "valid_time", coords=runs, compat="override", combine_attrs="drop_conflicts"
     )
+
+
+def _grid_of(item: Item) -> tuple[object, ...]:
+    """Return what defines the grid of an Item (STAC projection extension)."""
+    return tuple(item["properties"].get(f"proj:{name}") for name in ("shape", "transform", "wkt2"))
 
 
 def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -68,8 +69,12 @@ def search(
     opened = CatalogFiles(catalog)
     names = [dataset] if isinstance(dataset, str) else dataset
     box = None if bbox is None else checked_bbox(bbox)
-    entries = opened.items(names, start=start, end=end, bbox=box, conditions=equal(properties))
-    return [to_pystac(*entry) for entry in islice(entries, limit)]
+    conditions = equal(properties)
+    entries = opened.items(names, start=start, end=end, bbox=box, conditions=conditions)
+    items = [to_pystac(*entry) for entry in islice(entries, limit)]
+    for line in () if items else opened.unknown_properties(names, conditions):
+        warnings.warn(line, stacklevel=2)
+    return items
 
 
 def latest(
@@ -98,7 +103,9 @@ def latest(
             return to_pystac(*max(candidates, key=lambda entry: newness(entry[1], field, level)))
         before, step = before - step, 2 * step
     raise UnknownNameError(
-        f"no recent Item of {dataset} has the field", observed=field, expected=f"an Item since {before:%Y-%m-%d}"
+        f"no recent Item of {dataset} has the field and the properties",
+        observed=", ".join(filter(None, (field, level, *(f"{name}={value}" for name, _, value in conditions)))),
+        expected=f"an Item since {before:%Y-%m-%d}",
     )
 
 
@@ -265,10 +272,16 @@ def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetim
 
 def checked_bbox(bbox: Bbox) -> Bbox:
     """Return a box in degrees. Raises ConfigurationError for another one."""
-    west, south, east, north = bbox
-    if not (-180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90):
+    try:
+        west, south, east, north = map(float, bbox)
+        is_box = -180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90
+    except (TypeError, ValueError):
+        is_box = False
+    if not is_box:
         raise ConfigurationError(
-            "not a box in degrees", observed=repr(bbox), expected="west, east from -180 to 180, south below north"
+            "not a box in degrees",
+            observed=repr(bbox),
+            expected="west, south, east, north: west, east from -180 to 180, south below north",
         )
     return bbox
 

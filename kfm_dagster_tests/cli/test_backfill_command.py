@@ -118,6 +118,16 @@ def test_what_cannot_be_is_one_line_and_starts_nothing(call: Call) -> None:
         assert call("backfill", "status", "--json").rows == []
 
 
+def test_a_dataset_that_is_not_followed_is_refused_by_a_dry_run_too(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_DATASETS", "nexrad-l2")
+    for options in (("--dry-run",), WHY):
+        refused = call("backfill", "run", "hrrr", *MONTH, *options)
+        refused.refused("does not follow this dataset; observed hrrr; expected one of nexrad-l2", "KFM_DATASETS")
+    assert call("backfill", "status", "--json").rows == []
+
+
 @pytest.mark.clause("WAL-10")
 def test_a_dataset_that_is_off_is_refused_with_the_switch(call: Call) -> None:
     call("kill-switch", "on", "nexrad-l2", *WHY)

@@ -214,6 +214,8 @@ def test_a_deployment_follows_the_datasets_that_it_names(contracts: ContractRegi
     followed = contracts.only(["hrrr", "nexrad-l2"])
     assert [contract.id for contract in followed] == ["hrrr", "nexrad-l2"]
     assert list(followed.every.contracts) == list(contracts.contracts)
+    with pytest.raises(ContractError, match=r"does not follow this dataset; observed goes-abi; .* KFM_DATASETS"):
+        followed["goes-abi"]
     assert contracts.only([]) is contracts.only(contracts.contracts) is contracts
     for names, text in (
         (["hrrr", "hrr"], "unknown dataset; observed hrr; expected some of gefs,"),

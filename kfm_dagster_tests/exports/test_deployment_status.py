@@ -236,6 +236,14 @@ def test_units_that_no_run_takes_up_are_late(planted: Planted, waited: timedelta
     assert planted.matters() == []
 
 
+def test_pending_units_of_a_dataset_that_is_not_followed_are_named_at_once(planted: Planted) -> None:
+    planted.unit()
+    settings = planted.pipeline.settings
+    for followed, nexts in (("goes-abi, hrrr", ["add nexrad-l2 to KFM_DATASETS"]), ("nexrad-l2", []), ("", [])):
+        planted.pipeline.settings = settings.model_copy(update={"datasets": followed})
+        assert [matter.next_step for matter in planted.matters()] == nexts
+
+
 def test_units_of_a_dataset_that_is_off_are_not_late(planted: Planted) -> None:
     planted.unit()
     planted.clock.advance(2 * LATE.total_seconds())

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kfm_dagster as kfm
@@ -36,8 +35,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEMPERATURE = "TMP:2 m above ground"
-OBJECTS = [(12, 0, "sfc"), (12, 1, "sfc"), (12, 2, "sfc"), (13, 0, "sfc"), (13, 1, "sfc"), (14, 1, "subh")]
-"""Hour of the run, lead and product; the newest run has gusts alone."""
+OBJECTS = [
+    *((12, lead, "sfc", "conus") for lead in (0, 1, 2)),
+    *((13, lead, "sfc", "conus") for lead in (0, 1)),
+    (12, 3, "sfc", "alaska"),
+    (14, 1, "subh", "conus"),
+]
+"""Hour of the run, lead, product and region; the newest run has gusts alone, and the last hour is Alaska's."""
 
 
 @pytest.fixture
@@ -49,8 +53,9 @@ def catalog(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A catalog of three runs of HRRR in KFM_HOME, whose objects are in the bucket."""
-    for hour, lead, product in OBJECTS:
-        key, content, index = make_hrrr(run=datetime(2025, 4, 2, hour, tzinfo=UTC), lead=lead, product=product)
+    for hour, lead, product, region in OBJECTS:
+        run = datetime(2025, 4, 2, hour, tzinfo=UTC)
+        key, content, index = make_hrrr(run=run, lead=lead, product=product, region=region)
         put(objects, [good(BUCKET, key, content), good(BUCKET, f"{key}.idx", index.encode())])
     return ingested(make_pipeline, tmp_path, objects, aws, monkeypatch)
 
@@ -101,8 +106,11 @@ def test_the_newest_item_is_that_of_the_newest_run_with_the_field(catalog: Path)
         item = kfm.latest("hrrr", **arguments)  # type: ignore[arg-type]
         assert item.id == f"hrrr.20250402.conus.{name}"
         assert Path(str(item.get_self_href())).read_bytes()
-    with pytest.raises(UnknownNameError, match="no recent Item of hrrr has the field; observed TMP:500 mb"):
-        kfm.latest("hrrr", field="TMP:500 mb")
+    with pytest.raises(
+        UnknownNameError,
+        match="has the field and the properties; observed TMP:500 mb, hrrr:product=sfc; expected an Item since",
+    ):
+        kfm.latest("hrrr", field="TMP:500 mb", **{"hrrr:product": "sfc"})
 
 
 @pytest.mark.clause("BEY-19")
@@ -120,21 +128,6 @@ def test_the_best_forecast_has_for_each_valid_time_the_newest_run(catalog: Path)
         assert float(field.mean()) == pytest.approx(288.0)
     with pytest.raises(UnknownNameError, match="no Item of hrrr has the field at this time"):
         kfm.best("hrrr", TEMPERATURE, time="2025-04-01")
-
-
-@pytest.mark.clause("BEY-19")
-def test_forecasts_of_several_grids_are_not_joined(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import xarray
-
-    widths = iter((3, 4, 3))
-
-    def opened(_item: Any, **_: Any) -> Any:
-        width = next(widths)
-        return xarray.DataArray(np.zeros((2, width)), {"y": [0, 1], "x": range(width)}, ("y", "x"))
-
-    monkeypatch.setattr("kfm_dagster.reading.fields.open_source", opened)
-    with pytest.raises(ConfigurationError, match=r"several grids; observed \(2, 3\), \(2, 4\)"):
-        kfm.best("hrrr", TEMPERATURE, time="2025-04-02")
 
 
 @pytest.mark.clause("BEY-19")
@@ -232,6 +225,10 @@ def test_a_wrong_argument_is_refused_in_one_line_with_what_is_there(
         (lambda: kfm.search(time="yesterday"), ConfigurationError, "START/END"),
         (lambda: kfm.search(time=("2025-12-04", "2025-12-03")), ConfigurationError, "ends before it begins"),
         (lambda: kfm.search(bbox=(0, 50, 10, 40)), ConfigurationError, "south below north"),
+        (lambda: kfm.search(bbox=(1, 2, 3)), ConfigurationError, "not a box in degrees; observed (1, 2, 3)"),
+        (lambda: kfm.search(time=5), ConfigurationError, "not a time; observed 5"),
+        (lambda: kfm.open(5), ConfigurationError, "not an Item of this catalog; observed int"),
+        (lambda: kfm.open(str(catalog / "hrrr" / "collection.json")), ConfigurationError, "the asset `data`"),
         (lambda: kfm.search(catalog="ftp://host/x"), ConfigurationError, "unknown scheme"),
         (lambda: kfm.search(catalog=str(catalog / "hrrr")), ConfigurationError, "there is no catalog here"),
         (lambda: kfm.search(catalog="http://127.0.0.1:9/x"), DependencyUnavailableError, "not reachable"),
@@ -246,6 +243,8 @@ def test_a_wrong_argument_is_refused_in_one_line_with_what_is_there(
             call()
         assert isinstance(refusal.value, KfmError)
         assert text in str(refusal.value)
+    with pytest.warns(UserWarning, match="near it: hrrr:lead-hours"):
+        assert kfm.search("hrrr", **{"hrrr:lead-hour": 1}) == []
     field = kfm.open(quarters, field="GUST surface 45 min fcst")
     assert (field.name, str(field.valid_time.values)[:16]) == ("GUST", "2025-04-02T14:45")
 
