@@ -163,7 +163,10 @@ def _grid_of(item: Item) -> tuple[object, ...]:
 def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:
     """Return the object of an asset in the version that the Item describes, without a request if its ETag is known."""
     described = item["assets"][asset]
-    bucket, _, key = unquote(described["href"].removeprefix("s3://")).partition("/")
+    scheme, _, place = unquote(described["href"]).partition("://")
+    bucket, _, key = place.partition("/")
+    if scheme != "s3" or not key:
+        raise ConfigurationError("not an object of S3", observed=described["href"], expected="s3://bucket/key")
     size, checksum = described.get("file:size"), described.get("file:checksum", "")
     etag = checksum.removeprefix(MD5) if checksum.startswith(MD5) else None
     schemes = item["properties"].get("storage:schemes", {})

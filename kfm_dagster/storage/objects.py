@@ -34,7 +34,7 @@ from kfm_dagster.storage.object_handle import (
     request,
 )
 from kfm_dagster.storage.private import private_folder
-from kfm_dagster.storage.s3 import S3Bucket, Store
+from kfm_dagster.storage.s3 import REGION, S3Bucket, Store
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -326,10 +326,13 @@ def s3_bucket(bucket: str, *, region: str, prefix: str = "", anonymous: bool = F
 
 def _endpoint_of(region: str) -> str:
     """Return the configured S3 endpoint, or else AWS's of a region. Raises ConfigurationError."""
-    own = f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or own
-    _refuse_plain_http(endpoint)
-    return endpoint.rstrip("/")
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        _refuse_plain_http(endpoint)
+        return endpoint.rstrip("/")
+    # The region may be an Item's, and is a part of the host's name.
+    if not REGION.fullmatch(region):
+        raise ConfigurationError("not a region of AWS", observed=repr(region), expected="such as us-east-1")
+    return f"https://s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
 
 
 def _refuse_plain_http(endpoint: str) -> None:

@@ -60,7 +60,7 @@ NO_BUCKET = "NoSuchBucket"
 """S3's code for a missing bucket (S3 API reference, Error responses)."""
 _NO_VERSION = f'"{"0" * 32}"'
 """An ETag that no object has, because no content with this MD5 is known."""
-_REGION = re.compile(r"[a-z0-9-]{1,32}")
+REGION = re.compile(r"[a-z0-9-]{1,32}")
 _LATER = {429, 500, 502, 503, 504}
 _SIZE = re.compile(r"[0-9]{1,19}")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
@@ -332,7 +332,7 @@ class S3Bucket:
                 host=self._host,
                 status=status,
                 location=self._header(answer, "Location"),
-                region=_REGION.fullmatch(self._header(answer, "x-amz-bucket-region") or ""),
+                region=REGION.fullmatch(self._header(answer, "x-amz-bucket-region") or ""),
             )
         if status == 404 and (path is None or NO_BUCKET.encode() in content):
             raise FileNotFoundError(f"{NO_BUCKET}: {self._bucket} does not exist")

@@ -195,6 +195,20 @@ def test_a_field_without_an_index_is_never_another_one(catalog: Path, aws: Embed
 
 
 @pytest.mark.clause("BEY-19")
+def test_no_request_goes_where_a_hostile_item_leads(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setattr("kfm_dagster.storage.s3.S3Bucket.get", lambda *_, **__: pytest.fail("a request"))
+    item = kfm.latest("hrrr", field=TEMPERATURE).to_dict()
+    hostile = item | {"properties": item["properties"] | {"storage:schemes": {"aws": {"region": "a.evil.example/#"}}}}
+    with pytest.raises(ConfigurationError, match=r"not a region of AWS; observed 'a.evil.example/#'"):
+        kfm.open(hostile, field=TEMPERATURE)
+    for href in ("file:///etc/passwd", "https://evil.example/k", "s3://bucket", "/etc/passwd"):
+        item["assets"]["data"]["href"] = href
+        with pytest.raises(ConfigurationError, match="not an object of S3"):
+            kfm.open(item, field=TEMPERATURE)
+
+
+@pytest.mark.clause("BEY-19")
 def test_a_gzip_bomb_and_an_object_that_its_client_cannot_read_are_one_line(
     catalog: Path, aws: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
