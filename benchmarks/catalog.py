@@ -196,14 +196,14 @@ def _rate(seconds: Sequence[float]) -> float:
 
 
 def _search(publisher: CountingFolder, whole: int) -> tuple[int, float, float]:
-    """Return what is found of a day over Kansas, the median seconds that it takes, and the share of bytes read."""
+    """Return the Items of a day over Kansas, the median seconds of a search, and the share of bytes read."""
     wanted = SearchCriteria(start=FIRST_DAY, end=FIRST_DAY + timedelta(hours=24, microseconds=-1), bbox=KANSAS)
     seconds = []
     for _ in range(SEARCHES):
         publisher.read_bytes, began = 0, time.monotonic()
-        found = sum(table.num_rows for _, table in search(publisher, [DATASET], wanted))
+        items = sum(table.num_rows for _, table in search(publisher, [DATASET], wanted))
         seconds.append(time.monotonic() - began)
-    return found, median(seconds), publisher.read_bytes / whole
+    return items, median(seconds), publisher.read_bytes / whole
 
 
 def _parquet(folder: Path) -> dict[Path, int]:

@@ -1,7 +1,7 @@
 """Retention: delete bulky data that nothing needs, by `configs/retention.yaml` (BEY-10).
 
 The store lists its files, and the database selects the unneeded files. Removals are not recorded, because each
-retention lists the store anew. Belongs here: the model of the policy, the minimum age of each kind, the removal in
+retention lists the store again. Belongs here: the model of the policy, the minimum age of each kind, the removal in
 batches. No row of the ledger's database is deleted here. Does not belong here: which files are needed
 (`sql/queries/retention.sql`), old runs of Dagster (`defs/run_storage.py`).
 """

@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def item(self) -> Mapping[str, Any]:
-        """The content, parsed anew."""
+        """The content, parsed at each use."""
         parsed: dict[str, Any] = orjson.loads(self.content)
         return parsed
 

@@ -110,8 +110,8 @@ def search(
     start, end = times or (None, None)
     conditions = tuple(map(_condition, where))
     catalog = CatalogFiles()
-    found = catalog.items(collections or None, start=start, end=end, bbox=bbox, conditions=conditions)
-    matches = list(islice(found, limit))
+    entries = catalog.items(collections or None, start=start, end=end, bbox=bbox, conditions=conditions)
+    matches = list(islice(entries, limit))
     for line in () if matches else catalog.unknown_properties(collections or None, conditions):
         click.echo(line, err=True)
     if parquet is not None:

@@ -198,7 +198,7 @@ def _content(item: Item) -> bytes:
 
 
 def _file(item: Item) -> io.RawIOBase:
-    """Return the object as a file, of which the blocks that are read are fetched once."""
+    """Return the object as a file that fetches each block once, when it is read."""
     handle = _object(item)
     blocks = BlockCache(handle, max_blocks=handle.size // BLOCK_BYTES + 1)
     return Ranges(lambda start, end: blocks.read(start, end - start), handle.size)

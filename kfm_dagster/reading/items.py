@@ -116,7 +116,7 @@ class CatalogFiles:
         settings = Settings.load()
         self.url = (url or settings.catalog).rstrip("/")
         self._contracts = settings.contracts_dir
-        # A web server lists no folders, so GeoParquet is not found there.
+        # A web server lists no folders, so its GeoParquet cannot be listed.
         self._lists = not self.url.startswith(("https://", "http://"))
         self._publisher: Publisher = (
             open_publisher(self.url)

@@ -61,6 +61,7 @@ NO_BUCKET = "NoSuchBucket"
 _NO_VERSION = f'"{"0" * 32}"'
 """An ETag that no object has, because no content with this MD5 is known."""
 REGION = re.compile(r"[a-z0-9-]{1,32}")
+"""Form of a region's name, which becomes a part of a host's name."""
 _LATER = {429, 500, 502, 503, 504}
 _SIZE = re.compile(r"[0-9]{1,19}")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
