@@ -84,6 +84,7 @@ class ContractRegistry:
             by_id[contract.id] = contract
         if not by_id:
             raise ContractError("no dataset contract exists", expected="at least one YAML file")
+        _refuse_unknown_successors(by_id)
         _refuse_strange_collections(list(by_id.values()))
         for left, right in combinations(by_id.values(), 2):
             _refuse_shared_keys(left, right)
@@ -222,6 +223,18 @@ def _shipped() -> dict[str, Traversable]:
     files = (resources.files("kfm_dagster.contracts") / "datasets").iterdir()
     contracts = sorted((file for file in files if file.name.endswith(".yaml")), key=lambda file: file.name)
     return {file.name.removesuffix(".yaml"): file for file in contracts}
+
+
+def _refuse_unknown_successors(contracts: Mapping[str, DatasetContract]) -> None:
+    for contract in contracts.values():
+        successor = contract.metadata.retired and contract.metadata.retired.successor
+        if successor and (successor == contract.id or successor not in contracts):
+            raise ContractError(
+                "metadata.retired.successor is not another dataset with a contract",
+                observed=f"{contract.id}: {successor}",
+                expected="one of " + ", ".join(name for name in contracts if name != contract.id),
+                next_step="add its contract, or write null",
+            )
 
 
 def _refuse_strange_collections(contracts: list[DatasetContract]) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from kfm_dagster.configs import Regex, Strict
+from kfm_dagster.configs import Line, Regex, Strict
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
@@ -45,14 +45,34 @@ MAX_PREFIXES = 10_000
 """Maximum prefixes to list for a day; each takes at least one request to the store."""
 
 
+class Retirement(Strict):
+    """End of a dataset's production."""
+
+    since: date = Field(description="First UTC day without new objects.")
+    successor: DatasetId | None = Field(None, description="Dataset that replaces it. Default: none.")
+    reason: Line = Field(description="Sentence for users, with its source in a comment.")
+
+
 class DatasetMetadata(Strict):
-    """Identity of the dataset."""
+    """Identity of the dataset, and its stage of life."""
 
     id: DatasetId
     title: str = Field(min_length=1)
     description: str = Field(min_length=1)
     labels: dict[str, str] = Field({})
     owners: list[str] = Field([])
+    status: Literal["operational", "preliminary", "untested", "retired"] = Field(
+        "operational",
+        description="preliminary: its producer still changes it. untested: no real object of it was read by this "
+        "package. retired: no new objects; `retired` has the date.",
+    )
+    retired: Retirement | None = Field(None, description="Required for status retired, else invalid.")
+
+    @model_validator(mode="after")
+    def _retired_since_a_day(self) -> DatasetMetadata:
+        if (self.status == "retired") is (self.retired is None):
+            raise ValueError("status retired and `retired` (since, successor, reason) belong together")
+        return self
 
 
 MessageShape = Literal["s3-event", "nexrad-chunk"]

@@ -80,6 +80,8 @@ def test_schema_and_loader_refuse_the_same() -> None:
         {"storage.key_grammar.surprise": 1},
         {"apiVersion": "kfm.nodd.dataset/v9"},
         {"metadata.id": "Not An Id"},
+        {"metadata.status": "obsolete"},
+        {"metadata.status": "retired", "metadata.retired": {"reason": "replaced"}},
         {"notifications.topics": []},
         {"notifications.topics": [{"arn": "arn:aws:sqs:us-east-1:123901341784:q"}]},
         {"storage.buckets": ["UPPER"]},
@@ -141,6 +143,8 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"storage.listing": ["hrrr.%Y{a:>9}"]}, "a brace that belongs to no"),
         ({"storage.listing": ["hrrr.%Y{a}{b}"], "storage.listing_sets": hundreds}, "10201 prefixes; 10000 at most"),
         ({"storage.listing": ["hrrr.%Y%m%d/con*/"]}, "not a whole folder"),
+        ({"metadata.status": "retired"}, "belong together"),
+        ({"metadata.retired": {"since": "2026-11-03", "reason": "replaced by RRFS"}}, "belong together"),
         ({"stac.item_id": "{version}"}, "version"),
         ({"storage.key_grammar.implied": {"version": {"by": "site", "values": {}, "otherwise": "6"}}}, "implied.*site"),
         ({"storage.key_grammar.implied": {"date": {"by": "date", "values": {}, "otherwise": "6"}}}, "implied.*date"),
@@ -192,6 +196,24 @@ def test_extension_fields_cannot_shadow_the_ledger() -> None:
         )
         with pytest.raises(ContractError, match="shadow"):
             parse_contract(text, source="mine.yaml")
+
+
+def retired(successor: str | None) -> dict[str, Any]:
+    """Changes that retire a dataset."""
+    dates = {"since": "2026-11-03", "successor": successor, "reason": "RRFS replaces it."}
+    return {"metadata.status": "retired", "metadata.retired": dates}
+
+
+@pytest.mark.clause("BEY-18")
+def test_a_retired_dataset_names_a_successor_that_has_a_contract_or_none() -> None:
+    other = parse_contract(ARCHIVE, source="other")
+    for successor in ["nexrad-l2", None]:
+        contract = parse_contract(changed(HRRR, retired(successor)), source="mine.yaml")
+        assert ContractRegistry.of([contract, other])["hrrr"].metadata.retired == contract.metadata.retired
+    for successor in ["rrfs", "hrrr"]:
+        contract = parse_contract(changed(HRRR, retired(successor)), source="mine.yaml")
+        with pytest.raises(ContractError, match=f"successor.*hrrr: {successor}; expected one of nexrad-l2"):
+            ContractRegistry.of([contract, other])
 
 
 @pytest.mark.clause("OPR-13")
