@@ -16,7 +16,6 @@ from kfm_dagster.cli.tables import list_command, object_as_json
 from kfm_dagster.configs import read_text
 from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
 from kfm_dagster.errors import ContractError, ExitCode
-from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
     contract = parse_contract(read_text(file, error=ContractError), source=file.name)
     current = ContractRegistry.load(Settings.load().contracts_dir)
     registry = ContractRegistry.of([*(other for other in current if other.id != contract.id), contract])
-    refuse_orphans(registry)
     # Imported here, because it imports most modules of an ingest.
     from kfm_dagster.ingest.rehearsal import rehearse  # noqa: PLC0415
 

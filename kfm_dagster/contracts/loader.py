@@ -17,6 +17,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 from kfm_dagster.configs import parse, read_text
+from kfm_dagster.contracts.formats import with_format
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import TOPIC_ARN, DatasetContract, MessageShape
 from kfm_dagster.errors import ContractError
@@ -29,12 +30,12 @@ def _of_texts(texts: tuple[tuple[str, str], ...]) -> ContractRegistry:
 
 @lru_cache(maxsize=64)
 def parse_contract(text: str, *, source: str) -> DatasetContract:
-    """Build a contract from YAML. Raises ContractError naming source, line and first wrong key.
+    """Build a contract from YAML, with its format's fields. Raises ContractError naming source, line and wrong key.
 
     Cached, as contracts are frozen: parsing the built-in contracts takes two thirds of the time to open a pipeline.
     """
     schema = "docs/spec/dataset-contract.schema.json"
-    return parse(text, DatasetContract, source=source, error=ContractError, schema=schema)
+    return with_format(parse(text, DatasetContract, source=source, error=ContractError, schema=schema))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,7 +309,7 @@ _HEAD = """\
 #   integrity   min_bytes, max_bytes, and peers if the variation of sizes is known
 #   stac        item_id (groups of the key), providers, keywords, summaries
 #   key_values  values that objects and keys must share
-#   citations, units   units and sources of the fields of this dataset's Items
+#   citations, units   sources and units of this dataset's own fields, beside those of the reader's format
 #   freshness, coverage   maximum age of a unit, objects of a day: omit them if unknown
 # Then: kfm dataset check FILE --sample DIR/{bucket}/KEY
 """

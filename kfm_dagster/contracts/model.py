@@ -20,7 +20,7 @@ from kfm_dagster.configs import Line, Regex, Strict
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
-from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, KeyValues, Peers, Quantity, covers
+from kfm_dagster.contracts.quality import Citation, Coverage, Freshness, KeyValues, Peers, Quantity
 from kfm_dagster.contracts.stewardship import Governance
 from kfm_dagster.contracts.virtual import VirtualStore
 
@@ -326,7 +326,7 @@ class MetadataRules(Strict):
 
     reader: str
     required: list[str] = Field(
-        [], description="Required STAC properties, each with a citation; else incomplete_product_metadata."
+        [], description="STAC properties that the reader must give; else incomplete_product_metadata."
     )
     key_values: KeyValues = Field(
         {},
@@ -334,20 +334,19 @@ class MetadataRules(Strict):
         "before a reader's own values, `layers.` for each layer), by group of the key, by pattern of the group's text.",
     )
     coordinate_decimals: int = Field(6, ge=3, le=9)
-    citations: list[Citation] = Field([], description="Source of every extracted field; gate G2 requires 90 %.")
+    citations: list[Citation] = Field(
+        [],
+        description="Sources of the dataset's own fields, before those of the reader's format "
+        "(contracts/formats/); gate G2 requires a source for 90 % of the extracted fields.",
+    )
     units: list[Quantity] = Field(
-        [], description="Units of the extracted numbers; the first entry that covers a number applies."
+        [],
+        description="Units of the dataset's own numbers, before those of the reader's format; the first entry that "
+        "covers a number applies.",
     )
     severities: dict[MetadataIssue, Severity] = Field(
         {}, description="Default: failed; completeness_unchecked, out_of_table and sidecar_outdated are suspect."
     )
-
-    @model_validator(mode="after")
-    def _required_are_cited(self) -> MetadataRules:
-        patterns = [pattern for citation in self.citations for pattern in citation.fields]
-        if uncited := [name for name in self.required if not any(covers(pattern, name) for pattern in patterns)]:
-            raise ValueError(f"required {uncited} have no citation, so the reader does not give them")
-        return self
 
 
 class Provider(Strict):

@@ -21,8 +21,9 @@ from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from kfm_dagster.configs import Strict
 
-FieldPattern = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_:. -]*\*?$", max_length=100)]
-"""A field by its path, or a beginning of paths that ends in `*`; `bands` also covers `bands.name`.
+FieldPattern = Annotated[str, Field(pattern=r"^(\*:)?[A-Za-z][A-Za-z0-9_:. -]*\*?$", max_length=100)]
+"""A field by its path, or a beginning of paths that ends in `*`. `bands` also covers `bands.name`; `*:cycle` covers a
+cycle of any prefix.
 
 Native values of the reader are below `native.`. At least one letter is required, because `*` alone would cover all
 fields and declare nothing.
@@ -32,6 +33,8 @@ _Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 def covers(pattern: str, path: str) -> bool:
     """Return whether a field pattern covers the path of a field."""
+    if pattern.startswith("*:"):
+        path = "*:" + path.partition(":")[2]
     if pattern.endswith("*"):
         return path.startswith(pattern[:-1])
     return path == pattern or path.startswith(pattern + ".")

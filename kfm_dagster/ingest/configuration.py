@@ -12,7 +12,6 @@ from kfm_dagster.catalog.follower_sources import FollowerSources
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.areas import refuse_unmaskable
-from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.retention import RetentionPolicy
 from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
@@ -32,7 +31,6 @@ class Configuration:
     def load(cls, settings: Settings) -> Configuration:
         """Read all configured files. Raises ContractError, CardError or ConfigurationError."""
         registry = ContractRegistry.load(settings.contracts_dir).only(settings.followed)
-        refuse_orphans(registry)
         refuse_unmaskable(settings, registry)
         _refuse_days_before_all(settings, registry)
         card = Card.load(settings.configs_dir)

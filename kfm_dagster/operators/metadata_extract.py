@@ -56,8 +56,7 @@ def metadata_extract(
     """Read and check an object's headers. Never raises for faults of the object or its store.
 
     A unit whose integrity is neither `ok` nor `suspect` is not read. Its metadata status stays `unknown`, without an
-    issue, because the integrity section has the reason. `readers` must include the contract's reader
-    (`readers.base.refuse_orphans`).
+    issue, because the integrity section has the reason. `readers` must include the contract's reader.
     """
     if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
         return Metadata(status=CheckStatus.UNKNOWN)

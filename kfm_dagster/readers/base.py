@@ -8,7 +8,7 @@ whose rules `operators/metadata_extract.py` applies.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
@@ -16,9 +16,8 @@ from importlib.resources import files
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
+from kfm_dagster.contracts.formats import readers
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import ContractError
 
 BLOCK_BYTES = 64 * 1024
 """Bytes of a block of most readers, which request whole blocks."""
@@ -135,22 +134,4 @@ class LazyReader:
         return header
 
 
-READERS: Mapping[str, LazyReader] = MappingProxyType({
-    name: LazyReader(name)
-    for name in (
-        "goes-abi", "goes-glm", "nexrad-level2", "nexrad-level3", "nexrad-chunk", "grib2", "grib2-gzip", "isd",
-        "netcdf-grid",
-    )
-})  # fmt: skip
-
-
-def refuse_orphans(contracts: Iterable[DatasetContract]) -> None:
-    """Raise ContractError for a contract with an unknown reader."""
-    for contract in contracts:
-        if (reader := contract.metadata_extract.reader) not in READERS:
-            raise ContractError(
-                f"contract {contract.id} names an unknown reader",
-                observed=reader,
-                expected="one of " + ", ".join(READERS),
-                next_step="correct metadata_extract.reader",
-            )
+READERS: Mapping[str, LazyReader] = MappingProxyType({name: LazyReader(name) for name in readers()})

@@ -24,7 +24,6 @@ from kfm_dagster.contracts.virtual import VirtualStore
 from kfm_dagster.demo.samples.oisst import BUCKET, oisst_samples
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.stac_register import stac_register
-from kfm_dagster.readers.base import refuse_orphans
 from kfm_dagster.readers.nexrad_radar import TDWR, sites
 from kfm_dagster_tests.schemas import json_schema
 from kfm_dagster_tests.stages.batches import extracted
@@ -297,11 +296,15 @@ def test_a_chunk_feed_tells_the_ledger_of_which_volume_its_chunks_are() -> None:
 
 @pytest.mark.clause("OPR-13")
 def test_orphan_contracts_are_refused(tmp_path: Path, contracts: ContractRegistry) -> None:
-    refuse_orphans(contracts)
     with pytest.raises(ContractError, match="bufr"):
-        refuse_orphans([parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")])
-    with pytest.raises(ContractError, match=r"required \['platform'\] have no citation"):
-        parse_contract(hrrr(metadata_extract__required=["platform", "hrrr:cycle"]), source="mine.yaml")
+        parse_contract(hrrr(metadata_extract__reader="bufr"), source="mine.yaml")
+    # Another reader's property, and one of no reader, which the contract cites itself.
+    cited = [{"fields": ["hrrr:colour"], "volume": "Atlas", "version": "1", "anchor": "2", "kind": "P"}]
+    required = ["platform", "hrrr:cycle", "hrrr:colour"]
+    text = hrrr(metadata_extract__required=required, metadata_extract__citations=cited)
+    with pytest.raises(ContractError, match="hrrr requires properties") as refused:
+        parse_contract(text, source="mine.yaml")
+    assert refused.value.observed == "platform, hrrr:colour"
     (tmp_path / "mine.yml").write_text(HRRR)
     with pytest.raises(ContractError, match=r"mine\.yml"):
         ContractRegistry.load(tmp_path)
@@ -329,7 +332,6 @@ def test_one_yaml_file_adds_a_dataset(tmp_path: Path) -> None:
     )
     (tmp_path / "my-rap.yaml").write_text(text)
     registry = ContractRegistry.load(tmp_path)
-    refuse_orphans(registry)
     assert registry["my-rap"] in registry.topics[arn]
     key = "rap.20260601/rap.t06z.awp130pgrbf03.grib2"
     route = registry.route(bucket="my-rap-bucket", key=key)

@@ -16,6 +16,7 @@ import pytest
 
 from kfm_dagster.catalog.validation import validate_document, validate_item
 from kfm_dagster.contracts.bounding_box import bounding_box
+from kfm_dagster.contracts.formats import format_of
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.defs.display import footprint_map
@@ -106,6 +107,17 @@ def test_an_item_says_what_its_reader_says(items: Items, shared_data: Path, refe
         times = [moment(properties.get(name, properties["datetime"])) for name in TIMES]
         assert times == [found.start, found.end, found.datetime], entry["path"]
         assert item["bbox"] == pytest.approx(bounding_box(found.geometry), abs=MICRODEGREE), entry["path"]
+
+
+@pytest.mark.clause("OPR-06")
+def test_formats_list_every_property_that_their_readers_give(items: Items, contracts: ContractRegistry) -> None:
+    for item in items.values():
+        contract = next(contract for contract in contracts if contract.stac.collection == item["collection"])
+        form = format_of(contract.metadata_extract.reader)
+        of_item = {name for name in item["properties"] if not name.startswith("kfm:")} - {"license", "storage:schemes"}
+        assert {name for name in of_item if not form.gives(name)} == set()
+        assert not form.gives("colour")
+        assert not form.gives("goes:colour")
 
 
 @pytest.mark.clause("OPR-06", "OPR-05")
