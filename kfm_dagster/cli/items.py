@@ -76,13 +76,13 @@ def items() -> None:
     "--dataset",
     "collections",
     multiple=True,
-    help="Only of this Collection, or of that of this dataset; may be repeated.",
+    help="Only this Collection, by its id or its dataset; may be repeated.",
 )
 @click.option(
     "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
 )
 @click.option("--bbox", type=Box(), help="Only Items whose footprint meets this box; W > E crosses the antimeridian.")
-@click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with =, < or > of a property; repeatable.")
+@click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with this property; < and > work, too.")
 @click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
 @click.option("--parquet", type=NewFile(), help="Write them as one GeoParquet file.")
 @click.option("--python", "as_python", is_flag=True, help="The line that opens each Item in Python (docs/python.md).")

@@ -53,9 +53,9 @@ from kfm_dagster.views.view import json_row
 _REASON_CODE = re.compile(r"[a-z][a-z0-9_]{0,59}")
 HISTORY_COLUMNS = ("version", "at", "from", "to", "actor", "reason", "error_code", "run_id", "attempts")
 SHOWN_BYTES = 64
-"""Bytes shown of each end of the object; `--json` has all that are kept."""
+"""Bytes to print from each end of the object; `--json` has all stored bytes."""
 MOST_UNITS = 10_000
-"""Units of one call, as many as a selection may name."""
+"""Maximum units per call, as in a replay's selection."""
 RETRIED = (Status.FAILED, Status.QUARANTINED)
 Choice = tuple[Sequence[NoddWalRecord], Mapping[WalId, int]]
 """The units to retry, and the versions of the quarantined units among them."""

@@ -30,7 +30,7 @@ from kfm_dagster.storage.object_handle import ObjectReadError
 COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind in Difference))
 REPAIRED = ("entered", "repeated", "left")
 NAMED = 100
-"""Names that --json and --names show of each kind of difference and day."""
+"""Maximum names per day and kind of difference in --json and --names."""
 
 
 @click.command()
@@ -61,7 +61,7 @@ def reconcile(
 ) -> int:
     """Compare days of buckets with ledger, catalog and lineage.
 
-    Changes nothing without --repair. With it, objects without a unit enter the ledger as a backfill's do, and the
+    Changes nothing without --repair. With it, objects without a unit enter the ledger in the bulk lane, and the
     running deployment ingests them. Units whose Item is lost and whose object is unchanged are repeated by a replay,
     which needs a --change-ref. Nothing is deleted.
 
@@ -78,7 +78,7 @@ def reconcile(
         ids = [pipeline.registry[name].id for name in datasets] or [contract.id for contract in pipeline.registry]
         compared_days = _days(pipeline.registry, ids, _window(pipeline.clock().date(), days, first, last))
         (hold_roots if repair else refuse_foreign_roots)(pipeline.settings, pipeline.database)
-        with bar_of(console, transient=True) as bar:  # after the refusals, each of which is a single line
+        with bar_of(console, transient=True) as bar:  # refusals come before the bar
             for dataset, day in compared_days:
                 compared = _compared(pipeline, dataset, day, bar, read=read)
                 row: dict[str, Any] = {"dataset": dataset, "day": day.isoformat(), "objects": compared.objects}
@@ -108,7 +108,7 @@ def _window(today: date, days: int, first: date | None, last: date | None) -> li
 
 
 def _days(registry: ContractRegistry, datasets: Sequence[str], days: Sequence[date]) -> list[tuple[str, date]]:
-    """Return each day with objects of a dataset: some datasets have a single day per month or year."""
+    """Return (dataset, day) pairs; some datasets file a month or a year under a single day."""
     return [
         (name, day) for name in datasets for day in sorted({registry.grammars[name].day_holding(day) for day in days})
     ]

@@ -1,4 +1,4 @@
-"""`kfm report`, also `kfm report`: the results of the stages under the pipeline card. Only reads."""
+"""`kfm report`: the results of the stages under the pipeline card. Only reads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHOWN_BY_DAY = ("day", "latency_p95_seconds", "throughput_units_per_second", "re
 
 
 @click.command()
-@click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="So many days back.")
-@click.option("--html", type=NewFile(), help="Write the report as a page, too.")
+@click.option("--days", type=click.IntRange(1, MOST_DAYS), default=DAYS, show_default=True, help="Number of days.")
+@click.option("--html", type=NewFile(), help="Also write the report as an HTML page.")
 @object_as_json
 def report(*, days: int, html: Path | None, as_json: bool) -> int:
     """Report stages, gates, stops, retries and KPIs by day.

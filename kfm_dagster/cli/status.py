@@ -22,7 +22,7 @@ UNIT_COLUMNS = ("dataset", *Status)
 def status(*, as_json: bool) -> int:
     """Show what needs attention, and units by dataset and status.
 
-    Then: matters that need no action. For queue, clock, stores and daemon, run kfm doctor.
+    The list ends with notices that need no action. For queue, clock, stores and daemon, run kfm doctor.
 
     Exit code 4 when something needs attention, else 0.
 

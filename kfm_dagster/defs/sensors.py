@@ -67,7 +67,7 @@ def ingest_sensors(
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Receives from the SQS queue in parallel, lands the raw batch immutably, records every unit, and "
         "requests a run for each day that has messages, over its datasets. Stops receiving once "
-        "KFM_MAX_IN_FLIGHT_UNITS live units are pending or in progress, and while everything that the queue brings is "
+        "KFM_MAX_IN_FLIGHT_UNITS live units are pending or in progress, and while every dataset of the queue is "
         "switched off.",
     )
     @one_line
@@ -242,8 +242,8 @@ def due_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Requests the listings that are due by a contract's schedule, and the next days of running "
         "backfills (kfm backfill) while fewer bulk units are in flight than KFM_LIVE_SHARE allows. Requests the "
-        "arrival times and phases of a day's radar beams once all units of the day have ended, and again, at most "
-        "every ten minutes, once further units have ended. Evaluates the rules of alerts.yaml, and sends each alert to "
+        "arrival times and phases of a day's radar beams once all units of the day have ended. Requests them again "
+        "for later units, at most every ten minutes. Evaluates the rules of alerts.yaml, and sends each alert to "
         "the channels of KFM_ALERT_URLS once within its window of suppression.",
     )
     @one_line
@@ -333,7 +333,7 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
     due = days_to_compute(pipeline.ledger, pipeline.nodes, at=pipeline.clock())
     requests = [
         dg.RunRequest(
-            # One run for each state of a day's metadata, because nodd_ledger repeats failed runs.
+            # The key requests one run for each state of a day's metadata; nodd_ledger repeats failed runs.
             run_key=f"{path_day.dataset}/{path_day.day}/{path_day.content_hash}",
             job_name=PATH_JOB,
             partition_key=path_day.day,
@@ -343,7 +343,7 @@ def path_runs(pipeline: Pipeline, days: dg.PartitionsDefinition) -> tuple[list[d
         for path_day in due
         if days.has_partition_key(path_day.day)
     ]
-    return requests, "every day whose units have ended has its arrivals"
+    return requests, "arrivals are computed for every day whose units have ended"
 
 
 def evidence_runs(cases: QuarantineCases, *, at: datetime) -> list[dg.RunRequest]:

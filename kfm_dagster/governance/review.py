@@ -1,6 +1,6 @@
 """Review: overrides of prod or the Dagster UI need a second person (WSM-21, SEC-10).
 
-A proposal is an entry of the governance log that changes no unit, with the units at the versions that its proposer
+A proposal is an entry of the governance log. It changes no unit, and names the units at the versions that its proposer
 saw. A decision on it is another entry. The database refuses such an override unless another actor has approved the
 same versions, so an approval is valid once. Does not belong here: executing it (`recovery/work_orders.py`).
 """
@@ -114,7 +114,7 @@ class OverrideReview:
     def unapproved(
         self, versions: Mapping[WalId, int], action: GovernanceAction, *, actor: str, tx: Transaction
     ) -> frozenset[WalId]:
-        """Return the units without an approval of this actor's action at their versions."""
+        """Return the units whose versions have no approval for this actor and action."""
         batch = [{"wal_id": wal_id, "version": version} for wal_id, version in versions.items()]
         rows = tx.run("governance.unapproved", batch=batch, action=action, actor=actor)
         return frozenset(WalId(row.wal_id) for row in rows)
@@ -127,7 +127,7 @@ class OverrideReview:
         proposal = self._open(proposal_id, tx)
         if _same(proposal.decision.actor, decision.actor):
             raise RefusedError(
-                "a proposal waits for another person than its proposer",
+                "a proposal cannot be approved by its proposer",
                 observed=f"proposal {proposal_id} by {proposal.decision.actor}, approved by {decision.actor}",
                 expected="two actors",
                 next_step=f"let another person approve it, or kfm governance withdraw {proposal_id}",

@@ -39,7 +39,7 @@ class Ledger(LedgerChanges):
         """Create missing records: null > pending; existing records stay unchanged (WSM-03, WAL-04).
 
         A unit is stale if a newer version of its object is known; it is quarantined at once. Earlier versions of a new
-        unit's object are superseded and quarantined; a version in progress only if its attempt fails (BEY-01).
+        unit's object are superseded and quarantined; a version in progress is quarantined if it fails (BEY-01).
         If the database refuses a unit, the other units are recorded.
         """
         units = list({unit.wal_id: unit for unit in envelopes}.values())
@@ -125,9 +125,9 @@ class Ledger(LedgerChanges):
     def settle(self, envelopes: Sequence[Envelope], *, run_id: str, tx: Transaction) -> SettleReport:
         """Give each claimed unit its final status (WSM-05, WSM-06).
 
-        in_progress > succeeded if no operator failed and the sub-statuses allow it, else in_progress > failed with the
-        time of the next attempt; if no attempt remains, > quarantined in the same transaction. If a newer unit's Item
-        is current but may still be withdrawn, the older unit fails with `catalog_conflict` and is retried. Only units
+        A unit succeeds if no operator failed and its sub-statuses allow it. Otherwise it fails, with the time of its
+        next attempt; if no attempt remains, it is quarantined in the same transaction. If a newer unit's Item is
+        current but may still be withdrawn, the older unit fails with `catalog_conflict` and is retried. Only units
         with a claim of this run and attempt are changed; the others are returned as `lost`.
         """
         yielding = [unit for unit in envelopes if yields_to(unit)]
@@ -135,7 +135,7 @@ class Ledger(LedgerChanges):
         stamp = {"run_id": run_id, "at": self._clock(), "actor": self._worker_id}
         successes = [*_settled(tx, Status.SUCCEEDED, verdicts.succeeded, stamp)]
         if yielding:
-            # Settled after the newer units of the same batch, which may have succeeded then.
+            # Settled last, because a newer unit of the same batch may have succeeded by now.
             yielded = self._verdicts(self._unless_unfinished(yielding, tx))
             successes += _settled(tx, Status.SUCCEEDED, yielded.succeeded, stamp)
             verdicts.extend(yielded)
@@ -192,7 +192,7 @@ class Ledger(LedgerChanges):
 
         in_progress > failed with code run_rolled_back and the redacted reason; then as `release_lost`, except that
         `not_compensable` units are quarantined even if attempts remain. `bisect` is false if no single unit can be the
-        cause; halving the batch could then find none, so each unit is charged its attempt.
+        cause: halving the batch would not help, so each unit is charged an attempt.
         """
         code = LedgerCode.ROLLED_BACK
         lost = self._fail_lost(tx, code, because=because, run_ids=[run_id], dataset=dataset)
@@ -203,8 +203,8 @@ class Ledger(LedgerChanges):
     def retry_due(self, *, now: datetime, limit: int, tx: Transaction) -> dict[tuple[str, str], int]:
         """Make failed > pending after the backoff; return the number by (dataset, partition).
 
-        A unit is quarantined if the policy refuses it now, because the contract has become stricter, or a newer version
-        of the object arrived during the failed attempt. Otherwise the unit would be due, and refused, at every tick.
+        A due unit that the policy refuses is quarantined; otherwise it would be refused again at every tick. The policy
+        refuses it if its contract has become stricter, or if a newer version arrived during the failed attempt.
         """
         datasets = [rule["dataset"] for rule in self._rules(tx)]
         due = wal_ids_of(tx.run("ledger.due", at=now, limit=limit, datasets=datasets))
@@ -346,7 +346,7 @@ class Ledger(LedgerChanges):
 
 
 def _bisected(lost: Sequence[Any]) -> dict[WalId, int]:
-    """Return the next batch's limit of each unit that a run lost together with others.
+    """Return the next batch limit of each unit whose run had claimed other units, too.
 
     The first death sets the limit to the batch's size, each further death halves it. A unit with limit 1 ran alone.
     """

@@ -124,7 +124,7 @@ class _Opened(NamedTuple):
 class _Rejections:
     """Rejections of a message, bounded in number however many records the message has.
 
-    Identical rejections are counted. Beyond MAX_REJECTIONS distinct rejections, they are only counted by code.
+    Identical rejections are counted. After MAX_REJECTIONS distinct rejections, new ones are only counted by code.
     """
 
     def __init__(self, message_id: str, earlier: Iterable[Rejection] = ()) -> None:
@@ -279,7 +279,7 @@ def _test_event(payload: Mapping[str, Any], registry: ContractRegistry) -> Ignor
 
 
 def _only(contracts: Sequence[DatasetContract]) -> str | None:
-    """Return the dataset of a single contract; None for none or several."""
+    """Return the dataset if there is exactly one contract, else None."""
     return contracts[0].id if len(contracts) == 1 else None
 
 
@@ -356,7 +356,7 @@ def _decoded(encoded: str) -> str:
 
 
 def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry) -> DatasetContract | Ignored:
-    """Return the contract by bucket and key alone, because `configurationId` can be another satellite's."""
+    """Route a record by bucket and key; the event's `configurationId` can name another satellite."""
     topic = opened.raw.topic_arn
     announced = registry.every.announced.get((topic, bucket))
     if announced is None:
@@ -373,7 +373,7 @@ def _route(bucket: str, key: str, *, opened: _Opened, registry: ContractRegistry
     if route.contract.id not in announced:
         raise MessageError(ParseIssue.UNROUTABLE_TOPIC, f"topic {topic} is not a topic of {route.contract.id}")
     if opened.shape not in route.contract.notifications.shapes:
-        text = f"{route.contract.id} is announced by no message of the shape {opened.shape}"
+        text = f"{route.contract.id} is not announced by messages of the shape {opened.shape}"
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, text)
     if route.kind is KeyKind.SIDECAR:
         return Ignored(reason=IgnoreReason.SIDECAR, key=key, bucket=bucket, dataset=route.contract.id)

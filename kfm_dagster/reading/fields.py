@@ -47,7 +47,7 @@ Source: TypeAlias = "str | pystac.Item | Item"
 PARALLEL = 8
 """Fields that `best` reads at once."""
 MD5 = "d50110"
-"""Prefix of a multihash that is an MD5 (multiformats, table of codes), as which Items have an ETag."""
+"""Multihash prefix of an MD5 digest (table of multiformats). Items have their object's ETag in this form."""
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
 """Coordinates of a field by GDAL's tags, which are seconds since 1970."""
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
@@ -69,10 +69,10 @@ def open_source(
 ) -> Any:
     """Open an Item, or the newest Item of a dataset, or one of its fields.
 
-    `source` is an Item, the address of its file, or the id of a dataset, whose `latest` Item with the field and the
-    properties is opened. `field` is a variable of NetCDF, or a field of GRIB2 as in its index,
-    `TMP:2 m above ground`; the level may also be `level`. Returns a DataArray with a field, else a Dataset; of a radar
-    volume xradar's DataTree with a group for each sweep, of reports of stations a pandas DataFrame.
+    `source` is an Item, the address of its file, or a dataset's id. An id opens the dataset's `latest` Item with the
+    field and the properties. `field` names a NetCDF variable, or a GRIB2 field as in its index: `TMP:2 m above ground`,
+    or `TMP` with `level`. Returns a DataArray for a field, else a Dataset. A radar volume is xradar's DataTree with a
+    group for each sweep; station reports are a pandas DataFrame.
 
     Raises UnknownNameError if no or several fields have the name, ObjectReadError if the object is gone or was written
     again after its Item, UnreadableObjectError if the client fails, ConfigurationError for a format without a client,
@@ -122,11 +122,11 @@ def best(
     catalog: str | None = None,
     **properties: object,
 ) -> Any:
-    """Return a field along `valid_time`: for each valid time of the newest run that has it.
+    """Return a field along `valid_time`; each time is from the newest run that has it.
 
     `time` bounds the valid times, by default from the newest run on. Returns a DataArray in memory whose coordinate
-    `reference_time` names the run of each valid time. Items of another grid than the newest one's are
-    left out, such as HRRR's of Alaska. Raises as `open` does.
+    `reference_time` names the run of each valid time. Items on another grid than the newest Item,
+    such as HRRR's of Alaska, are left out. Raises as `open` does.
     """
     start, end = time_range(time)
     if time is None:
@@ -134,7 +134,7 @@ def best(
         start = datetime.fromisoformat(first.get(REFERENCE) or first.get("start_datetime") or first["datetime"])
     files, conditions = CatalogFiles(catalog), equal(properties)
     entries = files.items([dataset], start=start, end=end, bbox=bbox, conditions=conditions)
-    # From the newest on, so that the first Item of a time is its best.
+    # Newest first, so that the first Item of each valid time is the best.
     items = sorted(
         (item for _, item in entries if matches(item, field, level)),
         key=lambda item: newness(item, field, level),
@@ -156,7 +156,7 @@ def best(
 
 
 def _grid_of(item: Item) -> tuple[object, ...]:
-    """Return what defines the grid of an Item (STAC projection extension)."""
+    """Return the shape, transform and projection of an Item's grid (STAC projection extension)."""
     return tuple(item["properties"].get(f"proj:{name}") for name in ("shape", "transform", "wkt2"))
 
 
@@ -180,7 +180,7 @@ def _object(item: Item, asset: str = DATA_ASSET) -> RemoteObject:
 
 
 def _rewritten(uri: str) -> ObjectReadError:
-    """Return the error of an object that is not the one that its Item describes."""
+    """Return the error for an object that was written again after its Item."""
     return ObjectReadError(
         IntegrityIssue.STORAGE_UNAVAILABLE,
         uri,
@@ -205,7 +205,7 @@ def _file(item: Item) -> io.RawIOBase:
 
 
 def _grid(item: Item, name: str | None) -> Any:
-    """Return a field of GRIB2 with the coordinates of its projection, by GDAL; without a name, the only one."""
+    """Read a GRIB2 field with GDAL, with projected coordinates; without a name, the object's only field."""
     rasterio, rioxarray = _package("rasterio"), _package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
@@ -217,16 +217,16 @@ def _grid(item: Item, name: str | None) -> Any:
         elements = {number: bands.tags(number)["GRIB_ELEMENT"] for number in bands.indexes}
         numbers = [number for number in elements if variable in {None, elements[number]}]
         if part and not numbers:
-            # The index names this one: GDAL adds hours to the names of accumulations, and names some fields otherwise.
+            # The byte range selects the field. GDAL names some fields otherwise, e.g. accumulations with their hours.
             numbers = list(elements)
-        # Winds share a message. Without an index a name is GDAL's, and has no level.
+        # U and V of a wind share a message. Without an index, names are GDAL's, without levels.
         only(item, name or "no field", [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
     variable = variable or elements[numbers[0]]
     description = variables_of(item).get(variable, {})
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}
-    # The message's own times, because an Item of several has one of them, or none.
+    # Times are read from the message, because an Item with several messages has only one of them, or none.
     times = {name: tags.get(tag) for name, tag in TIMES.items()}
     numpy = _package("numpy")
     return (
@@ -237,7 +237,7 @@ def _grid(item: Item, name: str | None) -> Any:
 
 
 def _volume(item: Item) -> bytes:
-    """Return a radar volume; of one in chunks the chunks up to the Item's, whose keys differ in their ends (ADR 28)."""
+    """Return a radar volume. If it is in chunks, join the chunks up to the Item's; their keys differ at the end."""
     chunks = item["properties"].get("nexrad:chunks")
     href = item["assets"][DATA_ASSET]["href"]
     newest = _content(item)
@@ -266,7 +266,7 @@ def _reports(item: Item) -> Any:
 
 @contextmanager
 def _client(href: str) -> Iterator[None]:
-    """Raise UnreadableObjectError for any error of a client: it has many kinds for a broken object."""
+    """Raise UnreadableObjectError for any error, because clients raise many types for broken objects."""
     try:
         yield
     except KfmError:

@@ -56,7 +56,7 @@ def review_codes(card: StateMachine) -> frozenset[str]:
 def decide(
     verdicts: Iterable[Verdict], card: StateMachine, *, units: Collection[WalId] = (), whole: bool = False
 ) -> GateDecision:
-    """Decide on verdicts by the card; `whole`: outside effects forbid removing single units.
+    """Apply the card to verdicts. `whole`: no single unit can be removed, because the node has outside effects.
 
     `units`: the units in the chain. If there are several and a gate finds fault with each of them, the batch is at
     fault, and the gate's stop is triggered (chapter 7, sections III and IX).
@@ -100,7 +100,7 @@ def may_start(decision: GateDecision, card: StateMachine, *, deps_succeeded: boo
 
 
 def ending(decision: GateDecision, card: StateMachine) -> StageState:
-    """Return the end of a running stage: failed by a triggered stop, or if success is not allowed."""
+    """Return the final state of a running stage: failed after a stop, or if the card allows no success."""
     facts = {*decision.passed, *decision.stops}
     failed = card.condition(StageState.RUNNING, StageState.FAILED)
     succeeded = card.condition(StageState.RUNNING, StageState.SUCCEEDED)

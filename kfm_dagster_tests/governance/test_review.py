@@ -165,8 +165,8 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
         return number
 
     cases: dict[str, tuple[Callable[[], str], list[str], str]] = {
-        "its own proposer": (a_proposal, ["--actor", "jane"], "another person than its proposer"),
-        "its own proposer, written otherwise": (a_proposal, ["--actor", " JANE"], "another person than its proposer"),
+        "its own proposer": (a_proposal, ["--actor", "jane"], "cannot be approved by its proposer"),
+        "its own proposer, written otherwise": (a_proposal, ["--actor", " JANE"], "cannot be approved by its proposer"),
         "nobody knows it": (lambda: "999999", [], "unknown proposal; observed 999999"),
         "no reason": (a_proposal, ["--reason", " "], "the reason is missing"),
         "withdrawn": (lambda: decided("withdraw"), [], "was decided on; observed override_withdrawn by bob"),

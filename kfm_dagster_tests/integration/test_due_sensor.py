@@ -116,7 +116,7 @@ def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
 def test_wrong_urls_stop_alerts_and_nothing_else(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_ALERT_URLS", "pager=json://kfm:secret@h")
     skipped = face.tick("nodd_due").skip_message
-    assert skipped.startswith("no backfill is running; every day whose units have ended has its arrivals; ")
+    assert skipped.startswith("no backfill is running; arrivals are computed for every day whose units have ended; ")
     assert "evaluating alerts fails: " in skipped
     assert "observed entry 1, channel pager" in skipped
     assert "secret" not in skipped

@@ -75,7 +75,7 @@ def test_what_comes_by_itself_has_the_shape_of_its_dataset_s_topics(shared_data:
     }.items():
         (rejection,) = parse(body).rejections
         assert rejection.reason_code == ParseIssue.UNSUPPORTED_SCHEMA_VERSION, what
-        assert "is announced by no message of the shape" in rejection.detail, what
+        assert "is not announced by messages of the shape" in rejection.detail, what
 
 
 @pytest.mark.clause("OPR-01")

@@ -70,7 +70,7 @@ WHERE
 ORDER BY p.entry_id DESC;
 
 -- name: unapproved
--- The units, at these versions, without an approval of this actor's action.
+-- The units whose versions have no approval for this actor and action.
 SELECT unit.wal_id
 FROM @batch(:batch, unit, wal_id text, version integer)
 WHERE NOT EXISTS (

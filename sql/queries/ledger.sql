@@ -168,8 +168,8 @@ GROUP BY record.dataset
 ORDER BY record.dataset;
 
 -- name: waiting
--- Event times of the live units that are pending or in progress: half, nine tenths and 99 in 100 of the units have
--- waited no longer than since these times, and all since oldest_at. The limit of units in flight bounds the rows read.
+-- Event times of live units that are pending or in progress, by nearest rank: half of the units are from half_at or
+-- later, 90 % from most_at, 99 % from nearly_all_at, all from oldest_at. The limit of units in flight bounds the rows.
 WITH waiting AS (
     SELECT
         queue, event_time,
@@ -312,8 +312,8 @@ WHERE
 ORDER BY wal_id;
 
 -- name: endless_volumes
--- The newest chunk of each volume of the new chunks, if a later volume of the radar is known, and of each volume before
--- them; omitted if the chunk ends its volume (E), or the volume is closed. Chunks in quarantine are ignored.
+-- The newest chunk of each unfinished volume that is over: a new chunk's volume if the radar has a later volume, and the
+-- volume before it. A volume is finished by its E chunk or by a closing. Chunks in quarantine are ignored.
 WITH touched AS (
     SELECT
         fresh.dataset, fresh.extension ->> 'site' AS site, fresh.time_range_start AS began,
@@ -389,7 +389,7 @@ WHERE record.status || '' = 'in_progress' AND record.ingest_run_id = :run_id
 @lock(FOR SHARE OF record);
 
 -- name: renew_leases
--- Only if the run still has a claim of this worker, with the attempt of the claim.
+-- Only if the run still has one of the claims in the batch, with the same worker and attempt.
 UPDATE nodd_wal_leases AS lease SET renewed_at = :at, expires_at = :expires_at
 WHERE
     lease.ingest_run_id = :run_id AND lease.worker_id = :worker_id
@@ -408,8 +408,8 @@ WHERE wal_id IN (@each(:wal_ids))
 @lock(FOR UPDATE);
 
 -- name: batch_bounds
--- The limit for claiming units of dead runs together (NULL without such units), and the least limit of the units, of
--- any dataset, that the run has claimed.
+-- batch_limit: most units of dead runs that may be claimed together (NULL without such units). claimed_limit: the least
+-- limit of the units that the run has claimed in any dataset.
 SELECT
     (
         SELECT min(batch_limit) FROM nodd_wal_records @indexed_by(nodd_wal_records_bisected)

@@ -1,7 +1,7 @@
 """Small NEXRAD and TDWR Level III products in the true format, for the demo, the tests and the benchmark.
 
 Belongs here: bytes as Unidata's bucket has them: WMO heading, AWIPS identifier, and a message of ICD 2620001 (RPG to
-Class 1 User) with its description and blocks. Does not belong here: weather; gates and rain are a seeded pattern.
+Class 1 User) with its description and blocks. Does not belong here: realistic weather; values are seeded noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Kind:
     """Parameters from number 4 on."""
     thresholds: tuple[int, ...] = ()
     accumulates: bool = False
-    """Since midnight (table V, storm total): parameters 5 to 8 are dates and minutes of begin and end."""
+    """Whether it is a storm total (table V). Parameters 5 to 8 are then its start and end, as date and minute."""
     is_bzip2: bool = False
 
 
