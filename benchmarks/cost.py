@@ -53,7 +53,7 @@ class Costs:
             "code location, daemon, web server: one task of ECS": given["hours"] * self._fargate("task"),
             "runs: tasks of ECS": run_hours * self._fargate("run"),
             "PostgreSQL: RDS, one zone": given["hours"] * prices["rds_hour"] + given["rds_gb"] * prices["rds_gb_month"],
-            "the sensor's looks at the queue": ticks
+            "the sensor's requests to the queue": ticks
             * given["sqs_requests_per_tick"]
             * prices["sqs_million_requests"]
             / 1e6,

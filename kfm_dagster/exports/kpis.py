@@ -61,17 +61,17 @@ KPIS: Mapping[str, Kpi] = {
         definition="triggers that came again with other inputs than the first time", citation=f"{_CARD}, section V"
     ),
     "Q_res": Kpi(
-        definition="share of gates that were looked at and did not pass, 0 to 1; the card names a robust residual and "
-        "gives no formula",
+        definition="share of evaluated gates that did not pass, 0 to 1; the card names a robust residual, "
+        "without a formula",
         citation=f"{_CARD}, section XI; Experimental Protocol Card Template v1.0, chapter 8, G6",
     ),
     "p_dim": Kpi(
         definition="share of quantities that close dimensionally: in each dataset's newest metadata and newest path; "
-        "of a day, all that G4 looked at",
+        "by day, all that G4 checked",
         citation=f"{_CARD}, sections I and IX",
     ),
     "delta_t_abs_seconds": Kpi(
-        definition="δt_abs: absolute time error of the clock's newest reading, of the source with most of them",
+        definition="δt_abs: absolute time error of the clock, in the newest reading of the source with most readings",
         citation=f"{_CARD}, sections II and XI",
     ),
     "sigma_y": Kpi(
