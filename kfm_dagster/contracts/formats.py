@@ -1,4 +1,4 @@
-"""Formats of objects: sources and units of the fields that a reader gives, in `formats/<reader>.yaml`.
+"""Formats of objects: sources, units and STAC extensions of a reader's fields, in `formats/<reader>.yaml`.
 
 A contract adds what its own dataset defines, such as the names of its files; its entries come first. A file whose name
 begins with `_` has what several readers share.
@@ -20,11 +20,12 @@ _FOLDER = resources.files("kfm_dagster.contracts") / "formats"
 
 
 class Format(Strict):
-    """Sources and units of a reader's fields, in the order in which they apply."""
+    """Sources, units and STAC extensions of a reader's fields, in the order in which they apply."""
 
     includes: list[str] = Field([], description="Formats whose entries follow these.")
     citations: list[Citation] = Field(min_length=1)
     units: list[Quantity] = Field([])
+    extensions: list[str] = Field([])
 
     def gives(self, name: str) -> bool:
         """Return whether the reader can give a property."""
@@ -47,11 +48,12 @@ def format_of(name: str) -> Format:
     return Format(
         citations=[citation for part in parts for citation in part.citations],
         units=[quantity for part in parts for quantity in part.units],
+        extensions=[extension for part in parts for extension in part.extensions],
     )
 
 
 def with_format(contract: DatasetContract) -> DatasetContract:
-    """Append sources and units of the reader's format to the contract's own.
+    """Append sources, units and extensions of the reader's format to the contract's own.
 
     Raises ContractError for an unknown reader, and for required properties that the reader never gives.
     """
@@ -72,4 +74,9 @@ def with_format(contract: DatasetContract) -> DatasetContract:
             next_step="correct metadata_extract.required",
         )
     merged = {"citations": [*rules.citations, *form.citations], "units": [*rules.units, *form.units]}
-    return contract.model_copy(update={"metadata_extract": rules.model_copy(update=merged)})
+    extensions = dict.fromkeys([*form.extensions, *contract.stac.extensions])
+    sections = {
+        "metadata_extract": rules.model_copy(update=merged),
+        "stac": contract.stac.model_copy(update={"extensions": list(extensions)}),
+    }
+    return contract.model_copy(update=sections)

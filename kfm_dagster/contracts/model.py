@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from kfm_dagster.configs import Line, Regex, Strict
 from kfm_dagster.contracts.envelope import Priority
@@ -161,10 +161,17 @@ class ImpliedGroup(Strict):
         return next((implied for implied, values in self.values.items() if value in values), self.otherwise)
 
 
+def _joined(pattern: object) -> object:
+    is_in_pieces = isinstance(pattern, list) and all(isinstance(piece, str) for piece in pattern)
+    return "".join(pattern) if is_in_pieces else pattern
+
+
 class KeyGrammar(Strict):
     """The key's grammar: `pattern` is a regular expression of the whole key with named groups; times are UTC."""
 
-    pattern: Regex
+    pattern: Annotated[Regex, BeforeValidator(_joined, json_schema_input_type=str | list[str])] = Field(
+        description="A long pattern may be a list of pieces, which are joined."
+    )
     implied: dict[str, ImpliedGroup] = Field(
         {}, description="Groups that the reader, the Item's id and mirrors can use in addition to the pattern's."
     )
@@ -380,7 +387,7 @@ class StacRules(Strict):
     precedence: str | None = Field(
         None, description="Group that orders re-issues of an Item: a lower value never overwrites a higher value."
     )
-    extensions: list[str] = Field([])
+    extensions: list[str] = Field([], description="STAC extensions besides those of the reader's format.")
     keywords: list[str] = Field([])
     providers: list[Provider] = Field([])
     data_asset: AssetDefinition
@@ -401,7 +408,7 @@ class Backoff(Strict):
 
     kind: Literal["const", "exp", "jitter", "exp+jitter"] = "exp+jitter"
     base_seconds: float = Field(60, ge=0)
-    maximum_seconds: float = Field(3600, ge=0)
+    maximum_seconds: float = Field(1800, ge=0)
 
 
 AWAITED = frozenset({IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED})
@@ -435,7 +442,7 @@ class PermanentErrors(Strict):
 class Retry(Strict):
     """When a failed unit is retried, and when it is quarantined instead."""
 
-    max_attempts: int = Field(5, ge=1, le=20)
+    max_attempts: int = Field(3, ge=1, le=20)
     backoff: Backoff = Backoff()
     deadline_seconds: PositiveInt | None = Field(
         None, description="Seconds from a unit's discovery after which no automatic retry begins. Default: no limit."

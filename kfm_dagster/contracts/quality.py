@@ -9,15 +9,15 @@ parameter) that object and key must share. Does not belong here: the gates that 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from enum import StrEnum, unique
-from itertools import pairwise
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
 from kfm_dagster.configs import Strict
 
@@ -96,7 +96,11 @@ class ExpectedProduct(Strict):
     """Objects due in every hour of a partition, identified by stored groups of their keys."""
 
     name: str = Field(min_length=1, max_length=80)
-    groups: dict[str, str] = Field({}, description="Extension fields of the ledger with the value that counts.")
+    groups: dict[str, str] = Field(
+        {},
+        description="Extension fields of the ledger with the value that counts; `a|b` gives a product for each value, "
+        "and `name` then has the values as {field}.",
+    )
     per_hour: PositiveInt = Field(
         description="Objects whose time begins within a UTC hour; if their number varies, the usual minimum."
     )
@@ -111,6 +115,16 @@ class ExpectedProduct(Strict):
     since: date | None = Field(None, description="First day on which the product is due. Default: always.")
     until: date | None = Field(None, description="First day on which the product is no longer due. Default: never.")
 
+    def of_each_value(self) -> Iterator[ExpectedProduct]:
+        """Yield a product for each combination of the groups' values. Raises ValueError for an unknown {field}."""
+        for values in itertools.product(*(value.split("|") for value in self.groups.values())):
+            groups = dict(zip(self.groups, values, strict=True))
+            try:
+                name = self.name.format_map(groups)
+            except KeyError as error:
+                raise ValueError(f"the product {self.name!r} names {error}, which is not in groups") from None
+            yield self.model_copy(update={"name": name, "groups": groups})
+
     @property
     def cadence(self) -> timedelta:
         """Time from a scan, frame or run to the next."""
@@ -119,7 +133,7 @@ class ExpectedProduct(Strict):
         if not self.hours:
             return timedelta(hours=1) / self.per_hour
         hours = sorted(set(self.hours))
-        return timedelta(hours=max(b - a for a, b in pairwise([*hours, hours[0] + 24])))
+        return timedelta(hours=max(b - a for a, b in itertools.pairwise([*hours, hours[0] + 24])))
 
     def is_due(self, hour: datetime) -> bool:
         """Return whether the product is due in an hour (its beginning, UTC)."""
@@ -144,6 +158,11 @@ class Coverage(Strict):
         ge=0, le=604_800, description="Seconds from an hour's end until it is expected to be complete."
     )
     products: list[ExpectedProduct] = Field(min_length=1)
+
+    @field_validator("products")
+    @classmethod
+    def _one_for_each_value(cls, products: list[ExpectedProduct]) -> list[ExpectedProduct]:
+        return [product for declared in products for product in declared.of_each_value()]
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Coverage:

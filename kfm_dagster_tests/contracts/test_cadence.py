@@ -70,7 +70,7 @@ def test_every_contract_states_cadences_that_its_rates_agree_with(contracts: Con
     assert found["mrms", "precipitation rate over CONUS"].cadence == timedelta(minutes=2)
     assert found["ocean", "analysis"].cadence == timedelta(days=1)
     assert found["hrrr", "conus subh to 18 h"].cadence == HOUR
-    assert found["gfs", "atmosphere at 1 degree"].cadence == timedelta(hours=6)
+    assert found["gfs", "atmosphere at 1p00"].cadence == timedelta(hours=6)
 
 
 def test_an_hour_is_due_once_it_has_settled_and_not_a_moment_before() -> None:

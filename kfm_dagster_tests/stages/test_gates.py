@@ -324,7 +324,7 @@ def cases() -> dict[Gate, list[Case]]:
                         [one for one in full_day("goes-abi", DAY) if one.groups["product"] != "ABI-L2-MCMIPC"]
                     ),
                 ),
-                r"G18 L2-MCMIPC: 0 of 288|G19 L2-MCMIPC: 0 of 288",
+                r"G18 ABI-L2-MCMIPC: 0 of 288|G19 ABI-L2-MCMIPC: 0 of 288",
             ),
             Case(
                 "surplus makes up for no hole",
