@@ -57,7 +57,7 @@ clauses: $(INSTALLED)  ## list every clause of the mission with the tests that h
 mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each (MUTANTS_ARGS="--changed", "--generated --sample 60")
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
-truth: $(INSTALLED)  ## hold every real object of ../shared/data against independent readers, field by field
+truth: $(INSTALLED)  ## hold every real object of ../shared/{data,nodd} against independent readers, field by field
 	@$(BIN)/pytest -q --no-header kfm_dagster_tests/readers/test_truth.py
 
 bench: $(INSTALLED)  ## measure what users have, for two hours, and write docs/performance.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -70,7 +71,7 @@ AWS = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_REGION": "us-east-1",
 }
-SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in ("nodd", "data")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -98,17 +99,22 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Folder of real NODD objects with reference answers; tests that need it are skipped where it is not."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip("the folder of real NODD objects (../shared/data) is not beside this checkout")
-    return SHARED_DATA
+def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of real NODD objects, of ../shared/data and ../shared/nodd; skips the test where one is missing."""
+    merged = tmp_path_factory.mktemp("real") / "data"
+    for folder in SHARED_DATA:
+        if not folder.is_dir():
+            pytest.skip(f"the folder of real NODD objects (../shared/{folder.name}) is not beside this checkout")
+        shutil.copytree(folder, merged, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return merged
 
 
 @pytest.fixture(scope="session")
 def reference(shared_data: Path) -> dict[str, Any]:
     """Answers of independent readers, by path below the data folder."""
-    return json.loads((shared_data / "reference.json").read_text(encoding="utf-8"))
+    answers = [json.loads((folder / "reference.json").read_text(encoding="utf-8")) for folder in SHARED_DATA]
+    assert not set.intersection(*map(set, answers))
+    return {path: entry for each in answers for path, entry in each.items()}
 
 
 @pytest.fixture(scope="session")

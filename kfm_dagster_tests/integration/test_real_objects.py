@@ -34,7 +34,7 @@ from kfm_dagster_tests.readers.truth.comparison import real_objects
 from kfm_dagster_tests.transactions import own_tx
 
 EXPECTED = {
-    "gfs": 2, "goes-abi": 16, "goes-glm": 9, "hrrr": 4, "mrms": 5, "nexrad-l2": 9, "ocean": 1, "surface-obs": 1
+    "gfs": 4, "goes-abi": 16, "goes-glm": 9, "hrrr": 5, "mrms": 5, "nexrad-l2": 9, "ocean": 1, "surface-obs": 1
 }  # fmt: skip
 """Objects of the supported datasets in the folder of real data."""
 IN_PIECES = "nexrad-l2-chunks"
@@ -128,7 +128,7 @@ def test_the_data_asset_names_the_object_its_size_and_its_checksum(items: Items,
         # Multihash of an MD5: code 0xd5 as a varint, 16 bytes.
         assert asset["file:checksum"] == "d50110" + entry["md5"]
         issues = [issue["code"] for issue in properties.get("kfm:issues", [])]
-        # Of the models' objects in the folder one has its index; the others are suspect, and their Items say so.
+        # Of the models' objects in the folder two have its index; the others are suspect, and their Items say so.
         unindexed = properties["kfm:dataset"] in {"gfs", "hrrr"} and "index" not in item["assets"]
         assert issues == ([MetadataIssue.SIDECAR_MISSING] if unindexed else [])
 

@@ -163,6 +163,11 @@ NO_OBJECTS = {
     "messages": "what SNS and SQS send: notifications, no objects",
 }
 """Families that no reader reads, and why; `.idx` files beside an object count as `idx`."""
+APART = {
+    "files/ndfd/ds.snow.2005.grib2": "the end of its interval is the begin of its step range",
+    "objects/noaa-ndfd-pds/": "no contract takes its bucket",
+}
+"""Beginnings of paths that are not compared although their family is, and why."""
 
 
 def compares(
@@ -191,7 +196,7 @@ def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> 
     """Real objects of some families, or of all that have a comparison; of a folder with one answer, each file."""
     for path, entry in reference.items():
         family, file = entry["family"], folder / path
-        if family not in FAMILIES or family not in (families or FAMILIES):
+        if family not in FAMILIES or family not in (families or FAMILIES) or why_not_compared(path, entry):
             continue
         files = sorted(file.iterdir()) if file.is_dir() else [file] if file.is_file() else []
         for one in files:
@@ -201,8 +206,19 @@ def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> 
 
 
 def why_not_compared(path: str, entry: Mapping[str, Any]) -> str | None:
-    """Why a path of the reference is no object that a reader reads; None where there is no reason."""
-    return NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"])
+    """Why a path of the reference is not compared; None where there is no reason."""
+    if reason := NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"]):
+        return reason
+    if entry["family"] in FAMILIES:
+        return next((reason for beginning, reason in APART.items() if path.startswith(beginning)), None)
+    top, _, rest = path.partition("/")
+    if top == "files":
+        return "files/ has no key, and its family has no comparison"
+    bucket, _, key = rest.partition("/")
+    if bucket not in CONTRACTS.buckets:
+        return "no contract takes its bucket"
+    kind = CONTRACTS.route(bucket=bucket, key=key).kind
+    return None if kind is KeyKind.DATA else f"the contracts of its bucket have its key as {kind.name}"
 
 
 def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | None:

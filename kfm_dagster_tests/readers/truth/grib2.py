@@ -89,7 +89,7 @@ def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
 
 
 @compares(
-    "hrrr", "aqm", "gefs", "gfs", "mrms", "nam", "nbm", "ndfd", "rap",
+    "hrrr", "hrrr-subh", "aqm", "gefs", "gfs", "gfs-wave", "mrms", "nam", "nbm", "ndfd", "rap",
     reader="grib2", refused={"files/rap/": ROTATED}, open_file=open_file,
 )  # fmt: skip
 def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
