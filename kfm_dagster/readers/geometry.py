@@ -17,7 +17,7 @@ import antimeridian
 import numpy as np
 import numpy.typing as npt
 from pyproj import Geod
-from shapely import MultiPolygon, Polygon, box
+from shapely import LineString, MultiPolygon, Polygon, box, get_coordinates
 from shapely.affinity import translate
 from shapely.geometry import mapping
 
@@ -112,6 +112,9 @@ def _polygons(shape: Any) -> list[Polygon]:
 SIDE_SEGMENTS = 23
 """Segments per side of a thinned outline; the HRRR CONUS outline then strays less than 0.01 degrees from the grid's."""
 
+_STRAY = 0.005
+"""Degrees by which a simplified outline may leave the grid's."""
+
 _ROUNDED = 1e-3
 """Tolerance, as a share of a step, for corners that a file rounds to microdegrees, after a thousand steps."""
 
@@ -134,6 +137,14 @@ def thinned(ni: int, nj: int, longitudes: Array, latitudes: Array) -> npt.NDArra
         values.argmax() for values in (longitudes, latitudes)
     ]
     return np.unique(np.concatenate([*along, extremes]).astype(np.int64))
+
+
+def followed(longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
+    """Return border points to keep so that no other lies more than _STRAY from their line (Douglas-Peucker)."""
+    # The line's third coordinate carries each point's number.
+    line = LineString(np.column_stack([longitudes, latitudes, np.arange(len(longitudes))]))
+    kept = get_coordinates(line.simplify(_STRAY, preserve_topology=False), include_z=True)
+    return kept[:, 2].astype(np.int64)
 
 
 def unwrapped(longitudes: Array, latitudes: Array, pole: float | None) -> Box:

@@ -1,8 +1,8 @@
 """GRIB2 grids: from section 3 to a footprint and the projection fields of STAC.
 
-Belongs here: grid definition templates 3.0, 3.10, 3.20, 3.30 and 3.40, and the earth shapes of code table 3.2. Does not
-belong here: reading section 3 (`grib2_sections.py`), outlines as GeoJSON (`geometry.py`). Octet numbers are those
-of WMO-No. 306, volume I.2, counted from 1.
+Belongs here: grid definition templates 3.0, 3.1, 3.10, 3.20, 3.30, 3.40 and NCEP's 3.32769, and the earth shapes of
+code table 3.2. Does not belong here: reading section 3 (`grib2_sections.py`), outlines as GeoJSON (`geometry.py`).
+Octet numbers are those of WMO-No. 306, volume I.2, counted from 1, and of NCEP's page of template 3.32769.
 
 Latitudes on the model's own earth (mostly a sphere) are taken as WGS 84 latitudes without a datum shift, as ecCodes and
 wgrib2 do, because the models themselves treat them so.
@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyproj
+from pyproj.crs import DerivedGeographicCRS
 from pyproj.exceptions import CRSError, ProjError
 
+from kfm_dagster.contracts.bounding_box import Box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import (
+    Array,
     border,
     first_column,
+    followed,
     footprint,
     rectangle,
     thinned,
@@ -39,6 +43,8 @@ MAX_SIDE = 50_000
 
 _MISSING_32 = 0xFFFFFFFF
 _MICRODEGREES = 1_000_000
+_SIDE_POINTS = 4096
+"""Minimum points of a side of a rotated grid's outline."""
 _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 """Radii in metres; every earth of code table 3.2 lies within."""
 
@@ -163,8 +169,7 @@ def _point(latitude: float, longitude: float) -> tuple[float, float]:
 def _lat_lon(definition: _Definition, section: bytes) -> Grid:
     """Return a grid of template 3.0 or 3.40.
 
-    Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments (3.40: none of rows). The exact
-    corners define the grid. Increments are rounded (0.166667) or missing; if stated, they must span the corners.
+    Octets: 39-46 unit, 47-54 first point, 55 flags, 56-63 last point, 64-71 increments (3.40: none of rows).
     """
     basic, divisions, la1, lo1, flags, la2, lo2, di, dj = struct.unpack_from(">IIIIBIIII", section, 38)
     if basic in (0, _MISSING_32) or divisions in (0, _MISSING_32):
@@ -173,6 +178,21 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         _point(_angle(latitude, basic, divisions), _angle(longitude, basic, divisions))
         for latitude, longitude in ((la1, lo1), (la2, lo2))
     )
+    stated = {
+        axis: _angle(value, basic, divisions)
+        for axis, value, flag in (("i", di, 0x20), ("j", dj, 0 if definition.template == 40 else 0x10))
+        if flags & flag and value not in (0, _MISSING_32)
+    }
+    return _of_corners(definition, first, last, stated)
+
+
+def _of_corners(
+    definition: _Definition, first: tuple[float, float], last: tuple[float, float], stated: Mapping[str, float]
+) -> Grid:
+    """Return a grid of degrees by its first and last (latitude, longitude).
+
+    The exact corners define it. Increments are rounded (0.166667) or missing; if `stated`, they must span the corners.
+    """
     south, north = sorted((first[0], last[0]))
     if (last[0] > first[0]) != definition.northward and definition.nj > 1:
         raise ReadError(
@@ -184,12 +204,7 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "a single row or column of points has no outline")
     dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
     west = wrap(west)
-    even_rows = definition.template == 0
-    stated = {
-        axis: _angle(value, basic, divisions)
-        for axis, value, flag in (("i", di, 0x20), ("j", dj, 0x10 if even_rows else 0))
-        if flags & flag and value not in (0, _MISSING_32)
-    }
+    even_rows = definition.template != 40
     # A grid round the earth has no gap on the ground, although its last column is a step before the first.
     round_earth = span + dx >= 360.0 - dx / 2
     first_longitude = first_column(west, dx) if round_earth and span < 360.0 else west
@@ -208,6 +223,68 @@ def _lat_lon(definition: _Definition, section: bytes) -> Grid:
             for axis, step, points in (("i", dx, definition.ni), ("j", dy, definition.nj))
         ),
     )
+
+
+def _rotated(definition: _Definition, section: bytes) -> Grid:
+    """Return a grid of template 3.1: as 3.0, then octets 73-80 southern pole, 81-84 rotation."""
+    latitude, longitude, rotation = struct.unpack_from(">IIf", section, 72)
+    if rotation != 0:
+        # PROJ and ecCodes differ on its meaning, and no real grid of NOAA or Canada has it.
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a rotated grid turned by {rotation} is not read")
+    return _on_earth(_lat_lon(definition, section), definition, _point(_angle(latitude), _angle(longitude)))
+
+
+def _rotated_about_centre(definition: _Definition, section: bytes) -> Grid:
+    """Return a grid of NCEP's template 3.32769.
+
+    Octets: 47-54 first and 73-80 last point, on the earth; 56-63 centre, the origin of the rotated degrees. RAP's
+    increments (64-71) are in nanodegrees and 0.00002 degrees less than its corners and its model's 13,545 m require.
+    """
+    la1, lo1, la0, lo0, la2, lo2 = struct.unpack_from(">IIxII9xII", section, 46)
+    first, centre, last = (_point(_angle(lat), _angle(lon)) for lat, lon in ((la1, lo1), (la0, lo0), (la2, lo2)))
+    if centre[0] < 0:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"a rotated grid about latitude {centre[0]} is not read")
+    pole = centre[0] - 90.0, centre[1]
+    to_earth = pyproj.Transformer.from_crs(*_rotation(definition, pole), always_xy=True)
+    (x1, y1), (x2, y2) = (to_earth.transform(*point[::-1], direction="INVERSE") for point in (first, last))
+    corners = _native(definition, first, last, (0, 0, 0, 0))
+    return _on_earth(replace(_of_corners(definition, (y1, x1), (y2, x2), {}), native=corners), definition, pole)
+
+
+def _rotation(definition: _Definition, pole: tuple[float, float]) -> tuple[pyproj.CRS, pyproj.CRS]:
+    """Return the CRS of rotated degrees by the (latitude, longitude) of their southern pole, and that of the earth."""
+    earth = pyproj.CRS.from_dict({"proj": "longlat", **definition.earth, "no_defs": True, "type": "crs"})
+    names = "Latitude of the southern pole", "Longitude of the southern pole", "Axis rotation"
+    method = "Pole rotation (GRIB convention)"
+    values = pole[0], wrap(pole[1]), 0.0
+    conversion = {
+        "type": "Conversion",
+        "name": method,
+        "method": {"name": method},
+        "parameters": [
+            {"name": f"{name} (GRIB convention)", "value": value, "unit": "degree"}
+            for name, value in zip(names, values, strict=True)
+        ],
+    }
+    return DerivedGeographicCRS(earth, conversion, name="unknown"), earth
+
+
+def _on_earth(grid: Grid, definition: _Definition, pole: tuple[float, float]) -> Grid:
+    """Return a grid of rotated degrees with its outline on the earth."""
+    if grid.transform is None or grid.transform[0] * definition.ni >= 180.0:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "a rotated grid of half the earth or more is not read")
+    rotated, earth = _rotation(definition, pole)
+    dx, _, west, _, dy, north = grid.transform
+    # The outline is curved between two points of a grid: near a pole by more than a hundredth of a degree.
+    ni, nj = (max(points, _SIDE_POINTS) for points in (definition.ni, definition.nj))
+    x = west + dx * (np.linspace(0, definition.ni - 1, ni) + 0.5)
+    y = north + dy * (np.linspace(definition.nj - 1, 0, nj) + 0.5)
+    to_earth = pyproj.Transformer.from_crs(rotated, earth, always_xy=True)
+    geometry, (west, south, east, north) = _outline(*to_earth.transform(*border(x, y)), ni=ni, nj=nj, curved=True)
+    sides = {"latitudeMin": south, "latitudeMax": north, "longitudeWest": west, "longitudeEast": east}
+    southern = {"latitudeOfSouthernPoleInDegrees": pole[0], "longitudeOfSouthernPoleInDegrees": pole[1]}
+    wkt2 = rotated.to_wkt("WKT2_2019")
+    return replace(grid, wkt2=wkt2, geometry=geometry, native={**grid.native, **sides, **southern})
 
 
 def _extent_fault(extents: Iterable[tuple[float, float, float]]) -> str | None:
@@ -253,7 +330,7 @@ def _polar_stereographic(definition: _Definition, section: bytes) -> Grid:
     native = {"LaDInDegrees": _angle(lad), "orientationOfTheGridInDegrees": _angle(lov)}
     first = _point(_angle(la1), _angle(lo1))
     spacing = (dx / 1e3, dy / 1e3)
-    return _projected(definition, projection=projection, first=first, spacing=spacing, native=native, pole=pole)
+    return _projected(definition, projection=projection, first=first, spacing=spacing, native=native, poles=(pole,))
 
 
 def _lambert(definition: _Definition, section: bytes) -> Grid:
@@ -281,7 +358,7 @@ def _projected(
     first: tuple[float, float],
     spacing: tuple[float, float],
     native: Mapping[str, Any],
-    pole: float | None = None,
+    poles: Collection[float] = (),
 ) -> Grid:
     """Return a grid of `spacing` metres on a projection, by its first (latitude, longitude)."""
     parameters = dict(projection) | dict(definition.earth)
@@ -296,18 +373,12 @@ def _projected(
     longitudes, latitudes = (np.asarray(axis, dtype=np.float64) for axis in forward(x, y, inverse=True))
     if not (np.isfinite(longitudes).all() and np.isfinite(latitudes).all()):
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "part of the grid lies outside its projection")
-    longitudes = np.unwrap(longitudes, period=360.0)
-    turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
-    enclosed_pole = pole if abs(turn) > 180.0 else None
-    if enclosed_pole is None and abs(turn) > 180.0:
-        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
-    extent = unwrapped(longitudes, latitudes, enclosed_pole)
+    geometry, extent = _outline(longitudes, latitudes, ni=definition.ni, nj=definition.nj, poles=poles)
     last = (
         x0 + math.copysign(width, definition.eastward - 0.5),
         y0 + math.copysign(height, definition.northward - 0.5),
     )
     last_longitude, last_latitude = forward(*last, inverse=True)
-    keep = thinned(definition.ni, definition.nj, longitudes, latitudes)
     corners = (west - dx / 2, south - dy / 2, west + width + dx / 2, south + height + dy / 2)
     return Grid(
         template=definition.template,
@@ -315,11 +386,35 @@ def _projected(
         wkt2=_wkt2(parameters | {"units": "m"}),
         transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]),
         proj_bbox=corners,
-        geometry=footprint(longitudes[keep], latitudes[keep], enclosed_pole),
+        geometry=geometry,
         native=_native(definition, first, (last_latitude, last_longitude), extent)
         | {"DxInMetres": dx, "DyInMetres": dy}
         | dict(native),
     )
+
+
+def _outline(
+    longitudes: Array,
+    latitudes: Array,
+    *,
+    ni: int,
+    nj: int,
+    poles: Collection[float] = (-90.0, 90.0),
+    curved: bool = False,
+) -> tuple[Mapping[str, Any], Box]:
+    """Return the outline of a border counterclockwise of `ni` and `nj` points a side, and its box.
+
+    `poles` are those that the grid can go round; `curved` keeps all points that a side of few segments would miss.
+    """
+    longitudes = np.unwrap(longitudes, period=360.0)
+    turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
+    pole = math.copysign(90.0, turn) if abs(turn) > 180.0 else None
+    if pole is not None and pole not in poles:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
+    keep = thinned(ni, nj, longitudes, latitudes)
+    if curved:
+        keep = np.union1d(keep, followed(longitudes, latitudes))
+    return footprint(longitudes[keep], latitudes[keep], pole), unwrapped(longitudes, latitudes, pole)
 
 
 def _wkt2(parameters: Mapping[str, Any]) -> str:
@@ -351,9 +446,11 @@ def _native(
 
 _TEMPLATES: Mapping[int, tuple[Callable[[_Definition, bytes], Grid], int]] = {
     0: (_lat_lon, 72),
+    1: (_rotated, 72),
     10: (_mercator, 60),
     20: (_polar_stereographic, 65),
     30: (_lambert, 65),
     40: (_lat_lon, 72),
+    32769: (_rotated_about_centre, 72),
 }
 """Each template's builder, and the octet of its scanning mode."""

@@ -6,8 +6,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+import eccodes
+import numpy as np
 import pyproj
 import pytest
+import shapely
 import shapely.geometry
 
 from kfm_dagster.contracts.bounding_box import bounding_box
@@ -141,6 +144,93 @@ def test_latitude_longitude_grids_have_their_box() -> None:
         assert shape.area == pytest.approx(width * (bbox[3] - bbox[1])), what
 
 
+RAP = bytes.fromhex(
+    "000000500300000c20b20000800106" + "00" * 15 + "000003b90000034200000000" + "00000000"
+    "80a1998b0d2ae1ea380337f9800f23bb800742b8080742b8084002c6efe80159c791"
+)
+"""Section 3 of real objects of RAP (template 3.32769): 953 by 834 points 13,545 m apart on 6,370 km about 54N 106W."""
+
+
+def rotated_by_eccodes(
+    pole: tuple[float, float], first: tuple[float, float], last: tuple[float, float], step: float
+) -> tuple[bytes, Any, Any]:
+    """Section 3 of template 3.1, and longitudes and latitudes of its points as ecCodes computes them."""
+    columns, rows = (round(abs(a - b) / step) + 1 for a, b in zip(first[::-1], last[::-1], strict=True))
+    handle = eccodes.codes_new_from_samples("GRIB2", eccodes.CODES_PRODUCT_GRIB)
+    values: dict[str, Any] = {"gridType": "rotated_ll", "shapeOfTheEarth": 6, "Ni": columns, "Nj": rows}
+    values |= {"jScansPositively": 1, "latitudeOfSouthernPoleInDegrees": pole[0]}
+    values |= {"longitudeOfSouthernPoleInDegrees": pole[1], "bitsPerValue": 0}
+    for name, (latitude, longitude) in (("First", first), ("Last", last)):
+        values |= {f"latitudeOf{name}GridPointInDegrees": latitude}
+        values |= {f"longitudeOf{name}GridPointInDegrees": longitude % 360}
+    for axis in "ij":
+        values[f"{axis}DirectionIncrementInDegrees"] = step
+    for name, value in values.items():
+        eccodes.codes_set(handle, name, value)
+    eccodes.codes_set_values(handle, np.zeros(columns * rows))
+    content = eccodes.codes_get_message(handle)
+    begin = 16 + int.from_bytes(content[16:20], "big")
+    latitudes, longitudes = (eccodes.codes_get_array(handle, name) for name in ("latitudes", "longitudes"))
+    eccodes.codes_release(handle)
+    section = content[begin : begin + int.from_bytes(content[begin : begin + 4], "big")]
+    return section, (longitudes.reshape(rows, columns) + 180) % 360 - 180, latitudes.reshape(rows, columns)
+
+
+@pytest.mark.clause("OPR-06")
+@pytest.mark.parametrize(
+    ("pole", "first", "last", "step", "section", "whole"),
+    [
+        # HRDPS of Canada, a grid over the antimeridian, and one by the equator.
+        ((-36.08852, 245.305142), (-12.3, -14.82), (16.68, 42.33), 0.09, None, None),
+        ((-30.0, 180.0), (-20.0, -15.0), (15.0, 25.0), 0.1, None, None),
+        ((-89.0, 20.0), (-5.0, -8.0), (7.0, 8.0), 0.1, None, None),
+        # Over a pole: RRFS, RAP, a grid whose border is half a cell from the pole, and one over the south pole.
+        ((-35.0, 247.0), (-36.9303, -61.0), (36.9303, 60.9458), 0.2166, None, 90.0),
+        ((-36.0, 254.0), (-50.743445, -57.992508), (50.743444, 57.992508), 0.121833, RAP, 90.0),
+        ((-35.0, 247.0), (-15.0, -20.0), (35.05, 20.0), 0.05, None, 90.0),
+        ((35.0, 20.0), (-10.0, 150.0), (50.0, 210.0), 0.1, None, -90.0),
+    ],
+    ids=["canada", "antimeridian", "equator", "rrfs", "rap", "by the pole", "south pole"],
+)
+def test_a_rotated_grid_is_where_eccodes_has_its_points(
+    pole: tuple[float, float], first: tuple[float, float], last: tuple[float, float], step: float,
+    section: bytes | None, whole: float | None,
+) -> None:  # fmt: skip
+    made, longitudes, latitudes = rotated_by_eccodes(pole, first, last, step)
+    grid = describe_grid(section or made)
+    assert (grid.shape, grid.fault) == (latitudes.shape, None)
+    west, south, east, north = bounding_box(grid.geometry)
+    if whole is None:
+        turned = longitudes % 360 if west > east else longitudes
+        expected = (turned.min(), latitudes.min(), turned.max(), latitudes.max())
+        assert [west % 360, south, east % 360, north] == pytest.approx(
+            [expected[0] % 360, expected[1], expected[2] % 360, expected[3]], abs=0.01
+        )
+    else:
+        assert (west, east) == (-180, 180)
+        assert (south, north) == pytest.approx(sorted((whole, (latitudes * whole).min() / whole)), abs=0.01)
+    # Points of the border are on the outline, all others within it.
+    outline = shapely.geometry.shape(grid.geometry)
+    assert outline.is_valid
+    sides = [(slice(None), 0), (slice(None), -1), (0, slice(None)), (-1, slice(None))]
+    rim = shapely.points(*(np.concatenate([axis[side] for side in sides]) for axis in (longitudes, latitudes)))
+    assert shapely.distance(outline.boundary, rim).max() < 0.01
+    inner = (axis[1:-1, 1:-1].ravel()[::97] for axis in (longitudes, latitudes))
+    assert shapely.intersects_xy(outline, *inner).all()
+    # What the Item says of the projection places each point.
+    crs = pyproj.CRS.from_wkt(grid.wkt2)
+    assert "Pole rotation (GRIB convention)" in grid.wkt2
+    to_earth = pyproj.Transformer.from_crs(crs, crs.source_crs, always_xy=True)
+    dx, _, x0, _, dy, y0 = grid.transform or ()
+    for row, column in ((0, 0), (-1, -1), (3, 5)):
+        x = x0 + dx * (range(grid.shape[1])[column] + 0.5)
+        y = y0 + dy * (grid.shape[0] - range(grid.shape[0])[row] - 0.5)
+        longitude, latitude = to_earth.transform(x, y)
+        assert (longitude % 360, latitude) == pytest.approx(
+            (longitudes[row, column] % 360, latitudes[row, column]), abs=3e-5
+        )
+
+
 def test_columns_round_the_earth_begin_in_the_west() -> None:
     """As GDAL has them; `catalog/test_item.py` asks it of real objects."""
     for west, step, first in (
@@ -164,6 +254,14 @@ def test_grid_that_cannot_be_placed_is_refused() -> None:
         section = bytearray(SAMPLE[37:118])
         section[octet - 1] = value
         assert code_of(describe_grid, bytes(section)) is code
+    # Rotated: turned about its own pole, half the earth wide, about a latitude of the south.
+    turned = bytearray(rotated_by_eccodes((-35.0, 247.0), (-1.0, -1.0), (1.0, 1.0), 1.0)[0])
+    turned[80] = 0x41
+    wide = rotated_by_eccodes((-35.0, 247.0), (-1.0, -90.0), (1.0, 90.0), 1.0)[0]
+    south = bytearray(RAP)
+    south[55] |= 0x80
+    for section in (turned, wide, south):
+        assert code_of(describe_grid, bytes(section)) is MetadataIssue.MISSING_GEOLOCATION
     # Larger than any real grid: before any work is done.
     huge = latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359))
     assert code_of(describe_grid, huge) is MetadataIssue.RESOURCE_LIMIT
