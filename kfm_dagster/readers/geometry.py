@@ -143,7 +143,7 @@ def followed(longitudes: Array, latitudes: Array) -> npt.NDArray[np.int64]:
     """Return border points to keep so that no other lies more than _STRAY from their line (Douglas-Peucker)."""
     # The line's third coordinate carries each point's number.
     line = LineString(np.column_stack([longitudes, latitudes, np.arange(len(longitudes))]))
-    kept = get_coordinates(line.simplify(_STRAY, preserve_topology=False), include_z=True)
+    kept: Array = get_coordinates(line.simplify(_STRAY, preserve_topology=False), include_z=True)
     return kept[:, 2].astype(np.int64)
 
 

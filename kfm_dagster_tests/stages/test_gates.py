@@ -75,6 +75,12 @@ def rules_of(dataset: str, **changes: Any) -> DatasetContract:
     return contract.model_copy(update={"metadata_extract": contract.metadata_extract.model_copy(update=changes)})
 
 
+OF_DEGREES = (
+    'GEOGCRS["s",DATUM["s",ELLIPSOID["s",6371229,0]],CS[ellipsoidal,2],'
+    'AXIS["lat",north],AXIS["lon",east],ANGLEUNIT["degree",0.0174532925199433]]'
+)
+
+
 def first_with(dataset: str, change: Callable[[Envelope], Envelope]) -> tuple[Envelope, ...]:
     """A sample batch whose first unit is changed."""
     first, *others = batch(dataset)
@@ -255,6 +261,19 @@ def cases() -> dict[Gate, list[Case]]:
                 subject(*nexrad, contract=rules_of("nexrad-l2", units=[])),
                 "nexrad:height-m: no unit is declared",
             ),
+            Case(
+                "a dataset with grids of metres and of degrees",
+                subject(
+                    *first_with("hrrr", properties_with(proj__wkt2=OF_DEGREES)),
+                    contract=rules_of(
+                        "hrrr",
+                        units=[
+                            *CONTRACTS["hrrr"].metadata_extract.units,
+                            Quantity(fields=["proj:transform", "proj:bbox"], unit="degree"),
+                        ],
+                    ),
+                ),
+            ),
             *(
                 Case(
                     f"declaration at fault: {says}",
@@ -286,10 +305,7 @@ def cases() -> dict[Gate, list[Case]]:
                     "geometry.longitude: 190 degree": ringed((0, 0), (190, 0), (1, 1), (0, 0)),
                     "proj:transform: is declared in m, the axes of proj:wkt2 are in degree": first_with(
                         "hrrr",
-                        properties_with(
-                            proj__wkt2='GEOGCRS["s",DATUM["s",ELLIPSOID["s",6371229,0]],CS[ellipsoidal,2],'
-                            'AXIS["lat",north],AXIS["lon",east],ANGLEUNIT["degree",0.0174532925199433]]'
-                        ),
+                        properties_with(proj__wkt2=OF_DEGREES),
                     ),
                     "proj:bbox: no proj:wkt2": first_with("hrrr", properties_with(proj__wkt2="PROJCRS")),
                 }.items()

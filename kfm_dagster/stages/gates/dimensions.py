@@ -22,7 +22,7 @@ from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.quality import Quantity, covers
 from kfm_dagster.stages.gates.subject import Extracted, Subject, shortened
-from kfm_dagster.stages.gates.units import UnitError, dimension, dimension_of, same_unit
+from kfm_dagster.stages.gates.units import SAME, UnitError, dimension, dimension_of, same_unit
 from kfm_dagster.stages.gates.verdict import Finding, Gate, Verdict
 
 
@@ -103,9 +103,9 @@ class _Count:
 
 @dataclass(slots=True)
 class Closing:
-    """The closure of a batch's quantities: counts by field, and faults by unit."""
+    """The closure of a batch's quantities: counts by field and unit of its axes, and faults by unit."""
 
-    counts: dict[str, _Count] = field(default_factory=dict)
+    counts: dict[tuple[str, str], _Count] = field(default_factory=dict)
     faults: dict[WalId, list[str]] = field(default_factory=dict)
 
     @property
@@ -127,7 +127,7 @@ def dimensional_closure(subject: Subject) -> Verdict:
     if p_dim < least:
         findings += [
             Finding(what=f"{path}: {count.closure.fault}")
-            for path, count in sorted(closing.counts.items())
+            for (path, _), count in sorted(closing.counts.items())
             if count.closure.fault is not None
         ]
         findings += [
@@ -169,7 +169,7 @@ def dim_report(subject: Subject) -> dict[str, Any]:
                 "ok": count.closed == count.units,
                 "fault": count.closure.fault,
             }
-            for path, count in sorted(closing.counts.items())
+            for (path, _), count in sorted(closing.counts.items())
         ],
     }
 
@@ -196,26 +196,28 @@ def _close_unit(
     numbers: Iterable[tuple[str, Sequence[float]]],
     projection: Any,
 ) -> None:
+    axes_unit = (_axis_unit(projection) if isinstance(projection, str) else None) or ""
     for path, values in numbers:
-        count = closing.counts.get(path)
+        axes = axes_unit if path in OF_PROJECTION else ""
+        count = closing.counts.get((path, axes))
         if count is None:
-            count = closing.counts[path] = _Count(closure=closure_of(contract, path))
+            count = closing.counts[path, axes] = _Count(closure=closure_of(contract, path, axes))
         count.units += 1
         closure = count.closure
         if closure.fault is not None:
             continue
         fault = _out_of_range(closure, values)
         if fault is None and path in OF_PROJECTION:
-            fault = _not_of_axes(closure, projection)
+            fault = _not_of_axes(closure, axes)
         if fault is None:
             count.closed += 1
         else:
             closing.faults.setdefault(wal_id, []).append(f"{path}: {fault}")
 
 
-def closure_of(contract: DatasetContract, path: str) -> Closure:
-    """Compare a field's declaration with the expectation of STAC or the contract."""
-    declared = _declared(contract, path)
+def closure_of(contract: DatasetContract, path: str, axes: str = "") -> Closure:
+    """Compare a field's declaration with the expectation of STAC or the contract; `axes` is the unit of its axes."""
+    declared = _declared(contract, path, axes)
     standard = STANDARDS.get(path)
     unit = standard.unit if standard and path in OURS else declared.unit if declared else None
     if unit is None:
@@ -240,11 +242,12 @@ def closure_of(contract: DatasetContract, path: str) -> Closure:
     )
 
 
-def _declared(contract: DatasetContract, path: str) -> Quantity | None:
-    for quantity in contract.metadata_extract.units:
-        if any(covers(pattern, path) for pattern in quantity.fields):
-            return quantity
-    return None
+def _declared(contract: DatasetContract, path: str, axes: str) -> Quantity | None:
+    """Return the first declaration of a field; if its axes have a unit, the first in that unit before all others."""
+    units = contract.metadata_extract.units
+    declared = [quantity for quantity in units if any(covers(pattern, path) for pattern in quantity.fields)]
+    of_axes = (quantity for quantity in declared if quantity.unit == axes or (axes, quantity.unit) in SAME)
+    return next(of_axes, declared[0] if declared else None)
 
 
 def _expected(path: str, declared: Quantity | None, standard: Standard | None) -> str | None:
@@ -298,9 +301,8 @@ def _out_of_range(closure: Closure, values: Sequence[float]) -> str | None:
     return None
 
 
-def _not_of_axes(closure: Closure, projection: Any) -> str | None:
-    axes = _axis_unit(projection) if isinstance(projection, str) else None
-    if axes is None:
+def _not_of_axes(closure: Closure, axes: str) -> str | None:
+    if not axes:
         return "no proj:wkt2 declares the unit of its axes"
     if dimension_of(axes) != closure.observed or not same_unit(axes, str(closure.unit)):
         return f"is declared in {closure.unit}, the axes of proj:wkt2 are in {axes}"
