@@ -6,7 +6,8 @@ index (`grib_index.py`), the grid (`grib2_grids.py`).
 A variable occurs once, however many messages it has: HRRR's files of native levels have 1,100 messages of some 60
 variables. A variable's values of the dimension `level` are its `dimension_domains`, a field of stactools-noaa-hrrr.
 Levels are the index's own texts, so that variable, level and step are the name of a field in `grib:layers`. The
-probabilities of a variable are another variable, `TMP prob`, because their values are in percent. A variable's
+probabilities of a variable are another variable, `TMP prob`, because their values are in percent; so is each aerosol
+of a quantity, `MASSDEN aerosol=Dust dry:aerosol_size <2.5e-06`, because several are on one level. A variable's
 `time_bounds` are begin and end of the windows of accumulations, averages and extremes, because windows that reach back
 to the run are not the Item's time.
 """
@@ -31,6 +32,8 @@ TIME, LEVEL = "valid_time", "level"
 """Names of the other dimensions, as cfgrib and stactools-noaa-hrrr have them."""
 PROBABILITY = " prob"
 """End of the name of a variable of probabilities; the qualifier of their index lines begins with it."""
+AEROSOL = "aerosol="
+"""Beginning of the qualifier of an aerosol's fields."""
 MAX_TIMES = 32
 """Maximum valid times in an Item, and maximum windows of a variable; sub-hourly files have 4."""
 MAX_SHARED = 128
@@ -68,6 +71,8 @@ def _levels(
     windows: dict[str, dict[Span, None]] = {}
     for variable, level, step, qualifier, _, _ in layers:
         name = variable + PROBABILITY if qualifier.startswith("prob") else variable
+        if qualifier.startswith(AEROSOL):
+            name = f"{variable} {qualifier}"
         levels_of.setdefault(name, {})[level] = None
         if (span := spans.get(step)) and span.start < span.end:
             windows.setdefault(name, {})[span] = None
@@ -90,11 +95,15 @@ def _variable(name: str, levels: tuple[str, ...], windows: tuple[Span, ...]) -> 
     }
     if bounds := [[_text(window.start), _text(window.end)] for window in windows]:
         variable["time_bounds"] = bounds[:MAX_TIMES]
-    parameter = named(name.removesuffix(PROBABILITY))
+    quantity_name, _, aerosol = name.partition(f" {AEROSOL}")
+    parameter = named(quantity_name.removesuffix(PROBABILITY))
     if name.endswith(PROBABILITY):
         quantity = parameter.name if parameter else name.removesuffix(PROBABILITY)
         return {**variable, "unit": "%", "description": f"Probability of {quantity}"}
-    return variable if parameter is None else {**variable, "unit": parameter.unit, "description": parameter.name}
+    if parameter is None:
+        return variable
+    description = f"{parameter.name} of {aerosol}" if aerosol else parameter.name
+    return {**variable, "unit": parameter.unit, "description": description}
 
 
 def _times(valid: Collection[datetime], *, listed: bool) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """GRIB index sidecars: the `.idx` inventories that wgrib2 writes beside an object.
 
 Belongs here: reading lines and checking them against an object. Does not belong here: the object's own bytes
-(`grib2_sections.py`). A line is `message[.submessage]:offset:d=YYYYMMDDHH:variable:level:step:qualifier...`; GEFS has
-a qualifier (the ensemble member). The length of the last message is not in the file.
+(`grib2_sections.py`). A line is `message[.submessage]:offset:d=YYYYMMDDHH:variable:level:step:qualifier...`. Qualifiers
+are an ensemble's member (`ENS=+1`) or statistic, a probability, an aerosol, a process; a last colon is none. The length
+of the last message is not in the file.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_LAYERS = 4096
 _LINE = re.compile(
     # Texts of printable ASCII: they become names of an Item's layers.
     r"^(\d{1,7})(?:\.(\d{1,4}))?:(\d{1,15}):[dD]=(\d{10}|\d{12}|\d{14}):([ -9;-~]{1,200}):([ -9;-~]{1,200})"
-    r":([ -9;-~]{1,200})(?::([ -~]{0,200}))?$",
+    r":([ -9;-~]{1,200})(?::([ -~]{0,200}?):?)?$",
     re.MULTILINE | re.ASCII,
 )
 

@@ -32,6 +32,7 @@ from kfm_dagster.readers.grib_index import (
     read_index,
     reference_fault,
     step_end,
+    step_range,
 )
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.readers.reading import Claiming, code_of
@@ -52,7 +53,7 @@ def test_every_real_index_is_read_as_a_plain_split_reads_it(shared_data: Path, r
         assert len({entry.level for entry in entries}) == answers["levels"]
         assert {f"d={entry.reference}" for entry in entries} == set(answers["ref"])
         assert {entry.step for entry in entries} == set(answers["forecast_strings"])
-        assert {entry.qualifier for entry in entries} == set(answers["extra_fields"])
+        assert {entry.qualifier for entry in entries} == {text.rstrip(":") for text in answers["extra_fields"]}
         assert sum(entry.submessage > 0 for entry in entries) == answers["submessages"]
         assert order_fault(entries) is None
         assert all(step_end(entry.step) is not None for entry in entries)
@@ -78,6 +79,48 @@ def test_line_forms_of_wgrib2_are_read() -> None:
         ),
     }.items():
         assert read_index(BytesSource(line + b"\n")) == read_index(BytesSource(line)) == (expected,), what
+
+
+REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
+    # level, variable and step of real lines, begin and end of the step in minutes, qualifier: of RRFS ...
+    ("REFC:entire atmosphere (considered as a single layer)", "1 hour fcst:", "REFC", 60, 60, ""),
+    ("HGTMD:highest level > 1e-09 kg/m^3", "1 hour fcst:", "HGTMD", 60, 60, ""),
+    ("TSOIL:0-0 m below ground", "1 hour fcst:", "TSOIL", 60, 60, ""),
+    ("HGT:lowest bottom level of supercooled liquid water layer", "1 hour fcst:", "HGT", 60, 60, ""),
+    ("ICEG:10 m above mean sea level", "1 hour fcst:", "ICEG", 60, 60, ""),
+    ("ASNOW:surface", "0-45 min acc fcst:", "ASNOW", 0, 45, ""),
+    ("MASSDEN:8 m above ground", "1 hour fcst:aerosol=Dust dry:aerosol_size >=2.5e-06,<1e-05:", "MASSDEN", 60, 60,
+     "aerosol=Dust dry:aerosol_size >=2.5e-06,<1e-05"),
+    ("MASSDEN:8 m above ground", "0-1 hour ave fcst:aerosol=Total aerosol:aerosol_size <2.5e-06", "MASSDEN", 0, 60,
+     "aerosol=Total aerosol:aerosol_size <2.5e-06"),
+    ("var discipline=1 center=7 local_table=1 parmcat=1 parm=197:surface", "0-1 hour acc fcst:prob >1:prob fcst 0/1",
+     "var discipline=1 center=7 local_table=1 parmcat=1 parm=197", 0, 60, "prob >1:prob fcst 0/1"),
+    # ... of its members, and of REFS: a mean of a process, agreement and neighbourhood probabilities, a spread; ...
+    ("MAXUVV:100-1000 mb", "0-1 hour max fcst:ENS=+1", "MAXUVV", 0, 60, "ENS=+1"),
+    ("MXUPHL:5000-2000 m above ground", "3 hour fcst:wt ens mean:process=193", "MXUPHL", 180, 180,
+     "wt ens mean:process=193"),
+    ("APCP:surface", "11-12 hour acc fcst:prob >0.254:prob fcst 0/14:process=197", "APCP", 660, 720,
+     "prob >0.254:prob fcst 0/14:process=197"),
+    ("PPFFG:surface", "18-24 hour acc fcst:prob >6:prob fcst 0/14:Neighborhood Probability", "PPFFG", 1080, 1440,
+     "prob >6:prob fcst 0/14:Neighborhood Probability"),
+    ("APCP:surface", "0-1 day acc fcst:prob >1:prob fcst 0/14:Neighborhood Probability", "APCP", 0, 1440,
+     "prob >1:prob fcst 0/14:Neighborhood Probability"),
+    ("DZDT:700-500 mb above ground", "6 hour fcst:ens spread", "DZDT", 360, 360, "ens spread"),
+    # ... and of RTMA.
+    ("CEIL:cloud ceiling", "anl:", "CEIL", 0, 0, ""),
+]  # fmt: skip
+
+
+def test_real_lines_of_the_rapid_refresh_systems_are_fields() -> None:
+    text = "".join(
+        f"{number}:{number}:d=2026092000:{of}:{step}\n" for number, (of, step, *_) in enumerate(REAL_LINES, 1)
+    )
+    entries = read_index(BytesSource(text.encode()))
+    for (of, step, variable, begin, end, qualifier), found in zip(REAL_LINES, entries, strict=True):
+        assert (found.variable, found.level, found.qualifier) == (variable, of.removeprefix(f"{variable}:"), qualifier)
+        assert found.step == step.partition(":")[0]
+        assert step_range(found.step) == (timedelta(minutes=begin), timedelta(minutes=end))
+        assert named(variable) is not None, variable
 
 
 @pytest.mark.clause("OPR-07")
@@ -322,11 +365,12 @@ def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]
 
 
 @pytest.mark.clause("OPR-28")
-def test_a_probability_is_a_variable_of_its_own() -> None:
+def test_a_probability_and_an_aerosol_are_variables_of_their_own() -> None:
     for qualifier, name, unit, description in (
         ("", "TMP", "K", "Temperature"),
         ("ENS=+1", "TMP", "K", "Temperature"),
         ("50% level", "TMP", "K", "Temperature"),
+        ("aerosol=Dust dry", "TMP aerosol=Dust dry", "K", "Temperature of Dust dry"),
         ("prob >288:prob fcst 255/255", "TMP prob", "%", "Probability of Temperature"),
     ):
         found = fields(layer(level="10 m above ground"), Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1))
