@@ -63,10 +63,10 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
     for name, ours in OTHER_NAME.items():
         yield same(ours, native[ours], field[name])
     yield same("parameter", native["parameter"], f"{field['discipline']}.{field['cat']}.{field['num']}")
-    # ecCodes gives isobaric levels in hPa, and PV levels as the raw integer.
+    # ecCodes gives isobaric levels in hPa, PV levels as the raw integer, and 0 for a missing level.
     if field["typeOfLevel"] != "potentialVorticity":
         scale = 100 if field["typeOfLevel"] == "isobaricInhPa" else 1
-        yield same("level", native["level"], field["level"] * scale)
+        yield same("level", native["level"] or 0, field["level"] * scale)
     for name in sorted(grid.keys() & native.keys() - (CENTRE if "error" in grid else set())):
         yield near(name, native[name], grid[name], within=EXACT)
     sides = tuple(native[name] for name in ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax"))
@@ -95,7 +95,8 @@ def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
 
 
 @compares(
-    "hrrr", "hrrr-subh", "aqm", "gefs", "gfs", "gfs-wave", "mrms", "nam", "nbm", "ndfd", "rap",
+    "hrrr", "hrrr-subh", "aqm", "gefs", "gfs", "gfs-wave", "mrms", "nam", "nbm", "ndfd", "rap", "rotated-ll", "rrfs",
+    "rtma",
     reader="grib2", open_file=open_file,
 )  # fmt: skip
 def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
