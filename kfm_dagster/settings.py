@@ -177,7 +177,7 @@ class Settings(BaseModel):
     configs_dir: Path | None = Field(
         None,
         description="Folder with the pipeline card, state_machine.yaml, replay_plan.yaml, alerts.yaml, "
-        "announcements.yaml and retention.yaml; default: configs/.",
+        "announcements.yaml, retention.yaml and registry-exceptions.yaml; default: configs/.",
     )
     object_root: Path | None = Field(
         None, description="Read objects from ROOT/<bucket>/<key> instead of the provider's object store."

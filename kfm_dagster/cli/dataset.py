@@ -1,10 +1,11 @@
-"""`kfm dataset`: list, draft and check dataset contracts."""
+"""`kfm dataset` lists, drafts and checks contracts; `kfm registry` compares them with the AWS open-data registry."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,13 @@ import click
 
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.files import NewFile
-from kfm_dagster.cli.tables import list_command, object_as_json
+from kfm_dagster.cli.tables import list_command, object_as_json, rows_as_json, show_rows
 from kfm_dagster.configs import read_text
+from kfm_dagster.contracts.drift import RegistryExceptions, drifts
 from kfm_dagster.contracts.loader import ContractRegistry, draft, parse_contract
+from kfm_dagster.contracts.open_data import CLONE, OpenDataRegistry
 from kfm_dagster.errors import ContractError, ExitCode
+from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 160
 """Characters shown of a property; a reference system as WKT has a thousand, three times an Item. `--json` has all."""
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 @click.group()
@@ -55,22 +60,46 @@ def list_datasets() -> list[dict[str, Any]]:
 @dataset.command()
 @click.argument("dataset_id", type=DATASET, metavar="DATASET")
 @click.option("--like", required=True, help="Dataset that ships with the package and has the same format.")
-@click.option("--bucket", required=True, help="Bucket of its objects.")
+@click.option("--bucket", help="Bucket of its objects. Default: the registry entry's, if it has one.")
 @click.option("--topic", help="ARN of the SNS topic that announces them; none where the other dataset has none.")
+@click.option("--from-registry", "entry_name", help="Entry of the AWS open-data registry: its file's name, no .yaml.")
+@click.option("--registry", "folder", type=FOLDER, help=f"Folder of the registry's files. Default: {CLONE}.")
 @click.option("--out", type=NewFile(edited=True), help="New file to write. Default: standard output.")
-def new(*, dataset_id: str, like: str, bucket: str, topic: str | None, out: Path | None) -> None:
+def new(
+    *,
+    dataset_id: str,
+    like: str,
+    bucket: str | None,
+    topic: str | None,
+    entry_name: str | None,
+    folder: Path | None,
+    out: Path | None,
+) -> None:
     """Write a contract for another dataset, with the citations and units of a similar dataset.
 
-    Its first lines list the parts to review; then check it on a sample.
+    Its first lines list the parts to review; then check it on a sample. --from-registry takes title, description,
+    bucket, topic, region and license from the entry.
 
     Example: kfm dataset new nam --like hrrr --bucket noaa-nam-pds --topic ARN --out nam.yaml
     """
-    text = draft(dataset=dataset_id, like=like, bucket=bucket, topic=topic)
+    entry = OpenDataRegistry.read(folder or CLONE)[entry_name] if entry_name else None
+    if entry is not None:
+        bucket = bucket or _only_one(entry.buckets, "--bucket")
+        topic = topic or _only_one(entry.topics, "--topic")
+    if bucket is None:
+        raise click.UsageError("Missing option '--bucket'")
+    text = draft(dataset=dataset_id, like=like, bucket=bucket, topic=topic, entry=entry)
     if out is None:
         click.echo(text, nl=False)
     else:
         out.write_text(text, encoding="utf-8")
         click.echo(f"{out} is written; next: kfm dataset check {shlex.quote(str(out))} --sample OBJECT")
+
+
+def _only_one(names: Collection[str], option: str) -> str | None:
+    if len(names) > 1:
+        raise ContractError("the entry has several", observed=", ".join(names), next_step=f"choose one by {option}")
+    return next(iter(names), None)
 
 
 @dataset.command()
@@ -119,3 +148,39 @@ def _show(rehearsal: Rehearsal) -> None:
         for name, value in rehearsal.item["properties"].items():
             text = value if isinstance(value, str) else json.dumps(value)
             click.echo(f"    {name}: {text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + '...'}")
+
+
+@click.group()
+def registry() -> None:
+    """Compare dataset contracts with the AWS open-data registry.
+
+    Example: kfm registry check open-data-registry/datasets
+    """
+
+
+@registry.command("check")
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@rows_as_json
+def check_registry(*, folder: Path, as_json: bool) -> ExitCode:
+    """Print each difference of the contracts in force from the registry's files, one a line.
+
+    It compares topics, buckets, regions and licences, and reports sentences that retire data, and NOAA's topics that
+    no contract takes, unless registry-exceptions.yaml has them. DIR has the YAML files; nothing is fetched. Exit code 0
+    without a difference, 4 with any, 2 for unreadable files.
+
+    Example: kfm registry check open-data-registry/datasets --json
+    """
+    settings = Settings.load()
+    entries = OpenDataRegistry.read(folder)
+    contracts = ContractRegistry.load(settings.contracts_dir)
+    differences = list(drifts(contracts, entries, RegistryExceptions.load(settings.configs_dir)))
+    if as_json:
+        show_rows(differences, (), as_json=True)
+    else:
+        for difference in differences:
+            click.echo(str(difference))
+        compared = (
+            f"{counted(len(contracts.contracts), 'contract')} and {counted(len(entries.entries), 'registry file')}"
+        )
+        click.echo(f"{compared}: {counted(len(differences), 'difference')}")
+    return ExitCode.FINISHED_WITH_FAILURES if differences else ExitCode.DONE

@@ -135,13 +135,14 @@ SHOWN = {
     "Operate": ("worker", "drain", "console", "dataset", "queue", "alerts", "governance", "export", "retention"),
 }
 """Commands that `kfm --help` lists, by heading."""
-_NOT_SHOWN = ("announcements", "clock", "cloud", "mcp", "stac")
-"""Commands of optional followers and of programs; their guides describe them."""
+_NOT_SHOWN = ("announcements", "clock", "cloud", "mcp", "registry", "stac")
+"""Commands of optional followers, of programs and of those who write contracts; their guides describe them."""
 _PLACES = {
     "cloud": "demo:cloud",
     "drain": "running:drain",
     "mcp": "console:mcp",
     "pause": "kill_switch:pause",
+    "registry": "dataset:registry",
     "replay": "replay.commands:replay",
     "retry": "quarantine:retry",
     "resume": "kill_switch:resume",

@@ -15,11 +15,15 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import combinations, product
 from pathlib import Path
+from textwrap import indent
+
+import yaml
 
 from kfm_dagster.configs import parse, read_text
 from kfm_dagster.contracts.formats import with_format
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import TOPIC_ARN, DatasetContract, MessageShape
+from kfm_dagster.contracts.open_data import Entry
 from kfm_dagster.errors import ContractError
 
 
@@ -315,11 +319,12 @@ _HEAD = """\
 """
 
 
-def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
+def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Entry | None = None) -> str:
     """Return the text of a contract for `dataset`, derived from the shipped contract of `like`.
 
-    Names, bucket and topic are replaced; coverage and peers are left out. Raises ContractError for a malformed or
-    taken id, a topic that is not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
+    Names, bucket and topic are replaced, with an `entry` of the open-data registry also title, description, region and
+    license; status, coverage and peers are left out. Raises ContractError for a malformed or taken id, a topic that is
+    not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
@@ -345,11 +350,17 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None) -> str:
     # Readers are not renamed, even if named like the dataset; neither are URLs, because they must still resolve.
     pattern = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
     text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
-    text = re.sub(r"(?m)^  title: .*$", f"  title: {dataset}", text, count=1)
-    text = re.sub(r"(?m)^  description: .*(\n    .*)*$", f"  description: What {dataset} is.", text, count=1)
+    facts = {"title": dataset, "description": f"What {dataset} is."}
+    if entry is not None:
+        facts = {"title": entry.title, "description": entry.description, "license": entry.license}
+        facts |= {"region": entry.buckets[bucket]} if bucket in entry.buckets else {}
+    for key, fact in facts.items():
+        line = indent(yaml.safe_dump({key: fact}, allow_unicode=True, width=110).rstrip(), "  ").replace("\\", r"\\")
+        text = re.sub(rf"(?m)^  {key}: .*(\n    .*)*$", line, text, count=1)
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
-    # The new dataset's bucket has other mirrors.
+    # The new dataset lives, and its bucket has other mirrors.
+    text = re.sub(r"(?m)^  (?:status|retired): .*\n(?:    .*\n)*", "", text)
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     # The new dataset's keys state other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)

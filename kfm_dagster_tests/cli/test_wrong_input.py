@@ -25,6 +25,7 @@ WRONG: dict[str, str] = {
     **dict.fromkeys(("--env-file", "--svg", "--save", "--html"), "no/folder"),
     **dict.fromkeys(("file", "--sample", "--objects", "--verify", "--certificate", "--key", "--parquet"), "no/file"),
     **dict.fromkeys(("--config", "--selection-file"), "no/file"),
+    **dict.fromkeys(("--from-registry", "--registry", "folder"), "no/folder"),
     **dict.fromkeys(("--home", "--out"), "/proc/x"),
     **dict.fromkeys(("--reason", "--actor"), " "),
     **dict.fromkeys(("--role", "--retention-role", "--collection", "--place", "subscription"), "no such"),
@@ -44,6 +45,7 @@ REQUIRED = {
 SCOPE = ["--dataset", "nexrad-l2", "--first-day", DAY, "--last-day", DAY, "--status", "failed"]
 BESIDES: dict[str, list[str]] = {
     **{f"replay {name}": SCOPE for name in ("select", "dry-run", "inspect", "run")},
+    "dataset new": ["--bucket", "b"],
     "reconcile": ["--repair"],
     "retry": ["--dataset", "nexrad-l2", "--confirm"],
 }
@@ -61,6 +63,7 @@ ANY = {
 }  # fmt: skip
 """Parameters that refuse no text."""
 OTHERWISE = {
+    "dataset new --from-registry": (ExitCode.USAGE, "no entries of the open-data registry"),
     "init --role": (ExitCode.USAGE, "roles are PostgreSQL's"),
     "init --retention-role": (ExitCode.USAGE, "roles are PostgreSQL's"),
     "replay compare --dataset": (ExitCode.USAGE, "no run has ingested anything yet"),
