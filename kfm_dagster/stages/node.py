@@ -29,7 +29,7 @@ class StageNode(ABC):
     """
     step: ClassVar[str] = "commit"
     """Name of the effect (`IdempotentNode.step`)."""
-    received: Sequence[Envelope] = ()
+    received: Sequence[Envelope]
     """The batch of the node before it; empty for a chain's first node. The stage sets it before any call."""
 
     @property

@@ -125,6 +125,7 @@ def test_a_citation_without_the_kind_of_its_anchor_is_refused_in_one_line() -> N
         parse_contract(document, source="mine.yaml")
     assert "\n" not in str(refused.value)
     assert "metadata_extract.citations.0.kind" in str(refused.value)
+    assert "the JSON Schema is docs/spec/dataset-contract.schema.json" in str(refused.value)
 
 
 @pytest.mark.clause("OPR-13")

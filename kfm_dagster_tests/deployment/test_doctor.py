@@ -401,6 +401,10 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
         lambda d: d.dagster(run_coordinator=None, concurrency=None), "instance", FAULT, "no run_coordinator",
         "dagster.yaml",
     ),
+    "runs of another coordinator": (
+        lambda d: d.dagster(run_coordinator={"class": "DefaultRunCoordinator"}, concurrency=None), "instance", FAULT,
+        "DefaultRunCoordinator", "dagster.yaml",
+    ),
     "runs without a number": (
         lambda d: d.dagster(concurrency=None), "instance", WARNING, "no max_concurrent_runs", "dagster.yaml"
     ),

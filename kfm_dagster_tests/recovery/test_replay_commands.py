@@ -116,6 +116,7 @@ def test_a_selection_is_counted_broken_down_shown_and_saved_in_every_format(stan
         {"dataset": "nexrad-l2", "status": "failed", "error_code": "missing_object", "units": 7}
     ]
     again = call("dry-run", "--selection-file", "mine.yaml", "--output", "yaml")
+    assert list(yaml.safe_load(again.out)) == list(document_)
     assert yaml.safe_load(again.out) == document_
     table = call("select", "--selection-file", "mine.yaml").out
     assert "missing_object" in table

@@ -98,8 +98,8 @@ class DeadLetterWork:
     selection: LetterSelection
     bounds: Bounds
     name: str
+    report: Report
     reason_to_leave: Callable[[DeadLetter], str | None] = lambda _: None
-    report: Report = lambda _: None
     batches: int = 0
     units: Counter[str] = field(default_factory=lambda: Counter(created=0, requeued=0, quarantined=0))
     end: End | None = None
