@@ -9,17 +9,17 @@ PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
 # For example --units 500 --match latency.
 BENCH_ARGS ?=
-# Of the soak: names of parts, all without one, and the fraction of their size.
+# Parts of the soak (default: all), and the fraction of their size.
 PART ?=
 SCALE ?= 1
 SBOM ?= dist/sbom.cdx.json
-# Who builds, as a URI: in SLSA the builder is what is trusted.
+# The builder as a URI; SLSA places its trust in the builder.
 BUILDER ?= urn:kfm:nodd:builder:by-hand
 # Half of the tests wait for daemons and servers, so a few more workers than processors keep these busy.
 WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
-# Images often forbid Python to keep its byte code, and every process that a test or a run starts then compiles 2,000
-# modules again: 5 of the 7 seconds that loading the definitions takes.
+# Images often disable Python's byte code cache. Then every process of a test or run compiles 2,000 modules again, which
+# is 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo ui test lint clauses mutants truth lock bench soak docs dist sbom audit clean
@@ -44,32 +44,32 @@ ui: $(INSTALLED)  ## open the Dagster UI and the console over the demo's data
 test: $(INSTALLED)  ## run the tests that a change must pass; KFM_TEST_ALL=1 runs all, walks and repetitions included
 	@$(BIN)/pytest --changed --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## ruff, mypy --strict, import contracts, the documents' form
+lint: $(INSTALLED)  ## check with ruff, mypy --strict, import contracts and pymarkdown
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/pymarkdown scan README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md docs
 
-clauses: $(INSTALLED)  ## list every clause of the mission with the tests that hold it
+clauses: $(INSTALLED)  ## list every clause with its tests
 	@$(BIN)/pytest -q --no-header --clauses --clauses-out docs/spec/conformance.md -W ignore
 
-mutants: $(INSTALLED)  ## take rules away one by one in a copy; a test must notice each (MUTANTS_ARGS="--changed", "--generated --sample 60")
+mutants: $(INSTALLED)  ## break rules one by one in a copy; a test must fail for each (MUTANTS_ARGS="--changed", "--generated --sample 60")
 	@$(BIN)/python -m kfm_dagster_tests.mutants $(MUTANTS_ARGS)
 
-truth: $(INSTALLED)  ## hold every real object of ../shared/{data,nodd} against independent readers, field by field
+truth: $(INSTALLED)  ## compare every real object of ../shared/{data,nodd} with independent readers, field by field
 	@$(BIN)/pytest -q --no-header kfm_dagster_tests/readers/test_truth.py
 
-bench: $(INSTALLED)  ## measure what users have, for two hours, and write docs/performance.md
+bench: $(INSTALLED)  ## measure rates and latency for two hours, and write docs/performance.md
 	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)
 
-soak: $(INSTALLED)  ## everything too long for the tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 do less
+soak: $(INSTALLED)  ## run the long tests, for hours; PART="mail-sqlite chaos-sqlite" SCALE=0.1 select less
 	@$(BIN)/python -m benchmarks.soak --scale="$(SCALE)" $(PART)
 
 docs: $(INSTALLED)  ## build the documentation's site, with its reference from the code, into build/docs/site
 	@$(BIN)/python -m docs_site build/docs
 
-lock:  ## pin every dependency with its hashes, and for each image those that it needs
+lock:  ## pin every dependency with its hashes, and those of each image
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \
 		pyproject.toml -o requirements.lock
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
@@ -88,8 +88,8 @@ sbom: $(INSTALLED)  ## list every locked package as CycloneDX
 	@mkdir -p $(dir $(SBOM))
 	@$(BIN)/python -W ignore -m cyclonedx_py requirements requirements.lock --pyproject pyproject.toml --output-reproducible -o $(SBOM)
 
-audit: $(INSTALLED)  ## ask the list of known vulnerabilities about every locked package; needs the internet
-	@# Strict: a package that the list does not know would pass for one without vulnerabilities.
+audit: $(INSTALLED)  ## check every locked package for known vulnerabilities; needs the internet
+	@# Strict, because a package that is missing from the list would otherwise count as safe.
 	@said=$$($(BIN)/pip-audit --strict --progress-spinner off --disable-pip --require-hashes -r requirements.lock 2>&1); \
 	code=$$?; \
 	case "$$said" in \
@@ -98,5 +98,5 @@ audit: $(INSTALLED)  ## ask the list of known vulnerabilities about every locked
 	esac; \
 	exit $$code
 
-clean:  ## remove what the demo and the tools left
+clean:  ## remove the files of the demo and of the tools
 	@rm -rf .kfm .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/spec/conformance.md

@@ -1,6 +1,6 @@
-# The queue of a dataset, as `kfm queue create` makes it: `kfm queue create --dataset D --print terraform` prints its call.
-# One module call makes the queues; of further datasets on the same queue, add the topics to `topics` of that call.
-# The provider has to be of the topics' region, us-east-1 for NODD's.
+# The queue of a dataset, as `kfm queue create` creates it; `kfm queue create --dataset D --print terraform` prints the call.
+# One call creates the queues. For further datasets on the same queue, add their topics to `topics` of that call.
+# The provider must use the topics' region (us-east-1 for NODD).
 
 terraform {
   required_providers {
@@ -35,7 +35,7 @@ variable "max_receive_count" {
   default = 5
 }
 
-# Topic > filter policy as JSON, empty for everything.
+# Filter policy as JSON by topic ARN; an empty text passes everything.
 variable "topics" {
   type = map(string)
 }
