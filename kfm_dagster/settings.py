@@ -204,13 +204,13 @@ class Settings(BaseModel):
         40, description="Seconds after which a sensor stops receiving; Dagster ends a tick after 60 s."
     )
     max_units_per_tick: PositiveInt = Field(
-        20000, description="The sensor stops receiving once the messages of a tick announce so many units."
+        20000, description="The sensor stops receiving once the messages of a tick announce this number of units."
     )
     max_bytes_per_tick: int = Field(
         16 * 1024 * 1024,
         ge=1024 * 1024,
-        description="The sensor stops receiving once the messages of a tick have so many bytes; an SQS message has at "
-        "most 1 MiB.",
+        description="The sensor stops receiving once the messages of a tick have this number of bytes; an SQS message "
+        "has at most 1 MiB.",
     )
     receive_threads: PositiveInt = Field(8, description="Parallel receive calls; each returns at most 10 messages.")
     max_units_per_run: int = Field(

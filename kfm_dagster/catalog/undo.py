@@ -1,8 +1,8 @@
 """The catalog's undo log, and the undo, which restores each Item's earlier state, byte for byte (PCS-03).
 
 An entry is committed before its file is put in place, so a crash leaves a file with its entry, or an entry without its
-file. The index has, for each Item, the entry of the current version; the write of an entry that was never in the index
-did not commit. Earlier bytes are stored in the database under their hash, because a commit then makes them durable
+file. The index names the entry of each Item's current version. If it never named an entry, the write of that entry did
+not commit. Earlier bytes are stored in the database under their hash, because a commit then makes them durable
 together with the entries that name them. Rewritten Items are few and small (a kilobyte each, compressed).
 
 An undo is a transaction under the collection's lock. It changes rows first, then the documents from the root down, so
@@ -35,8 +35,8 @@ CODEC = "zstd"
 class Promotion:
     """An entry of the log: an Item's file that a run wrote, or died before writing.
 
-    The `before_...` fields are None if the Item is new; before_promotion_id is also None if the Item's row is older
-    than the log, before_sha256 if the Item's file was lost. `withdrawn`: the promotion was undone.
+    The `before_...` fields are None if the Item is new. before_promotion_id is also None if the Item's row is older
+    than the log; before_sha256 is also None if the Item's file was lost. `withdrawn`: the promotion was undone.
     """
 
     promotion_id: int
@@ -130,8 +130,8 @@ class PromotionLog:
     def _keep(self, writes: Sequence[Write], files: Mapping[str, bytes]) -> dict[str, str]:
         """Store the files that will be overwritten, and return their hashes by Item id.
 
-        A file that an uncommitted promotion of the same row has left was never current. For such a file, the hash of
-        the earlier file is returned, from that promotion's entry.
+        A file left by an uncommitted promotion of the same row was never current. Its hash is replaced by the hash of
+        the file before it, which that promotion's entry has.
         """
         overwritten = [(write, write.base) for write in writes if write.base and write.path in files]
         if not overwritten:
@@ -286,7 +286,7 @@ def _ancestors(entries: Sequence[Promotion], shown: CatalogEntry | None) -> Iter
 
 
 def _oldest_to_undo(ancestors: Iterable[Promotion], is_own: Callable[[Promotion], bool]) -> Promotion | None:
-    """Go back from the newest entry over entries to undo and withdrawn entries; return the oldest."""
+    """Walk back from the newest entry while entries are to be undone or are withdrawn; return the oldest."""
     oldest = None
     for entry in ancestors:
         if not (is_own(entry) or (oldest is not None and entry.withdrawn)):

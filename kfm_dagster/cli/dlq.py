@@ -71,7 +71,7 @@ _BOUNDING = (
         help="Messages received, and committed, together.",
     ),
     click.option("--max-batches", default=20, show_default=True, type=POSITIVE, help="Maximum number of batches."),
-    click.option("--limit", type=POSITIVE, help="Act on so many messages at most. Default: no limit."),
+    click.option("--limit", type=POSITIVE, help="Maximum number of messages. Default: no limit."),
 )
 
 
@@ -152,7 +152,7 @@ def plan(*, selection: LetterSelection, limit: int, as_json: bool) -> None:
     default=treatments.STOP_AFTER,
     show_default=True,
     type=COUNT,
-    help="Stop when so many drained units have come back with the error that they had; 0: never.",
+    help="Stop after this number of drained units have failed with the same error again; 0: never.",
 )
 @click.option(
     "--pause", default=0.0, show_default=True, type=click.FloatRange(0, 86_400), help="Seconds between two batches."

@@ -191,7 +191,7 @@ def _echo_aside(line: str) -> None:
 
 
 @click.command()
-@click.option("--max-batches", type=POSITIVE, help="End after so many batches.")
+@click.option("--max-batches", type=POSITIVE, help="End after this number of batches.")
 @click.option("--until-empty", is_flag=True, help="End once the queue is empty and no live unit is on its way.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch.")
 def worker(*, max_batches: int | None, until_empty: bool, as_json: bool) -> None:

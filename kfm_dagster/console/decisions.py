@@ -50,11 +50,11 @@ from kfm_dagster.views.view import Parts, require_contract
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
 MOST_HOURS = 24 * 365
-"""Longest expiry of a kill switch; a switch that must last longer has none."""
+"""Maximum hours until a kill switch expires; without a number of hours it does not expire."""
 MOST_NAMED = 10_000
-"""Units that a selection names; a selection by dataset, code and time names none."""
+"""Maximum units in a selection by ids; a selection by dataset, code and time has no ids."""
 MOST_EXAMINED = 200_000
-"""Rows that the search for these units examines, in some seconds."""
+"""Maximum rows that the search for these units examines; it takes some seconds."""
 _IN_THE_DECISION = "follows with the decision"
 _DECISION = ("reason", "change_ref")
 Fields: TypeAlias = Mapping[str, str]
@@ -82,7 +82,7 @@ Decide: TypeAlias = Callable[[PostedDecision], str]
 def decision_form(
     pages: Pages, path: str, decide: Decide, *, fields: tuple[str, ...] | None = (), is_override: bool = True
 ) -> Route:
-    """Return the route of a decision's form; `fields` are its further fields, None for a filter's.
+    """Return the route of a decision's form; `fields` are its further fields, None to allow any (a filter's).
 
     An override needs a change reference in prod. Answers raise BadRequestError, KfmError and,
     without a sign-in, HTTPException.
@@ -189,7 +189,7 @@ def _discard(posted: PostedDecision) -> str:
 
 
 def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transaction], Mapping[WalId, int]], str]:
-    """Return the reader of the units' versions, which raises KfmError if they have changed, and the next page."""
+    """Return a function that reads the units' versions (KfmError if they have changed), and the next page."""
     if wal_id := posted.request.path_params.get("wal_id"):
         version = whole_number("version", posted.fields.get("version", ""))
 
@@ -317,9 +317,9 @@ def filter_of(status: Status, pairs: Iterable[tuple[str, str]]) -> UnitFilter:
 
 
 def selection_for(pipeline: Pipeline, unit_filter: UnitFilter) -> Selection:
-    """Return a filter of failed units as a replay's selection: its first units, as many as a replay may have.
+    """Return a replay's selection of a filter's first failed units, up to the limit of a replay.
 
-    Raises BadFilterError where the filter has more than a selection names.
+    Raises BadFilterError if the selection must have ids, and the filter matches more than MOST_NAMED units.
     """
     # A selection has no filters by text or operator: it names the units.
     by_name = unit_filter.text or unit_filter.operator

@@ -97,7 +97,7 @@ class ContractRegistry:
         return cls(contracts=dict(sorted(by_id.items())))
 
     def only(self, names: Iterable[str]) -> ContractRegistry:
-        """Return the registry of a deployment that follows some datasets, without a name all. Raises ContractError."""
+        """Return the registry of the followed datasets; without names, all are followed. Raises ContractError."""
         return _following(self, frozenset(names) or frozenset(self.contracts))
 
     @cached_property

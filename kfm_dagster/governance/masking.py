@@ -41,7 +41,7 @@ SHORTEST_SALT = 16
 DECIMALS = 5
 """Decimals of published degrees: about a metre, and the same text under every libm."""
 ROUNDING_M = 1.0
-"""More than rounding to DECIMALS can move a point (0.79 m)."""
+"""Exceeds the distance by which rounding to DECIMALS moves a point (at most 0.79 m)."""
 CELL_RADIUS = 1.2
 """Maximum distance of a corner from a cell's centre, in average edges (H3 4: 1.11 over all resolutions)."""
 

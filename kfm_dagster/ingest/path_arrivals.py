@@ -2,7 +2,7 @@
 
 The node reads the stored outputs of the metadata nodes of all runs. It is not part of the chain, so no unit waits for
 it or fails by it. But it is a stage, and the pipeline card decides the effects of its gates G3, G4 and G7. The output
-batch has the units with their failures, and the first table the computed arrivals. Volumes of a site and pattern have
+batch has the units with their failures; the first table has the computed arrivals. Volumes of a site and pattern have
 the same paths, so the second table has each path once, under the digest of its arrays.
 Belongs here: the node, its due days, and the tables' schemas and rows. Does not belong here: the beams
 (`path/`), the gates' rules (`stages/gates/path_rules.py`), requesting a day from Dagster (`defs/sensors.py`).
@@ -66,7 +66,7 @@ ARRIVALS = pa.schema(
         pa.field("object_uri", _TEXT, nullable=False),
         pa.field("site", _TEXT, nullable=False),
         pa.field("ts_start", pa.timestamp("us", tz="UTC"), nullable=False),
-        # The start's offset behind the time that it is aligned to.
+        # Start of the volume less its reference time.
         pa.field("time_offset_s", _NUMBER, nullable=False),
         pa.field("f_s_hz", _NUMBER, nullable=False),
         pa.field("elevation_deg", _NUMBER, nullable=False),
@@ -170,7 +170,7 @@ NODE = "path_arrival"
 READER = "nexrad-level2"
 """The reader of datasets with beams."""
 LOOKS_BACK = timedelta(days=2)
-"""Age limit of new metadata, because older days were requested before, or a person requests them."""
+"""Maximum age of metadata that requests its day. Older days were requested before, or a person requests them."""
 PAUSE = timedelta(minutes=10)
 """Least time between two tables of a day, because its volumes may arrive singly."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
@@ -194,9 +194,8 @@ class PathArrivals(ChainNode):
     operator = NODE
     asset = NODE
     description = (
-        "When the beams of the day's volumes arrive at the end of their paths, and in which phase, with covariances: "
-        "one row per volume and elevation. Made from all metadata of the day, whichever runs extracted it; no ingest "
-        "waits."
+        "Arrival times and phases of the day's radar beams, with covariances: one row per volume and elevation. "
+        "Computed from all metadata of the day, whichever run extracted them; ingest does not wait for the result."
     )
     required_gates = GATES
 
@@ -290,7 +289,7 @@ class PathArrivals(ChainNode):
     def _units(self) -> list[Envelope]:
         """Return the day's sound WSR-88D volumes, in their newest version, by site and time.
 
-        Other radars have another band and other range gates than paths are computed for (`path/volume.py`).
+        Paths are computed only for this radar's band and range gates (`path/volume.py`).
         """
         newest = {
             unit.wal_id: unit
@@ -318,7 +317,7 @@ class PathArrivals(ChainNode):
 
 
 def product_of(summary: Mapping[str, Any], table: str = "product") -> ArtifactReference:
-    """Return a table that a validation summary of the node names: of arrivals, or `paths`."""
+    """Return the address of a table in the node's validation summary: `product` (arrivals) or `paths`."""
     return ArtifactReference(**summary[table])
 
 
@@ -344,7 +343,7 @@ def radars(registry: ContractRegistry) -> list[DatasetContract]:
 
 
 def days_to_compute(ledger: Ledger, nodes: IdempotentNodes, *, at: datetime) -> list[PathDay]:
-    """Return days with new metadata, without units in progress and without a table within PAUSE."""
+    """Return days with new metadata whose units have ended, and whose last table is older than PAUSE."""
 
     def has_ended(dataset: str, day: str) -> bool:
         counts = ledger.day(dataset=dataset, partition=day).counts

@@ -78,7 +78,7 @@ def compare_run(pipeline: Pipeline, *, dataset: str, run_id: str) -> Iterator[St
     """Yield comparisons of a run's replayable stages, in reverse topological order.
 
     Compares the units that succeeded in the run. Raises RunReplayRefusedError if the plan or the run does not allow a
-    replay, StoreSilentError without a result if an object's store does not answer.
+    replay, and StoreSilentError if an object's store does not answer.
     """
     plan = pipeline.card.replay_plan.replay
     outputs = {node: _output(pipeline.stages, plan, f"{dataset}.{node.operator}", run_id) for node in chain()}
@@ -155,7 +155,7 @@ class ReplayDivergedError(StageRefusedError):
         super().__init__(
             f"{diverging.stage} of run {original} gives another result now",
             observed=f"{counted(facts['keys_differing'], 'unit')} on one side only, {facts['results_differing']} with "
-            f"another result, {facts['first']} first",
+            f"another result; the first is {facts['first']}",
             expected="the original's outputs, which stay current",
             next_step=f"kfm replay compare {original}; to replace results on purpose, kfm replay run with an approval",
         )

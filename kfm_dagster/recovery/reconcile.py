@@ -158,7 +158,7 @@ def _listed(
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Otherwise not compared, because other providers' ETags differ from their messages', and a chunk is written once.
+    # Other datasets' versions are not compared: a chunk is written once, and only AWS announces the ETag that it lists.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -211,7 +211,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], names: _Names, catalog: Publisher | None
 ) -> dict[WalId, str]:
-    """Return units, with Item ids, whose Item is not indexed or whose file is lost or, in `catalog`, differs."""
+    """Return units without an indexed Item, or whose file is missing or (if `catalog` is given) differs, by Item id."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # Only the unit that wrote the current Item can create that Item again.
     makers = {

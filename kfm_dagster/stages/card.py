@@ -160,7 +160,7 @@ class Transition(Strict):
             raise ValueError(f"{self.origin} > {self.to} is not a transition; the transitions are {ways}")
         if unknown := sorted(self.condition.names - allowed):
             known = ", ".join(word for word in WORDS if word in allowed) or "gates and stops"
-            raise ValueError(f"{self.origin} > {self.to} cannot depend on {', '.join(unknown)}, but on {known}")
+            raise ValueError(f"{self.origin} > {self.to} cannot depend on {', '.join(unknown)}, only on {known}")
         return self
 
 
@@ -315,7 +315,7 @@ class ReplayPlan(Strict):
     @classmethod
     def _beside_the_ledgers_own(cls, value: dict[str, str]) -> dict[str, str]:
         if taken := sorted(set(value) & set(ReplayReason)):
-            raise ValueError(f"another word than {', '.join(taken)}, which is the ledger's own")
+            raise ValueError(f"other codes than {', '.join(taken)}, which the ledger defines")
         return value
 
 

@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # The hash has this run's id, or after a withdrawal the withdrawn run's, so that all runs share its output.
+            # The new hash has this run's id; after a withdrawal the withdrawn run's, so that later runs share it.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

@@ -5,7 +5,7 @@ because values are bound. A comment `-- sqlite: reason` or `-- postgresql: reaso
 
 | macro | text |
 |---|---|
-| `@id`, `@bytewise(t)` | a column, an expression of text that is compared byte by byte in any locale |
+| `@id`, `@bytewise(t)` | type of a text column, or text t, compared byte by byte in any locale |
 | `@time`, `@json`, `@bytes`, `@bool`, `@bigint`, `@real`, `@uuid` | types of columns |
 | `@serial(c)`, `@bigserial(c)` | a primary key (constraint c) of numbers that the database assigns |
 | `@strict`, `@without_rowid` | the end of a table; without row ids SQLite stores the rows in the key's order |

@@ -47,7 +47,7 @@ Attributes = dict[str, str | int]
 
 
 _SAMPLERS: list[Callable[[int], bool]] = []
-"""The sampler of a provider that takes root ids from here; empty with any other provider, whose traces are sampled."""
+"""The sampler, if the provider takes root ids from this module; empty with any other provider: all are sampled."""
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def traced(operator: str, work: Callable[[Envelope], Envelope], *, dataset: str)
         token = attach(_under(ids))
         try:
             if not ids.trace_flags.sampled:
-                return work(unit)  # below the attempt, so that its inner spans are not exported either
+                return work(unit)  # in the attempt's context, so that inner spans are not exported
             with span(_PREFIX + operator, _of_unit(unit, dataset)) as opened:
                 result = work(unit)
                 _mark(opened, result)
@@ -251,7 +251,7 @@ def _run_mode(lane: str, replay_reason: str | None) -> str:
 
 
 def _mark(opened: Span, unit: Envelope) -> None:
-    """Mark a span with the issues of its unit, which was in the chain before."""
+    """Mark a span with the unit's issues; the unit had no failure before."""
     if (failure := unit.failure) is not None:
         mark_error(opened, failure.code)
     for issue in unit.issues:

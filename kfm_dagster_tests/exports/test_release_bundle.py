@@ -254,7 +254,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_a_manifest_that_no_export_wrote_is_refused_though_it_is_signed(bundle: Written) -> None:
     for case, (change, expected) in HOSTILE.items():
         bundle.sign_again(change(bundle.contents[MANIFEST]))
-        assert f"observed {MANIFEST} is none of a bundle: {expected}" in bundle.refusal(), case
+        assert f"observed {MANIFEST} is not a bundle's manifest: {expected}" in bundle.refusal(), case
 
 
 def test_a_huge_file_is_not_read_whole(bundle: Written) -> None:

@@ -321,7 +321,7 @@ def test_a_follower_says_once_that_nobody_works_and_goes_on_waiting(stand: Stand
         now=lambda: float(next(seconds)),
     )
     assert report.run.state is ReplayState.STOPPED
-    assert shown.getvalue().count("kfm drain or kfm ui does the work") == 1
+    assert shown.getvalue().count("start kfm drain or kfm ui") == 1
 
 
 @pytest.mark.clause("RPL-05")

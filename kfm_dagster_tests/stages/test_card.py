@@ -119,7 +119,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
         ("reverse_topology", "any", "line 5: replay.order", "reverse_topology"),
         ("open_ticket", "open_tickets", "line 10: alerts.on_divergence.1", "notify, page_ops, open_ticket"),
         ("primary_keys: true", "primary_key: true", "line 8: replay.verify.primary_key", "expected primary_keys;"),
-        ("alerts:", "reasons: {incident: mine}\nalerts:", "line 9: reasons", "the ledger's own"),
+        ("alerts:", "reasons: {incident: mine}\nalerts:", "line 9: reasons", "the ledger defines"),
         ("alerts:", "reasons: {Yearly: x}\nalerts:", "line 9: reasons.Yearly", "match"),
         ("alerts:", "reasons: {yearly: ''}\nalerts:", "line 9: reasons.yearly", "match"),
         ("alerts:", "reasons: {yes: x}\nalerts:", "line 9 is not valid YAML", "'yes' is true or false"),

@@ -95,7 +95,7 @@ def select(*, shell: Shell, options: SelectionOptions, save: Path | None) -> Non
 
 @replay.command("dry-run")
 @selecting
-@click.option("--change-ref", help="Change or incident under which it is to be approved.")
+@click.option("--change-ref", help="Change or incident reference of the approval.")
 @everywhere
 def dry_run(*, shell: Shell, options: SelectionOptions, change_ref: str | None) -> None:
     """Show the batches that a run would admit, and the guards that would refuse it. Changes nothing.
@@ -200,7 +200,7 @@ def stop(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 
 @replay.command()
 @click.option("--dataset", type=DATASET, help="Only this dataset's.")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="The first so many.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Maximum number.")
 @click.option("--dry-run", "dry", is_flag=True, help="Only show the action for each intent.")
 @click.option("--reason", help="Reason, recorded in the governance log; needed where units are retried.")
 @change_ref_option
@@ -208,7 +208,7 @@ def stop(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 @confirm_option
 @everywhere
 def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
-    """Carry out failed runs' intents that no later run has done, from each payload, through the ledger.
+    """Replay the intents of failed runs whose work no later run has done, through the ledger.
 
     Example: kfm replay intents --dry-run
     """
@@ -231,7 +231,7 @@ def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm
             plans = [_carried_out(recovery, plan) if plan in ready else plan for plan in plans]
             if units:
                 started = start(engine, selection, decision_of(shell.settings, **decided))
-                why = f"replay {started.replay_run_id} lets them in"
+                why = f"replay {started.replay_run_id} requeues them"
                 plans = [replace(plan, why=why) if plan.units else plan for plan in plans]
     rows = [plan.as_json() for plan in plans]
     show(rows, output=shell.output, as_table=lambda: show_rows(rows, INTENT_COLUMNS))
@@ -321,7 +321,7 @@ def follow(
 ) -> Report:
     """Advance and follow a replay until it is finished or stopped; return its last report.
 
-    Warns once without progress. Ctrl-C ends the following, not the replay.
+    Warns once if there is no progress. Ctrl-C ends this command, not the replay.
     """
     bar = bar_of(console, "units", "{task.fields[waiting]}")
     task = bar.add_task("replaying", total=None, waiting="")
@@ -363,7 +363,7 @@ def _nobody_works(report: Report) -> str:
         return f"the replay is paused ({report.run.state_reason}); kfm replay resume {report.run.replay_run_id} goes on"
     if report.hold is not None:
         return f"no units are admitted: {report.hold}"
-    return "nothing moves: no daemon seems to work on this ledger; kfm drain or kfm ui does the work"
+    return "no progress: no daemon seems to work on this ledger; start kfm drain or kfm ui"
 
 
 def _carried_out(recovery: IntentRecovery, plan: IntentPlan) -> IntentPlan:

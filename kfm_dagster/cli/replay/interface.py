@@ -184,7 +184,7 @@ _SELECTING = (
     click.option("--created-before", callback=_moment, help="Discovered before."),
     click.option("--attempts-max", type=COUNT, help="Tried so often or less."),
     click.option("--wal-id", "wal_ids", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
-    click.option("--limit", "max_records", type=POSITIVE, help="The first so many, by event time."),
+    click.option("--limit", "max_records", type=POSITIVE, help="Maximum number of records, oldest event first."),
     click.option("--batch-size", type=POSITIVE, help="Units requeued at a time."),
     click.option("--max-batches", type=POSITIVE, help="Refuse a selection that needs more."),
     click.option(

@@ -209,7 +209,7 @@ def check_senders(
     Signatures(settings)  # refuses KFM_SNS_TRUSTED_URL or KFM_SNS_TRUSTED_CA alone, and a CA file with no certificate
     valid = _valid(settings.home.absolute() / "certificates", now or datetime.now(UTC))
     if valid:
-        yield ok(f"{counted(valid, 'certificate')} of senders, kept here and valid now")
+        yield ok(f"{counted(valid, 'certificate')} of senders, stored here and valid")
         return
     silent = [url for url in _hosts(settings, registry) if not (answers or _answers)(url)]
     if silent:

@@ -134,7 +134,7 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
     try:
         manifest = Manifest.parse(manifest_text)
     except BundleFaultError as error:
-        raise BundleFaultError(f"{content.MANIFEST} is none of a bundle: {error}") from None
+        raise BundleFaultError(f"{content.MANIFEST} is not a bundle's manifest: {error}") from None
     if manifest.signed_by != signed.fingerprint:
         raise BundleFaultError(
             f"{content.SIGNATURE} is of {signed.fingerprint}, and {content.MANIFEST} names {manifest.signed_by}"
@@ -311,9 +311,9 @@ def refuse_foreign(folder: Path) -> None:
         foreign = sorted(path for path, _ in _entries(folder) if path not in {*content.LAYOUT, *content.FOLDERS})
         if not foreign and (not any(folder.iterdir()) or begins_with(folder / content.MANIFEST, content.OPENING)):
             return
-        observed = str(folder / foreign[0]) if foreign else f"{folder}, with no {content.MANIFEST} of an export"
+        observed = str(folder / foreign[0]) if foreign else f"{folder}, without {content.MANIFEST} of an export"
     else:
-        observed = f"{folder}, no folder"
+        observed = f"{folder}, not a folder"
     raise ForeignFileError(
         observed=observed,
         expected="an earlier bundle, or nothing",

@@ -188,7 +188,7 @@ class Backfills:
                 expected=(
                     f"days from {holding} on, when {dataset} begins"
                     if first_day < begins
-                    else f"{holding} among them: its objects hold the data of {first_day}"
+                    else f"days that include {holding}, whose objects hold the data of {first_day}"
                 ),
                 next_step="correct the days",
             )

@@ -161,7 +161,7 @@ class ReplayEngine:
     def advance(self, replay_run_id: str) -> Advance:
         """Advance a running replay by a batch at most; any process may repeat it safely.
 
-        Does nothing for a backfill; `Backfills.advance` does that, by its active listings. Raises UnknownNameError.
+        Does nothing for a backfill, which `Backfills.advance` advances. Raises UnknownNameError.
         """
         with self.pipeline.database.transaction() as tx:
             tx.run("replay.lock")

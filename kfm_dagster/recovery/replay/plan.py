@@ -80,7 +80,7 @@ _OPTION_OF = {
 
 
 def _missing_scope(selection: Selection) -> list[str]:
-    """Return the missing parts without which a selection has any number of records."""
+    """Return the missing filters; without them, a selection could match any number of records."""
     filters = selection.spec.filters
     if filters.wal_ids or selection.spec.mode is Mode.BACKFILL:
         return []
@@ -163,7 +163,7 @@ def kill_switch(request: Request, switched_off: frozenset[str]) -> Iterator[Refu
 def _refused_units(
     request: Request, records: int, newer_results: int, *, more: bool, release: str
 ) -> Iterator[Refusal]:
-    """Refuse more records or batches than allowed, and to replace results of a newer release (RPL-07)."""
+    """Refuse too many records or batches, and the replacement of a newer release's results (RPL-07)."""
     limits, options = request.selection.spec.limits, request.selection.spec.options
     if more and limits.max_records is None:
         yield Refusal(
