@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ByteSource, ReadError
+from kfm_dagster.readers.base import BLOCK_BYTES, ByteSource, ReadError
 from kfm_dagster.readers.ranges import BytesSource
 
 
@@ -112,16 +112,18 @@ def gunzipped(source: ByteSource, *, limit: int) -> BytesSource:
     TRUNCATED_OBJECT when the stream continues past the object; UNREADABLE_FORMAT when it is corrupt, or bytes follow
     it; RESOURCE_LIMIT when it has more than `limit` bytes.
     """
-    packed, gunzip = source.read(0, source.size), Gunzip()
+    packed, gunzip, size = source.read(0, source.size), Gunzip(), 0
     if len(packed) < source.size:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"only {len(packed)} of {source.size} bytes were returned")
-    # One byte more shows that the stream has ended.
-    stream = Unpacked(iter([packed]), gunzip, step=limit + 1, limit=limit + 1)
-    content = stream.read(0, limit + 1)
-    if len(content) > limit:
+    # The first pass keeps nothing, so that a hostile stream takes no memory. One byte more shows that it has ended.
+    steps = pieces(BytesSource(packed), 0, len(packed), step=BLOCK_BYTES)
+    stream = Unpacked(steps, gunzip, step=BLOCK_BYTES, limit=limit + 1)
+    while piece := stream.read(size, BLOCK_BYTES):
+        size += len(piece)
+    if size > limit:
         raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"more than {limit} bytes are in the gzip stream")
     if not stream.complete:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream continues past the {len(packed)} bytes")
-    if gunzip.unused_data:
+    if gunzip.unused_data or next(steps, b""):
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "bytes follow the gzip stream")
-    return BytesSource(content)
+    return BytesSource(zlib.decompress(packed, wbits=zlib.MAX_WBITS | 16, bufsize=size or 1))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ReadError
+from kfm_dagster.readers.base import BLOCK_BYTES, ReadError
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
 from kfm_dagster.readers.unpacked import gunzipped
 from kfm_dagster_tests.readers.reading import Claiming, allocating_at_most, code_of
@@ -79,6 +79,8 @@ def test_too_many_blocks_are_refused_before_they_are_requested() -> None:
 LIMIT = 4 * 1024 * 1024
 PLAIN = random.Random(1).randbytes(200_000) + bytes(100_000) + b"the end"
 PACKED = gzip.compress(PLAIN, mtime=0)
+A_STEP = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (BLOCK_BYTES - 22) + gzip.compress(b"x", mtime=0)[10:].rjust(12, b"\0")
+"""A stream that ends with its block, as its header has a long name (RFC 1952, 2.3)."""
 
 
 def refusal(packed: bytes, *, limit: int = LIMIT) -> MetadataIssue:
@@ -104,6 +106,7 @@ def test_what_is_not_one_sound_stream_is_refused() -> None:
         "a byte behind": PACKED + b"\0",
         "two streams": PACKED + PACKED,
         "zeros behind": gzip.compress(b"x", mtime=0) + bytes(99_999),
+        "behind a step": A_STEP + b"y",
     }.items():
         assert refusal(packed) is MetadataIssue.UNREADABLE_FORMAT, what
 
@@ -111,7 +114,7 @@ def test_what_is_not_one_sound_stream_is_refused() -> None:
 @pytest.mark.clause("OPR-07")
 def test_a_bomb_is_given_up_at_its_limit() -> None:
     bomb = gzip.compress(bytes(64 * LIMIT), mtime=0)
-    with allocating_at_most(4 * LIMIT):
+    with allocating_at_most(16 * BLOCK_BYTES):
         assert refusal(bomb) is MetadataIssue.RESOURCE_LIMIT
 
 
