@@ -251,7 +251,7 @@ def _show_report(done: DeadLetterWork) -> None:
     show_rows(rows, ("outcome", "messages"))
     units = done.units
     click.echo(
-        f"{done.run_id}: batches {done.batches}, units created {units['created']}, let in again {units['requeued']}, "
+        f"{done.run_id}: batches {done.batches}, units created {units['created']}, requeued {units['requeued']}, "
         f"quarantined {units['quarantined']}"
     )
     if waiting := done.outcomes[LetterOutcome.WAITS]:

@@ -65,7 +65,7 @@ def _matches(item: Item, field: str, level: str | None) -> list[str]:
     if wanted in layers:
         return [wanted]
     if layers:
-        # A layer's name goes on with its forecast time, and with the member of an ensemble.
+        # After this, a layer's name has its forecast time, and the member of an ensemble.
         return [name for name in layers if name.startswith(wanted + " ")]
     return [field] if field in variables_of(item) else []
 

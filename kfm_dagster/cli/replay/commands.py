@@ -345,7 +345,7 @@ def follow(
                 wait(POLL_SECONDS)
     except KeyboardInterrupt:
         console.print(
-            f"the replay goes on without this terminal; kfm replay status {replay_run_id} shows it, "
+            f"the replay continues without this terminal; kfm replay status {replay_run_id} shows it, "
             f'kfm replay stop {replay_run_id} --reason "..." ends it',
             soft_wrap=True,
         )
@@ -360,7 +360,7 @@ def _waiting(report: Report) -> str:
 
 def _nobody_works(report: Report) -> str:
     if report.run.state is ReplayState.PAUSED:
-        return f"the replay is paused ({report.run.state_reason}); kfm replay resume {report.run.replay_run_id} goes on"
+        return f"the replay is paused ({report.run.state_reason}); next: kfm replay resume {report.run.replay_run_id}"
     if report.hold is not None:
         return f"no units are admitted: {report.hold}"
     return "no progress: no daemon seems to work on this ledger; start kfm drain or kfm ui"
