@@ -21,6 +21,7 @@ from kfm_dagster.contracts.open_data import OpenDataRegistry
 from kfm_dagster.errors import KfmError
 
 EXCEPTIONS = "registry-exceptions.yaml"
+_EXCEPTED = f"a line in {EXCEPTIONS}"
 KINDS = {
     "gone": ("no entry has the {noun} of {datasets}", "look for its end or successor, then correct the contract"),
     "moved": ("an entry has the {noun} of {datasets} in another account or region", "correct the contract"),
@@ -75,30 +76,24 @@ def drifts(contracts: ContractRegistry, registry: OpenDataRegistry, exceptions: 
     """Yield every difference once."""
     living = {arn: users for arn, takers in contracts.topics.items() if (users := _living(takers))}
     unlisted = {arn: users for arn, users in living.items() if arn not in exceptions.unlisted_topics}
-    yield from _missing("topic", unlisted, registry.topics.keys() - contracts.topics.keys(), registry.topics)
-    yield from _missing(
-        "bucket", contracts.buckets, registry.buckets.keys() - contracts.buckets.keys(), registry.buckets
-    )
+    yield from _missing("topic", unlisted, registry.topics.keys() - contracts.topics, registry.topics)
+    yield from _missing("bucket", contracts.buckets, registry.buckets.keys() - contracts.buckets, registry.buckets)
     for arn, entry in registry.topics.items():
         is_excepted = arn in contracts.topics or arn in exceptions.untaken_topics or not entry.is_of_noaa
         # A topic that replaces a missing one is named with it.
-        if not is_excepted and not _resembling(arn, unlisted.keys() - registry.topics.keys()):
+        if not is_excepted and not _resembling(arn, unlisted.keys() - registry.topics):
             namesakes = [user for name in living if _short(name) == _short(arn) for user in living[name]]
             kind = "topic-alike" if namesakes else "topic-untaken"
-            yield _drift(kind, arn, f"{entry.name}: {entry.title}", f"a contract, or a line in {EXCEPTIONS}", namesakes)
+            yield _drift(kind, arn, f"{entry.name}: {entry.title}", f"a contract, or {_EXCEPTED}", namesakes)
     for contract in contracts:
         yield from _differences(contract, registry)
     yield from _retirements(contracts, registry, exceptions.retirements)
     for arn in exceptions.untaken_topics:
         if arn in contracts.topics or arn not in registry.topics:
-            yield _drift(
-                "exception-stale", arn, _place(arn, contracts, registry), "a topic of an entry, taken by no contract"
-            )
+            yield _drift("exception-stale", arn, _place(arn, contracts, registry), "in an entry, and not taken")
     for arn in exceptions.unlisted_topics:
         if arn in registry.topics or arn not in living:
-            yield _drift(
-                "exception-stale", arn, _place(arn, contracts, registry), "a topic of a living dataset, in no entry"
-            )
+            yield _drift("exception-stale", arn, _place(arn, contracts, registry), "in no entry, and taken")
 
 
 def _missing(
@@ -117,8 +112,7 @@ def _missing(
 def _differences(contract: DatasetContract, registry: OpenDataRegistry) -> Iterator[Drift]:
     """Yield the differences of a contract's region and licence from the entries of its buckets."""
     for bucket in contract.storage.buckets:
-        region = registry.buckets.get(bucket, contract.storage.region)
-        if region != contract.storage.region:
+        if (region := registry.buckets.get(bucket, contract.storage.region)) != contract.storage.region:
             yield _drift("bucket-moved", bucket, region, contract.storage.region, [contract])
     for entry in registry.entries.values():
         expected = contract.governance.license
@@ -136,15 +130,11 @@ def _retirements(contracts: ContractRegistry, registry: OpenDataRegistry, quotes
             users = _living(user for bucket in buckets for user in contracts.buckets.get(bucket, ()))
             quoted = [quote for quote in quotes if quote in sentence]
             if users and not quoted:
-                yield _drift(
-                    "retired", entry.name, sentence[:_SHOWN], f"a living dataset, or a line in {EXCEPTIONS}", users
-                )
+                yield _drift("retired", entry.name, sentence[:_SHOWN], f"a living dataset, or {_EXCEPTED}", users)
             for quote in quoted if users else ():
                 unused.pop(quote, None)
     for quote in unused:
-        yield _drift(
-            "exception-stale", quote, "no entry of a living dataset has it", "a part of a sentence that retires"
-        )
+        yield _drift("exception-stale", quote, "in no entry of a living dataset", "a part of a retiring sentence")
 
 
 def _drift(kind: str, subject: str, observed: str, expected: str, contracts: Iterable[DatasetContract] = ()) -> Drift:
