@@ -70,8 +70,8 @@ def _git(*arguments: str) -> str:
 def main() -> None:
     """Print the statement of a folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="where make dist has put its files")
-    parser.add_argument("--builder", required=True, help="URI of who builds: in SLSA the builder is what is trusted")
+    parser.add_argument("folder", type=Path, help="Folder of the files of make dist.")
+    parser.add_argument("--builder", required=True, help="URI of the builder, which SLSA trusts.")
     given = parser.parse_args()
     made = statement(given.folder, builder=given.builder, commit=clean_commit())
     sys.stdout.write(json.dumps(made, indent=2, sort_keys=True) + "\n")

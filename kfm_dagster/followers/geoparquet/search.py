@@ -149,7 +149,7 @@ def matching(rows: pa.Table, criteria: SearchCriteria) -> pa.Table:
 
 
 def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
-    """Return whose footprints meet a box: the box of a scan or disc is a quarter larger than its footprint."""
+    """Return which footprints meet a box; boxes of scans or discs are a quarter larger than their footprints."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
     area = shapely.union_all([shapely.box(first, south, last, north) for first, last in parts])
