@@ -1,7 +1,7 @@
 """Axes of a grid after the CF conventions: their kinds, the edges of cells, the times.
 
-Belongs here: CF conventions 1.11, chapter 4 (coordinate types), for axes of longitude, latitude, height and time. Does
-not belong here: how a file stores them (`netcdf_header.py`), the Item of a grid (`netcdf_grid.py`).
+Belongs here: CF conventions 1.11, chapter 4 (coordinate types), for axes of longitude, latitude, projected x and y,
+height and time. Does not belong here: how a file stores them (`netcdf_header.py`), a grid's place (`cf_places.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ _UNITS: Mapping[str, AxisKind] = {
 }
 """Units that define the kind of an axis (CF 4.1, 4.2)."""
 _NAMES: Mapping[AxisKind, str] = {"x": "longitude", "y": "latitude", "z": "height", "t": "time"}
+_UNNAMED: Mapping[tuple[str, ...], AxisKind] = {("lon",): "x", ("lat",): "y"}
+"""Dimensions of axes without units, as GrADS writes them."""
+_PROJECTED: Mapping[str, AxisKind] = {"projection_x_coordinate": "x", "projection_y_coordinate": "y"}
+_METRES = frozenset({"m", "meter", "meters", "metre", "metres"})
 _UNEVEN = 0.002
 """Tolerance of an even axis, as a share of a step. A Gaussian grid of 192 rows deviates by 0.8 % at its ends."""
 _ROUNDED = 1e-5
@@ -34,6 +38,8 @@ _DECIMALS = 9
 """Decimals of a degree. Sums of decimal numbers have errors in further decimals."""
 _FARTHEST = 720.0
 """Largest longitude of an axis in degrees: twice round."""
+_FARTHEST_METRES = 1e8
+"""Largest coordinate of a projection, more than twice round the earth."""
 
 _SINCE = re.compile(
     r"(?P<unit>[A-Za-z]+) +since +(?P<year>\d{1,4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})"
@@ -58,7 +64,7 @@ _REFORM = datetime(1582, 10, 15, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GridAxis:
-    """An axis of longitude or latitude in degrees.
+    """An axis of longitude or latitude in degrees, or of a projection in metres.
 
     The edges are the outer edges of its first and last cell, in the file's order. `step` is from cell to cell, negative
     for descending values, None when cells differ in size.
@@ -69,6 +75,7 @@ class GridAxis:
     first_edge: float
     last_edge: float
     step: float | None
+    in_metres: bool
 
     @property
     def low(self) -> float:
@@ -86,12 +93,22 @@ def axis_kind(axis: Variable) -> AxisKind | None:
     units = axis.text("units").strip()
     if " since " in units:
         return "t"
-    if units in _UNITS:
-        return _UNITS[units]
+    standard = axis.text("standard_name")
+    if known := _UNITS.get(units) or _PROJECTED.get(standard):
+        return known
     for kind, name in _NAMES.items():
-        if axis.text("standard_name") == name:
+        if standard == name:
             return kind
+    if "units" not in axis.attributes and axis.dimensions in _UNNAMED:
+        return _UNNAMED[axis.dimensions]
     return "z" if axis.text("positive").lower() in {"up", "down"} or axis.text("axis") == "Z" else None
+
+
+def reference_time(header: NetcdfHeader) -> datetime | None:
+    """Return the time of the run: the only value of an axis `forecast_reference_time`."""
+    runs = [name for name, axis in header.axes.items() if axis.text("standard_name") == "forecast_reference_time"]
+    moments = times(header, runs[0]) if len(runs) == 1 else None
+    return moments[0] if moments and moments[0] == moments[1] else None
 
 
 def time_axis(header: NetcdfHeader) -> str | None:
@@ -103,25 +120,28 @@ def time_axis(header: NetcdfHeader) -> str | None:
 
 
 def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
-    """Return the axis of longitude (x) or latitude (y); cells end half a step from centres.
+    """Return the axis of longitude or projected x, or of latitude or projected y; cells end half a step from centres.
 
     Its five samples decide whether the axis is even: more would cost requests, and no known grid is uneven between
     them. Raises ReadError: MISSING_GEOLOCATION without such an axis or its values, INVALID_GEOMETRY unless they are
-    ordered degrees.
+    ordered degrees or metres.
     """
     names = [name for name, axis in header.axes.items() if axis_kind(axis) == kind]
     if len(names) != 1:
         text = f"{len(names)} axes are of {_NAMES[kind]} (CF 4.1, 4.2); axes: {', '.join(header.axes) or 'none'}"
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, text)
     (name,) = names
-    length = header.dimensions[name]
-    values = _values(header.variables[name])
+    axis, length = header.axes[name], header.dimensions[name]
+    in_metres = axis.text("standard_name") in _PROJECTED
+    if in_metres and axis.text("units") not in _METRES:
+        raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"axis {name} is in {axis.text('units')!r}, not in metres")
+    values = _values(axis)
     if length < 2 or not {0, 1, length // 2, length - 2, length - 1} <= values.keys():
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"axis {name} holds {len(values)} of {length} values")
     first, last = values[0], values[length - 1]
     steps = values[1] - first, last - values[length - 2]
     step = (last - first) / (length - 1)
-    farthest = 90.0 + _ROUNDED if kind == "y" else _FARTHEST
+    farthest = _FARTHEST_METRES if in_metres else 90.0 + _ROUNDED if kind == "y" else _FARTHEST
     reach = max(map(abs, values.values())) if all(map(math.isfinite, values.values())) else math.inf
     if reach > farthest or min(steps[0] * step, steps[1] * step) <= 0:
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"axis {name} runs from {first} to {last} by {steps}")
@@ -135,19 +155,20 @@ def grid_axis(header: NetcdfHeader, kind: Literal["x", "y"]) -> GridAxis:
         first_edge=first_edge,
         last_edge=last_edge,
         step=round((last_edge - first_edge) / length, _DECIMALS) if is_even else None,
+        in_metres=in_metres,
     )
 
 
 def ends(header: NetcdfHeader, name: str) -> tuple[float, float] | None:
     """Return first and last value of an axis; None unless both are finite."""
-    values = _values(header.variables[name])
+    values = _values(header.axes[name])
     first, last = values.get(0, math.nan), values.get(header.dimensions[name] - 1, math.nan)
     return (first, last) if math.isfinite(first) and math.isfinite(last) else None
 
 
 def times(header: NetcdfHeader, name: str) -> tuple[datetime, datetime] | None:
     """Return first and last time of an axis in UTC; None for unsupported units, calendar or values."""
-    axis = header.variables[name]
+    axis = header.axes[name]
     units = _SINCE.fullmatch(axis.text("units").strip())
     values = ends(header, name)
     calendar = axis.text("calendar").lower()

@@ -8,7 +8,7 @@ box is (west, south, east, north) in degrees.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -167,6 +167,30 @@ def first_column(west: float, dx: float) -> float:
     # Columns at or beyond 180 degrees east are moved by a turn (GRIB_ADJUST_LONGITUDE_RANGE of GDAL's GRIB driver).
     before = math.ceil((180.0 - west) / dx - _ROUNDED)
     return west + before * dx - 360.0
+
+
+def outline(
+    longitudes: Array,
+    latitudes: Array,
+    *,
+    ni: int,
+    nj: int,
+    poles: Collection[float] = (-90.0, 90.0),
+    curved: bool = False,
+) -> tuple[Mapping[str, Any], Box]:
+    """Return the outline of a border counterclockwise of `ni` and `nj` points a side, and its box.
+
+    `poles` are those that the grid can go round; `curved` keeps all points that a side of few segments would miss.
+    """
+    longitudes = np.unwrap(longitudes, period=360.0)
+    turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
+    pole = math.copysign(90.0, turn) if abs(turn) > 180.0 else None
+    if pole is not None and pole not in poles:
+        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
+    keep = thinned(ni, nj, longitudes, latitudes)
+    if curved:
+        keep = np.union1d(keep, followed(longitudes, latitudes))
+    return footprint(longitudes[keep], latitudes[keep], pole), unwrapped(longitudes, latitudes, pole)
 
 
 def footprint(longitudes: Array, latitudes: Array, pole: float | None = None) -> dict[str, Any]:

@@ -22,18 +22,13 @@ import pyproj
 from pyproj.crs import DerivedGeographicCRS
 from pyproj.exceptions import CRSError, ProjError
 
-from kfm_dagster.contracts.bounding_box import Box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.geometry import (
-    Array,
     border,
     first_column,
-    followed,
-    footprint,
+    outline,
     rectangle,
-    thinned,
-    unwrapped,
     wrap,
 )
 from kfm_dagster.readers.grib2_sections import signed
@@ -280,7 +275,7 @@ def _on_earth(grid: Grid, definition: _Definition, pole: tuple[float, float]) ->
     x = west + dx * (np.linspace(0, definition.ni - 1, ni) + 0.5)
     y = north + dy * (np.linspace(definition.nj - 1, 0, nj) + 0.5)
     to_earth = pyproj.Transformer.from_crs(rotated, earth, always_xy=True)
-    geometry, (west, south, east, north) = _outline(*to_earth.transform(*border(x, y)), ni=ni, nj=nj, curved=True)
+    geometry, (west, south, east, north) = outline(*to_earth.transform(*border(x, y)), ni=ni, nj=nj, curved=True)
     sides = {"latitudeMin": south, "latitudeMax": north, "longitudeWest": west, "longitudeEast": east}
     southern = {"latitudeOfSouthernPoleInDegrees": pole[0], "longitudeOfSouthernPoleInDegrees": pole[1]}
     wkt2 = rotated.to_wkt("WKT2_2019")
@@ -373,7 +368,7 @@ def _projected(
     longitudes, latitudes = (np.asarray(axis, dtype=np.float64) for axis in forward(x, y, inverse=True))
     if not (np.isfinite(longitudes).all() and np.isfinite(latitudes).all()):
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "part of the grid lies outside its projection")
-    geometry, extent = _outline(longitudes, latitudes, ni=definition.ni, nj=definition.nj, poles=poles)
+    geometry, extent = outline(longitudes, latitudes, ni=definition.ni, nj=definition.nj, poles=poles)
     last = (
         x0 + math.copysign(width, definition.eastward - 0.5),
         y0 + math.copysign(height, definition.northward - 0.5),
@@ -391,30 +386,6 @@ def _projected(
         | {"DxInMetres": dx, "DyInMetres": dy}
         | dict(native),
     )
-
-
-def _outline(
-    longitudes: Array,
-    latitudes: Array,
-    *,
-    ni: int,
-    nj: int,
-    poles: Collection[float] = (-90.0, 90.0),
-    curved: bool = False,
-) -> tuple[Mapping[str, Any], Box]:
-    """Return the outline of a border counterclockwise of `ni` and `nj` points a side, and its box.
-
-    `poles` are those that the grid can go round; `curved` keeps all points that a side of few segments would miss.
-    """
-    longitudes = np.unwrap(longitudes, period=360.0)
-    turn = longitudes[-1] - longitudes[0] + (longitudes[0] - longitudes[-1] + 180.0) % 360.0 - 180.0
-    pole = math.copysign(90.0, turn) if abs(turn) > 180.0 else None
-    if pole is not None and pole not in poles:
-        raise ReadError(MetadataIssue.INVALID_GEOMETRY, "the grid goes round a pole that its projection cannot show")
-    keep = thinned(ni, nj, longitudes, latitudes)
-    if curved:
-        keep = np.union1d(keep, followed(longitudes, latitudes))
-    return footprint(longitudes[keep], latitudes[keep], pole), unwrapped(longitudes, latitudes, pole)
 
 
 def _wkt2(parameters: Mapping[str, Any]) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
 from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, fletcher32, unreadable
@@ -31,8 +33,8 @@ from kfm_dagster.readers.hdf5_messages import (
 
 MAX_CHUNKS = 16_384
 """Maximum chunks of a variable; a full disk at 0.5 km has 7,569, of 250 pixels on a side."""
-MAX_CHUNK_BYTES = 1 << 20
-"""Largest chunk that is decompressed here; the ABI's longest axis has 43 KB."""
+MAX_CHUNK_BYTES = 3 << 20
+"""Largest chunk that is decompressed here; the ABI's longest axis has 43 KB, an ocean model's longitudes 2 MB."""
 MAX_SMALL_BYTES = 1 << 18
 """Largest variable whose values are read; the ABI's longest axis as 64-bit numbers has 174 KB."""
 
@@ -57,6 +59,8 @@ class StoredValues:
     filters: tuple[int, ...]
     fill: bytes | None
     """Value of unwritten elements; None for zeros."""
+    stride: int = 0
+    """Bytes from element to element of a classic NetCDF file's records; 0 for adjacent elements."""
 
     @property
     def chunk(self) -> tuple[int, ...]:
@@ -127,30 +131,35 @@ class StoredValues:
                 return None
             data = self._unfiltered(stored)
         elif data is None:
-            data, at = self.file.read(self.layout.address + index * size, size), 0
+            data, at = self.file.read(self.layout.address + index * (self.stride or size), size), 0
         return float(struct.unpack_from(code, data, at * size)[0])
 
-    def values(self) -> bytes:
-        """Return all values of a small variable of at most one dimension, in the file's byte order.
+    def values(self, most: int = MAX_SMALL_BYTES) -> bytes:
+        """Return all values of a variable of at most `most` bytes, in the file's byte order.
 
-        Raises ReadError(RESOURCE_LIMIT) for a larger variable.
+        Raises ReadError(RESOURCE_LIMIT) for a larger variable, and for records that are not adjacent.
         """
-        count, size = math.prod(self.shape), self.datatype.size
-        if len(self.shape) > 1 or count * size > MAX_SMALL_BYTES:
+        size = math.prod(self.shape) * self.datatype.size
+        if size > most or self.stride:
             raise ReadError(
                 MetadataIssue.RESOURCE_LIMIT, f"variable {self.name} of shape {self.shape} is too large to be read"
             )
         if self.layout.compact is not None:
-            return self.layout.compact[: count * size]
-        values = bytearray((self.fill or bytes(size)) * count)
+            return self.layout.compact[:size]
+        # Elements as bytes without a type, because a text has values, too.
+        element = np.dtype((np.void, self.datatype.size))
+        values = np.full(self.shape, np.frombuffer(self.fill or bytes(self.datatype.size), element)[0], element)
         for chunk in self.chunks():
             data = self._unfiltered(chunk)
-            start = chunk.place[0] * self._chunk_bytes if chunk.place else 0
-            end = min(start + self._chunk_bytes, len(values))
-            if len(data) < end - start:
+            if len(data) < self._chunk_bytes:
                 raise unreadable(f"a chunk of variable {self.name} does not have its {self._chunk_bytes} bytes")
-            values[start:end] = data[: end - start]
-        return bytes(values)
+            block = np.frombuffer(data[: self._chunk_bytes], element).reshape(self.chunk)
+            starts = [place * extent for place, extent in zip(chunk.place, self.chunk, strict=True)]
+            target = values[
+                tuple(slice(start, start + extent) for start, extent in zip(starts, self.chunk, strict=True))
+            ]
+            target[...] = block[tuple(map(slice, target.shape))]
+        return values.tobytes()
 
     def _unfiltered(self, chunk: StoredChunk) -> bytes:
         if max(chunk.length, self._chunk_bytes) > MAX_CHUNK_BYTES:

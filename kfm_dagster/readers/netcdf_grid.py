@@ -1,10 +1,11 @@
-"""Reader of NetCDF-4 grids of longitudes and latitudes after CF: headers, no cell's value.
+"""Reader of NetCDF files after CF (grids, curvilinear grids, meshes, points): headers and positions, no field's value.
 
-Belongs here: the Item's fields of such a grid, and its agreement with the key. Does not belong here: axes
-(`cf_axes.py`), how NetCDF-4 stores a header (`netcdf_header.py`). NetCDF-3 and projected grids are refused.
+Belongs here: the Item's fields of such a file, and its agreement with the key. Does not belong here: axes
+(`cf_axes.py`), the place of the values (`cf_places.py`), how NetCDF stores a header (`netcdf_header.py`).
 
 The key grammar's groups have fixed meanings here: the file's time begins with the digits of `date` (YYYYMMDD, or fewer
-or more of them); `product` and `version` are literal; the group `preliminary` or `final`, if present, names the file's
+or more of them); `run` (YYYYMMDD) and `cycle` (HH) are the time of a model's run; the groups of `_GROUPS` are literal,
+and `family` is the first word of their properties; the group `preliminary` or `final`, if present, names the file's
 status. CF are the Climate and Forecast conventions, ACDD the Attribute Convention for Data Discovery.
 """
 
@@ -13,17 +14,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import cache
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
-
-import pyproj
 
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.cf_axes import GridAxis, axis_kind, ends, grid_axis, time_axis, times
-from kfm_dagster.readers.geometry import polygon_from_ring
+from kfm_dagster.readers.cf_axes import axis_kind, ends, reference_time, time_axis, times
+from kfm_dagster.readers.cf_places import Place, place
+from kfm_dagster.readers.grib2_properties import duration
 from kfm_dagster.readers.netcdf_header import NetcdfHeader, Variable, read_netcdf_header
 from kfm_dagster.readers.stored_values import band_fields, shown_text
 
@@ -32,9 +32,8 @@ _ATTRIBUTES = (
     "institution", "source",
 )  # fmt: skip
 """Global attributes (ACDD 1.3) of an Item, as `acdd:<name>`."""
-
-
-_CODE = "EPSG:4326"
+_GROUPS = ("product", "version", "status", "variable", "model", "domain", "configuration", "member", "lead")
+"""Groups of the key that an Item shows."""
 _LEVEL = re.compile(r"\b(?:Level ?|L)(\d[A-Za-z]?)\b")
 _WORD = re.compile(r"[a-z][a-z0-9]{1,15}(?=[-_.])")
 
@@ -43,13 +42,17 @@ Interval = tuple[datetime, datetime]
 
 
 def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
-    """Read the header of a NetCDF-4 grid and check it against its key. Conforms to `Reader`.
+    """Read the header of a NetCDF file and check it against its key. Conforms to `Reader`.
 
-    Raises ReadError: MISSING_GEOLOCATION without axes of longitude and latitude, INVALID_GEOMETRY, INVALID_TIME_RANGE,
+    The geometry is empty when the file has neither axes, coordinates within the bounds nor attributes of its place.
+    Raises ReadError: MISSING_GEOLOCATION for axes that place nothing, INVALID_GEOMETRY, INVALID_TIME_RANGE,
     TIME_MISMATCH when the key has another date, and the errors of `read_netcdf_header`.
     """
-    header = read_netcdf_header(request.source)
-    x, y = grid_axis(header, "x"), grid_axis(header, "y")
+    return read_netcdf_header(request.source, partial(_metadata, request))
+
+
+def _metadata(request: ReadRequest, header: NetcdfHeader) -> HeaderMetadata:
+    placed = place(header)
     clock = time_axis(header)
     valid = times(header, clock) if clock else None
     findings: Findings = []
@@ -57,21 +60,42 @@ def read_netcdf_grid(request: ReadRequest) -> HeaderMetadata:
     date = request.groups.get("date", "")
     if not rfc3339(start).translate({ord(sign): None for sign in "-:T"}).startswith(date):
         raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file begins at {rfc3339(start)}, the key has {date}")
+    variables = {name: asdict(variable) for name, variable in header.variables.items()}
     return HeaderMetadata(
         start=start,
         end=end,
         datetime=valid[0] if valid and valid[0] == valid[1] else start,
-        geometry=_outline(x, y),
+        geometry=placed.geometry,
         properties={
-            **_projection(x, y),
-            **_cube(header, {x.name: x.step, y.name: y.step}, (start, end)),
-            **_bands(header, (y.name, x.name)),
+            **placed.properties,
+            **_cube(header, placed, (start, end)),
+            **_bands(header, placed.plane),
             **_texts(header),
+            **(_forecast(header, valid, request.groups) if "run" in request.groups else {}),
             **_of_key(request),
         },
-        native={**asdict(header), "time": valid},
+        native={
+            "attributes": dict(header.attributes),
+            "dimensions": dict(header.dimensions),
+            "variables": variables,
+            "time": valid,
+        },
         findings=tuple(findings),
     )
+
+
+def _forecast(header: NetcdfHeader, valid: Interval | None, groups: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of the forecast extension 0.2.0: the run of the file, else that of the key.
+
+    Raises ReadError(TIME_MISMATCH) when both differ in a key with a lead; an analysis may begin hours before its run.
+    """
+    run, named = reference_time(header), datetime.strptime(groups["run"], "%Y%m%d").replace(tzinfo=UTC)
+    named += timedelta(hours=int(groups.get("cycle", "0")))
+    if run is not None and run != named and groups.get("lead"):
+        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the file's run is of {rfc3339(run)}, the key's {rfc3339(named)}")
+    run = run or named
+    lead = {"forecast:horizon": duration(valid[0] - run)} if valid and run <= valid[0] == valid[1] else {}
+    return {"forecast:reference_datetime": rfc3339(run, timespec="seconds")} | lead
 
 
 def _interval(header: NetcdfHeader, valid: Interval | None, findings: Findings) -> Interval:
@@ -102,48 +126,12 @@ def _moment(value: object) -> datetime | None:
         return None
 
 
-def _outline(x: GridAxis, y: GridAxis) -> Mapping[str, Any]:
-    """Return the footprint of the cells; a gap of less than half a cell is closed to the whole circle."""
-    cell = (x.high - x.low) / x.length
-    west, span = x.low, x.high - x.low
-    if span > 360 + 1.5 * cell:
-        raise ReadError(MetadataIssue.INVALID_GEOMETRY, f"longitudes from {x.low} to {x.high} are more than a turn")
-    if span > 360 - cell / 2:
-        west, span = -180.0, 360.0
-    elif not -180 <= west < 180:
-        west = (west + 180) % 360 - 180
-    south, north = max(y.low, -90.0), min(y.high, 90.0)
-    return polygon_from_ring([(west, south), (west + span, south), (west + span, north), (west, north)])
-
-
-def _projection(x: GridAxis, y: GridAxis) -> dict[str, Any]:
-    """Return the fields of the projection extension 2.0.0.
-
-    The transform has row 0 in the north, as GDAL presents a NetCDF grid whichever way its latitudes run. It keeps the
-    file's longitudes, which may end at 360, and is left out when cells differ in size.
-    """
-    properties: dict[str, Any] = {
-        "proj:code": _CODE,
-        "proj:wkt2": _wkt2(),
-        "proj:shape": [y.length, x.length],
-        "proj:bbox": [x.low, y.low, x.high, y.high],
-    }
-    if x.step is not None and y.step is not None and x.step > 0:
-        properties["proj:transform"] = [x.step, 0.0, x.low, 0.0, -abs(y.step), y.high]
-    return properties
-
-
-@cache
-def _wkt2() -> str:
-    return str(pyproj.CRS.from_user_input(_CODE).to_wkt("WKT2_2019"))
-
-
-def _cube(header: NetcdfHeader, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
+def _cube(header: NetcdfHeader, placed: Place, covered: Interval) -> dict[str, Any]:
     """Return the fields of the datacube extension 2.2.0; axes are dimensions, not variables."""
     axes = header.axes
-    variables = {name: variable for name, variable in header.variables.items() if name not in axes}
+    variables = {name: variable for name, variable in header.variables.items() if axes.get(name) is not variable}
     auxiliary = set(_auxiliary(header))
-    dimensions = {name: _dimension(header, name, steps, covered) for name in header.dimensions}
+    dimensions = {name: _dimension(header, name, placed, covered) for name in header.dimensions}
     descriptions = {
         name: {
             "dimensions": list(variable.dimensions),
@@ -162,7 +150,7 @@ def _auxiliary(header: NetcdfHeader) -> Iterator[str]:
             yield from variable.text(attribute).replace(":", " ").split()
 
 
-def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
+def _bands(header: NetcdfHeader, plane: tuple[str, str] | None) -> dict[str, Any]:
     """Return the STAC bands: variables with a single layer of rows and columns, as in GDAL."""
     layers = {
         name: variable
@@ -173,7 +161,7 @@ def _bands(header: NetcdfHeader, plane: tuple[str, str]) -> dict[str, Any]:
     return {"bands": bands} if bands else {}
 
 
-def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None], covered: Interval) -> dict[str, Any]:
+def _dimension(header: NetcdfHeader, name: str, placed: Place, covered: Interval) -> dict[str, Any]:
     """Return a Dimension Object; its extent is that of the values, the cells' centres."""
     axis = header.axes.get(name)
     kind = axis_kind(axis) if axis else None
@@ -187,8 +175,10 @@ def _dimension(header: NetcdfHeader, name: str, steps: Mapping[str, float | None
         return {"type": "index", "extent": [0, max(header.dimensions[name] - 1, 0)]}
     if kind is None:
         return {"type": "axis", "extent": sorted(values), **_description(axis)}
-    step = {"step": steps[name]} if name in steps else {}
-    return {"type": "spatial", "axis": kind, "extent": sorted(values), **step, **_description(axis)}
+    more: dict[str, Any] = {"step": placed.steps[name]} if name in placed.steps else {}
+    if name in placed.steps and placed.reference_system:
+        more["reference_system"] = placed.reference_system
+    return {"type": "spatial", "axis": kind, "extent": sorted(values), **more, **_description(axis)}
 
 
 def _description(variable: Variable) -> dict[str, str]:
@@ -208,10 +198,10 @@ def _texts(header: NetcdfHeader) -> dict[str, str]:
 
 
 def _of_key(request: ReadRequest) -> dict[str, str]:
-    """Return the key's groups as `<word>:<name>`: the file name's first word, else `grid`."""
-    match = _WORD.match(request.key.rpartition("/")[2])
-    word, groups = match[0] if match else "grid", request.groups
-    properties = {name: groups[name] for name in ("product", "version") if groups.get(name)}
+    """Return the key's groups as `<word>:<name>`: its family, else the file name's first word, else `grid`."""
+    match, groups = _WORD.match(request.key.rpartition("/")[2]), request.groups
+    word = groups.get("family") or (match[0] if match else "grid")
+    properties = {name: groups[name] for name in _GROUPS if groups.get(name)}
     status = [name for name in ("preliminary", "final") if groups.get(name)]
     properties |= {"status": status[0]} if status else {}
     return {f"{word}:{name}": text for name, text in properties.items()}

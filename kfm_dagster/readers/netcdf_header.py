@@ -1,18 +1,24 @@
-"""Header of a NetCDF-4 file: dimensions, variables, attributes, some values of its axes.
+"""Header of a NetCDF file: dimensions, variables, attributes, some values of its axes, all values of coordinates.
 
 Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
-the meaning of the names (`cf_axes.py`), their storage in HDF5 (`hdf5.py`). Only the root group is read.
+the meaning of the names (`cf_axes.py`), their storage (`hdf5.py`, `netcdf_classic.py`). Only the root group is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
-from kfm_dagster.readers.hdf5 import AttributeValue, Hdf5Dataset, Hdf5Group, read_hdf5
+from kfm_dagster.readers.hdf5 import TAIL_BLOCKS, AttributeValue, Hdf5Dataset, Hdf5Group, decoding, read_hdf5
+from kfm_dagster.readers.netcdf_classic import SIGNATURES, ClassicVariable, read_classic
+from kfm_dagster.readers.ranges import BlockCache
 
 MAX_VARIABLES = 256
 MAX_AXES = 32
@@ -21,6 +27,11 @@ MAX_ATTRIBUTE_BYTES = 1 << 21
 """Maximum bytes of all attributes together; OISST has 7 KB."""
 MAX_NAME = 256
 """Maximum characters of a name: NC_MAX_NAME of netcdf.h."""
+MAX_COORDINATE_BYTES = 3 << 19
+"""Maximum bytes of a variable that is read whole, such as 300,000 longitudes of an ocean model's nodes (1.2 MB)."""
+
+T = TypeVar("T")
+Values = npt.NDArray[np.float64]
 
 _SCALE = "DIMENSION_SCALE"
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
@@ -48,34 +59,47 @@ class Variable:
         value = self.attributes.get(name)
         return value if isinstance(value, str) else ""
 
+    def number(self, name: str, default: float = math.nan) -> float:
+        """Return the numeric attribute of a name, the default without one, and NaN for another value."""
+        value = self.attributes.get(name, default)
+        return value if isinstance(value, int | float) else math.nan
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetcdfHeader:
     """Global attributes, lengths of dimensions, and variables whose dimensions have names; all by name.
 
-    `axes` are the coordinate variables: variables with a single dimension, of their own name (CF 1.11, section 1.3).
+    `axes` are variables by their single dimension: the variable of its name (CF 1.11, section 1.3), else the only other
+    one with the attribute `axis`, such as the times of a dimension `tdim`.
     """
 
     attributes: Mapping[str, AttributeValue]
     dimensions: Mapping[str, int]
     variables: Mapping[str, Variable]
-
-    @property
-    def axes(self) -> dict[str, Variable]:
-        """Coordinate variables by name."""
-        return {name: variable for name, variable in self.variables.items() if variable.dimensions == (name,)}
+    axes: Mapping[str, Variable]
+    values: Callable[[str], Values | None]
+    """Read all stored values of a variable; None for too many, or values that are not numbers."""
 
 
-def read_netcdf_header(source: ByteSource) -> NetcdfHeader:
-    """Read the header. Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) above the bounds."""
-    return read_hdf5(source, _header)
+def read_netcdf_header(source: ByteSource, read: Callable[[NetcdfHeader], T]) -> T:
+    """Return the result of `read` with the header; coordinates are requested as needed.
+
+    Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) above the bounds.
+    """
+    blocks = BlockCache(source, tail_blocks=TAIL_BLOCKS)
+    if blocks.read(0, 4) not in SIGNATURES:
+        return read_hdf5(source, lambda root: read(_of_group(root)), cache=blocks)
+    with decoding():
+        classic = read_classic(blocks)
+        named = [NamedDataset(var.name, var, var.dimensions, var.attributes) for var in classic.variables]
+        return read(_header(classic.attributes, classic.dimensions, named))
 
 
 class NamedDataset(NamedTuple):
-    """An HDF5 variable under NetCDF's names; `attributes` are without the format's own."""
+    """A stored variable under NetCDF's names; `attributes` are without the format's own."""
 
     name: str
-    dataset: Hdf5Dataset
+    dataset: Hdf5Dataset | ClassicVariable
     dimensions: tuple[str, ...]
     attributes: Mapping[str, AttributeValue]
 
@@ -106,21 +130,61 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
     return lengths, variables
 
 
-def _header(root: Hdf5Group) -> NetcdfHeader:
-    lengths, datasets = named_datasets(root)
-    attributes = root.attributes()
+def _of_group(root: Hdf5Group) -> NetcdfHeader:
+    lengths, named = named_datasets(root)
+    return _header(root.attributes(), lengths, named)
+
+
+def _header(
+    attributes: Mapping[str, AttributeValue], lengths: Mapping[str, int], named: Sequence[NamedDataset]
+) -> NetcdfHeader:
+    _bound("variables", len(named), MAX_VARIABLES)
+    _bound(
+        "characters in a name", max(map(len, [*lengths, *(variable.name for variable in named)]), default=0), MAX_NAME
+    )
     _bound("bytes of attributes", _bytes(attributes), MAX_ATTRIBUTE_BYTES)
-    _bound("axes", sum(variable.dimensions == (variable.dataset.name,) for variable in datasets), MAX_AXES)
+    axes = _axes(named)
+    _bound("axes", len(axes), MAX_AXES)
     variables = {
         variable.name: Variable(
             dimensions=variable.dimensions,
             attributes=variable.attributes,
-            samples=_samples(variable.dataset) if variable.dimensions == (variable.dataset.name,) else {},
+            samples=_samples(variable.dataset) if variable.name in axes.values() else {},
             data_type=variable.dataset.data_type,
         )
-        for variable in datasets
+        for variable in named
     }
-    return NetcdfHeader(attributes=shown(attributes), dimensions=lengths, variables=variables)
+    datasets = {variable.name: variable.dataset for variable in named}
+
+    def values(name: str) -> Values | None:
+        """Read the values. An object whose blocks are spent has too many, too."""
+        try:
+            storage = datasets[name].storage
+            data = storage.values(MAX_COORDINATE_BYTES)
+        except ReadError as error:
+            if error.code is MetadataIssue.RESOURCE_LIMIT:
+                return None
+            raise
+        code = storage.datatype.struct_code
+        return None if code is None else np.frombuffer(data, code).astype(np.float64).reshape(storage.shape)
+
+    return NetcdfHeader(
+        attributes=shown(attributes),
+        dimensions=lengths,
+        variables=variables,
+        axes={dimension: variables[name] for dimension, name in axes.items()},
+        values=values,
+    )
+
+
+def _axes(named: Sequence[NamedDataset]) -> dict[str, str]:
+    """Return the name of each dimension's axis."""
+    own = {variable.name: variable.name for variable in named if variable.dimensions == (variable.name,)}
+    stated = [variable for variable in named if len(variable.dimensions) == 1 and variable.attributes.get("axis")]
+    dimensions = [variable.dimensions[0] for variable in stated]
+    # Positions of points, too, may have the attribute, but longitudes and latitudes share a dimension there.
+    others = {dimension: variable.name for dimension, variable in zip(dimensions, stated, strict=True)}
+    return {dimension: name for dimension, name in others.items() if dimensions.count(dimension) == 1} | own
 
 
 def _bound(what: str, count: int, most: int) -> None:
@@ -146,7 +210,7 @@ def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, .
     return names if len(names) == len(dataset.shape) else None
 
 
-def _samples(axis: Hdf5Dataset) -> dict[int, float]:
+def _samples(axis: Hdf5Dataset | ClassicVariable) -> dict[int, float]:
     """Return the written values by their place."""
     (length,) = axis.shape
     places = sorted({place for place in (0, 1, length // 2, length - 2, length - 1) if 0 <= place < length})

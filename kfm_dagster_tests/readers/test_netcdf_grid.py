@@ -7,12 +7,16 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import h5py
+import netCDF4
 import numpy as np
+import pyproj
 import pystac
 import pytest
+import shapely
 from pystac.extensions.datacube import DatacubeExtension, HorizontalSpatialDimension, TemporalDimension
 from shapely.geometry import shape
 
@@ -349,9 +353,229 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
         (_many(600, lambda file, number: file.attrs.create(f"a{number}", 1)), MetadataIssue.RESOURCE_LIMIT),
     ):
         assert refusal(rewritten(grid(libver="v108"), change)) is code
-    # NetCDF 3, and a key of another day.
-    assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
+    # An empty file, a format of 64-bit counts, and a key of another day.
+    assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.INVALID_TIME_RANGE
+    assert refusal(b"CDF\x05" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
+
+
+def classic(content: bytes, form: str, path: Path, *, records: bool) -> bytes:
+    """The same file in another format, written by the NetCDF library."""
+    with netCDF4.Dataset("in.nc", memory=content) as source, netCDF4.Dataset(path, "w", format=form) as target:
+        target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
+        for name, dimension in source.dimensions.items():
+            target.createDimension(name, None if records and name == "time" else dimension.size)
+        for name, variable in source.variables.items():
+            copy = target.createVariable(name, variable.dtype, variable.dimensions)
+            copy.setncatts({attribute: variable.getncattr(attribute) for attribute in variable.ncattrs()})
+            copy[...] = variable[...]
+    return path.read_bytes()
+
+
+@pytest.mark.clause("OPR-07", "OPR-14")
+@pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET"])
+def test_a_classic_file_is_read_as_the_same_file_in_netcdf_4(form: str, tmp_path: Path) -> None:
+    def second(file: h5py.File) -> None:
+        netcdf4.variable(file, "humidity", np.zeros((3, 2, 3), "<i2"), dimensions=["time", "lat", "lon"], units="1")
+
+    texts = {"title": "Sea ice", "levels": np.array([1, 2, 3], "<i2"), "ratio": 0.5}
+    single = grid(hours=(1, 2, 3), attributes=texts, libver="v108")
+    for content, records in ((single, False), (rewritten(single, second), True), (single, True)):
+        expected, found = read(content), read(classic(content, form, tmp_path / "file.nc", records=records))
+        assert found.properties == expected.properties
+        assert (found.start, found.end, found.geometry) == (expected.start, expected.end, expected.geometry)
+        assert found.native["variables"] == expected.native["variables"]
+    content = (tmp_path / "file.nc").read_bytes()
+    assert refusal(content[:-8]) is refusal(content[:100]) is MetadataIssue.TRUNCATED_OBJECT
+    for old, new, code in (
+        (
+            b"CDF" + content[3:4] + bytes(3) + b"\x03",
+            b"CDF" + content[3:4] + b"\xff" * 4,
+            MetadataIssue.UNREADABLE_FORMAT,
+        ),
+        (b"\0\0\0\x03lon\0", b"\0\0\0\x03lat\0", MetadataIssue.UNREADABLE_FORMAT),
+        (b"\0\0\0\x0a\0\0\0\x03", b"\0\0\0\x0a\0\0\xff\x03", MetadataIssue.RESOURCE_LIMIT),
+        (b"\0\0\0\x0a\0\0\0\x03", b"\0\0\0\x0b\0\0\0\x03", MetadataIssue.UNREADABLE_FORMAT),
+        (b"units\0\0\0\0\0\0\x02", b"units\0\0\0\0\0\0\x09", MetadataIssue.UNREADABLE_FORMAT),
+    ):
+        assert old in content
+        assert refusal(content.replace(old, new, 1)) is code, new
+
+
+# --- places
+
+
+POLAR = {"grid_mapping_name": "polar_stereographic", "latitude_of_projection_origin": 90.0, "standard_parallel": 70.0}
+SOUTH = {**POLAR, "latitude_of_projection_origin": -90.0, "standard_parallel": -70.0}
+MERIDIAN = "straight_vertical_longitude_from_pole"
+LAMBERT = {
+    "grid_mapping_name": "lambert_conformal_conic", "standard_parallel": [30.0, 60.0], "earth_radius": 6370000.0,
+    "longitude_of_central_meridian": -97.0, "latitude_of_projection_origin": 40.0,
+}  # fmt: skip
+
+
+def projected(x: Any, y: Any, mapping: Mapping[str, Any], *, units: str = "m") -> bytes:
+    """A field on a projection, whose axes and time are named by their attribute `axis`, as in the sea ice record."""
+
+    def change(file: h5py.File) -> None:
+        for name in ("field", "lat", "lon"):
+            del file[name]
+        netcdf4.dimension(file, "rows", len(y), 3)
+        netcdf4.dimension(file, "columns", len(x), 4)
+        for name, values, dimension in (("y", y, "rows"), ("x", x, "columns")):
+            attributes = {"standard_name": f"projection_{name}_coordinate", "units": units, "axis": name.upper()}
+            netcdf4.variable(file, f"{name}grid", np.asarray(values, "<f8"), dimensions=[dimension], **attributes)
+        netcdf4.variable(file, "crs", np.bytes_(b"x"), **mapping)
+        shape = (1, len(y), len(x))
+        netcdf4.variable(file, "ice", np.zeros(shape), dimensions=["time", "rows", "columns"], grid_mapping="crs")
+
+    return rewritten(grid(libver="v108"), change)
+
+
+@pytest.mark.clause("OPR-14")
+@pytest.mark.parametrize(
+    ("mapping", "proj4", "origin", "encloses"),
+    [
+        (POLAR | {MERIDIAN: -45.0}, "+proj=stere +lat_0=90 +lat_ts=70 +lon_0=-45", (-9, -8), 90),
+        (SOUTH | {MERIDIAN: 0.0}, "+proj=stere +lat_0=-90 +lat_ts=-70 +lon_0=0", (-4, -11), -90),
+        (POLAR | {MERIDIAN: 180.0}, "+proj=stere +lat_0=90 +lat_ts=70 +lon_0=180", (-10, -40), None),
+        (LAMBERT, "+proj=lcc +lat_1=30 +lat_2=60 +lat_0=40 +lon_0=-97 +R=6370000", (-11, -9), None),
+    ],
+    ids=["north pole", "south pole", "over the antimeridian", "Lambert"],
+)  # fmt: skip
+def test_the_footprint_of_a_projected_grid_is_that_of_its_cells(
+    mapping: dict[str, Any], proj4: str, origin: tuple[int, int], encloses: int | None
+) -> None:
+    step, size = 200_000.0, 20
+    x, y = (origin[0] + np.arange(size)) * step, ((origin[1] + np.arange(size)) * step)[::-1]
+    found = read(projected(x, y, mapping))
+    outline, forward = shape(found.geometry), pyproj.Proj(proj4)
+    assert outline.is_valid
+    # Points just inside and just outside of the outer cells' edges, by PROJ alone.
+    edges = np.linspace(-0.5, size - 0.5, 400)
+    for margin, expected in ((-0.02, True), (0.02, False)):
+        low, high = (-0.5 - margin) * np.ones(400), (size - 0.5 + margin) * np.ones(400)
+        columns, rows = np.concatenate([edges, edges, low, high]), np.concatenate([low, high, edges, edges])
+        inside = np.clip(columns, -0.48, size - 0.52), np.clip(rows, -0.48, size - 0.52)
+        columns, rows = inside if expected else (columns, rows)
+        longitudes, latitudes = forward((origin[0] + columns) * step, (origin[1] + rows) * step, inverse=True)
+        on_meridian = np.abs(np.abs(longitudes) - 180) < 1e-6
+        assert (shapely.contains_xy(outline, longitudes, latitudes) == expected)[~on_meridian].all()
+    if encloses is not None:
+        assert bounding_box(found.geometry)[::2] == (-180, 180)
+        assert encloses in bounding_box(found.geometry)[1::2]
+    properties = found.properties
+    west, north = (origin[0] - 0.5) * step, (origin[1] + size - 0.5) * step
+    assert properties["proj:bbox"] == [west, north - size * step, west + size * step, north]
+    assert properties["proj:transform"] == [step, 0, west, 0, -step, north]
+    assert properties["proj:shape"] == [size, size]
+    place = pyproj.Proj(pyproj.CRS(properties["proj:wkt2"]))(-100.0, 50.0)
+    assert place == pytest.approx(forward(-100.0, 50.0), abs=1e-3)
+    assert [band["name"] for band in properties["bands"]] == ["ice"]
+    assert properties["cube:dimensions"]["rows"]["reference_system"] == properties["proj:wkt2"]
+    assert properties["cube:dimensions"]["rows"]["extent"] == [y[-1], y[0]]
+
+
+@pytest.mark.clause("OPR-07", "OPR-14")
+def test_a_grid_mapping_s_text_goes_before_its_parameters_and_unknown_ones_are_refused() -> None:
+    axes = np.arange(4) * 1000.0
+    text = pyproj.CRS.from_epsg(3411).to_wkt("WKT1_GDAL")
+    wrong = POLAR | {"straight_vertical_longitude_from_pole": 135.0}
+    for name in ("crs_wkt", "spatial_ref"):
+        properties = read(projected(axes, axes, wrong | {name: text})).properties
+        assert properties["proj:code"] == properties["cube:dimensions"]["columns"]["reference_system"] == "EPSG:3411"
+        assert pyproj.CRS(properties["proj:wkt2"]) == pyproj.CRS(3411)
+    feet = pyproj.CRS.from_epsg(2263).to_wkt()
+    for mapping, units in (
+        ({}, "m"), (POLAR, "km"), ({"grid_mapping_name": "latitude_longitude"}, "m"), ({"spatial_ref": feet}, "m"),
+        ({"spatial_ref": "EPSG:3411"}, "m"), ({"grid_mapping_name": "unheard"}, "m"),
+    ):  # fmt: skip
+        assert refusal(projected(axes, axes, mapping, units=units)) is MetadataIssue.MISSING_GEOLOCATION, mapping
+    assert refusal(projected(axes * 1e7, axes, LAMBERT)) is MetadataIssue.INVALID_GEOMETRY
+
+
+def scattered(longitudes: Any, latitudes: Any, **attributes: Any) -> bytes:
+    """Points or a curvilinear grid: positions by rows and columns, or by station."""
+
+    def change(file: h5py.File) -> None:
+        for name in ("field", "lat", "lon"):
+            del file[name]
+        names = ["eta", "xi"][: np.ndim(longitudes)]
+        for number, (name, length) in enumerate(zip(names, np.shape(longitudes), strict=True), start=3):
+            netcdf4.dimension(file, name, length, number)
+        for name, values, units in (("lon", longitudes, "degrees_east"), ("lat", latitudes, "degrees_north")):
+            netcdf4.variable(file, f"{name}_rho", np.asarray(values), dimensions=names, units=units, **attributes)
+
+    limits = dict(zip(("lat_min", "lat_max", "lon_min", "lon_max"), (10.0, 20.0, 170.0, -170.0), strict=True))
+    stated = {f"geospatial_{name}": value for name, value in limits.items()}
+    return rewritten(grid(libver="v108", attributes=stated), change)
+
+
+@pytest.mark.clause("OPR-14")
+def test_positions_have_the_smallest_box_round_them_and_attributes_stand_in_for_too_many() -> None:
+    turn, rows = np.meshgrid(np.arange(0.0, 360, 0.5), np.linspace(-70, 80, 30))
+    nan = math.nan
+    for longitudes, latitudes, attributes, box in (
+        ([[179.0, -179.5], [178.5, 181.0]], [[1.0, 2.0], [3.0, 4.0]], {}, (178.5, 1, -179, 4)),
+        ([350.0, 10.0, nan, 5.0], [1.0, 2.0, 60.0, nan], {}, (-10, 1, 10, 2)),
+        ([1e30, 10.0, 12.0, 3.0], [0.0, 2.0, 3.0, -99.0], {"_FillValue": -99.0}, (10, 2, 12, 3)),
+        (np.array([10, 20], "<i2"), np.array([30, 50], "<i2"), {"scale_factor": 0.1, "add_offset": 1.0}, (2, 4, 3, 6)),
+        (turn, rows, {}, (-180, -70, 180, 80)),
+        ([5.0], [6.0], {}, (5, 6, 5, 6)),
+        ([5.0, 7.0], [6.0, 6.0], {}, (5, 6, 7, 6)),
+        # No position is known, or there are more than may be read: the attributes' box.
+        ([nan], [nan], {}, (170, 10, -170, 20)),
+        (np.zeros(200_000), np.zeros(200_000), {}, (170, 10, -170, 20)),
+    ):
+        found = read(scattered(longitudes, latitudes, **attributes))
+        assert bounding_box(found.geometry) == pytest.approx(box), box
+        assert found.properties["place:source"] == ("attributes" if box == (170, 10, -170, 20) else "coordinates")
+        assert "proj:shape" not in found.properties
+    nowhere = rewritten(scattered([nan], [nan]), lambda file: file.attrs.__delitem__("geospatial_lat_min"))
+    assert read(nowhere).geometry == {}
+
+
+@pytest.mark.parametrize("chunks", [(2, 3), (3, 2), (5, 7)])
+def test_positions_in_chunks_are_those_of_every_cell(chunks: tuple[int, int]) -> None:
+    longitudes, latitudes = np.meshgrid(np.linspace(1, 2, 7), np.linspace(5, 9, 5))
+
+    def chunked(file: h5py.File) -> None:
+        for name in ("lon_rho", "lat_rho"):
+            values, held = file[name][...], dict(file[name].attrs)
+            del file[name]
+            copy = file.create_dataset(name, data=values, chunks=chunks, compression="gzip", shuffle=True)
+            netcdf4.attach(file, copy, ["eta", "xi"])
+            netcdf4.annotate(copy, {"units": held["units"]})
+
+    for corner in ((0, 0), (4, 6), (2, 3), (4, 0)):
+        moved = longitudes.copy()
+        moved[corner] = -3.0
+        found = read(rewritten(scattered(moved, latitudes), chunked))
+        assert bounding_box(found.geometry) == (-3, 5, 2, 9), corner
+
+
+def test_a_key_with_a_run_makes_a_forecast_of_the_file() -> None:
+    def forecast(file: h5py.File) -> None:
+        units = {"units": "hours since 1999-12-31", "standard_name": "forecast_reference_time"}
+        netcdf4.axis(file, "run", np.array([12.0]), 3, units)
+
+    content, groups = rewritten(grid(hours=[6.5]), forecast), {"run": "19991231", "family": "nwm", "domain": "conus"}
+    for named, reference, horizon in (
+        ({"cycle": "12", "lead": "018"}, "1999-12-31T12:00:00Z", "PT1110M"),
+        ({"cycle": "15"}, "1999-12-31T12:00:00Z", "PT1110M"),
+        ({"cycle": "15", "lead": "015"}, None, None),
+    ):
+        if reference is None:
+            assert refusal(content, groups | named) is MetadataIssue.TIME_MISMATCH
+            continue
+        properties = read(content, groups=groups | named).properties
+        assert (properties["forecast:reference_datetime"], properties["forecast:horizon"]) == (reference, horizon)
+        assert properties["nwm:domain"] == "conus"
+    # Of the key alone, and after the file's time, without a run.
+    properties = read(grid(hours=[6.5]), groups=groups).properties
+    assert properties["forecast:reference_datetime"] == "1999-12-31T00:00:00Z"
+    assert "forecast:horizon" not in read(grid(hours=[6.5]), groups={"run": "20000102"}).properties
+    assert not [name for name in read(content).properties if name.startswith("forecast:")]
 
 
 @pytest.mark.clause("OPR-21")

@@ -64,7 +64,8 @@ def test_every_path_of_the_reference_is_compared_or_no_object(shared_data: Path,
         # At least so many objects and fields of each, with at most so many requests for an object.
         ("goes-abi-l1b goes-abi-l2", 16, 40, 6), ("goes-glm", 9, 40, 9), ("aqm gefs gfs nam nbm ndfd rap", 11, 1, 999),
         ("gfs-wave hrrr-subh rotated-ll rrfs rtma", 7, 38, 99),
-        ("hrrr", 4, 1, 999), ("mrms", 5, 1, 2), ("oisst", 1, 60, 1), ("cdr-seaice nwm", 2, 1, 5), ("isd", 2, 20, 99),
+        ("hrrr", 4, 1, 999), ("mrms", 5, 1, 2), ("oisst", 1, 60, 1), ("isd", 2, 20, 99),
+        ("cdr-seaice nclimgrid-daily nclimgrid-monthly nwm nwm-retro-chrtout nwm-retro-forcing ofs rtofs", 19, 12, 5),
         ("nexrad-l2-chunks", 50, 12, 2), ("nexrad-l2", 10, 15, 99), ("nexrad-l3", 13, 4, 1),
     ],
 )  # fmt: skip

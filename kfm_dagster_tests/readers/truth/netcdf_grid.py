@@ -1,10 +1,14 @@
-"""NetCDF-4 grids on longitudes and latitudes: what netCDF4 reads of their headers."""
+"""NetCDF files after CF: what netCDF4 reads of their headers and positions, and PROJ of their projections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+import netCDF4
+import numpy as np
+import pyproj
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
@@ -67,9 +71,77 @@ def netcdf_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     yield same("findings", found.findings, ())
 
 
+TIME_SLICES = dict.fromkeys(("_timeslices/", "rfc_timeseries/"), MetadataIssue.INVALID_TIME_RANGE)
+"""Observations of gauges, whose times are texts."""
+PIXEL = {"cdr-seaice": 25_000.0, "nwm-retro-forcing": 1000.0}
+"""Metres from cell to cell."""
+
+
+def open_netcdf(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
+    """Open a file without a contract: NetCDF-4, or the classic format."""
+    return path, {}, content
+
+
 @compares(
-    "cdr-seaice", "nwm", reader="netcdf-grid", open_file=open_file, refused={"": MetadataIssue.MISSING_GEOLOCATION}
-)
-def no_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    """A polar projection, and stations of rivers: other NetCDF-4, which is refused before it is compared."""
-    yield from ()
+    "cdr-seaice", "nclimgrid-daily", "nclimgrid-monthly", "nwm", "nwm-retro-chrtout", "nwm-retro-forcing", "ofs",
+    "rtofs", reader="netcdf-grid", open_file=open_netcdf, refused=TIME_SLICES,
+)  # fmt: skip
+def cf_file(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
+    """Grids on degrees and on projections, curvilinear grids and points, by netCDF4, with PROJ for projections."""
+    native, properties = found.native, found.properties
+    with netCDF4.Dataset("file.nc", memory=real.content) as file:
+        dimensions = {name: dimension.size for name, dimension in file.dimensions.items()}
+        variables = {name: list(variable.dimensions) for name, variable in file.variables.items()}
+        clock = next(name for name in ("time", "ocean_time") if name in variables)
+        moments = netCDF4.num2date(file[clock][:], file[clock].units, only_use_cftime_datetimes=False)
+        box = _box_of(file, real.family)
+    expected = real.expected
+    stated = expected.get("dims", {})
+    yield from leaves("dimensions", {name: native["dimensions"][name] for name in stated}, stated)
+    yield from leaves("dimensions", native["dimensions"], dimensions)
+    for name, names in expected.get("variable_dims", {}).items():
+        yield same(f"variables.{name}", list(native["variables"][name]["dimensions"]), names)
+    dimensions_of = {name: list(variable["dimensions"]) for name, variable in native["variables"].items()}
+    yield from leaves("variables", dimensions_of, variables)
+    attributes = expected["global_attrs"]
+    texts = {name: text for name, text in attributes.items() if isinstance(text, str) and len(text) < 200}
+    yield from leaves("attributes", {name: str(native["attributes"].get(name)) for name in texts}, texts)
+    yield degrees("bbox", bounding_box(found.geometry), box)
+    utc = [moment.replace(tzinfo=UTC) for moment in (moments[0], moments[-1])]
+    coverage = [attributes.get(f"time_coverage_{end}") for end in ("start", "end")]
+    covered = [datetime.fromisoformat(text) for text in coverage] if all(coverage) else utc
+    for name, moment, answer in zip(("start", "end"), (found.start, found.end), covered, strict=True):
+        yield seconds(name, moment, answer)
+    yield seconds("time", native["time"][0], utc[0])
+    yield seconds("time", native["time"][1], utc[1])
+    if real.family in PIXEL:
+        transform = properties["proj:transform"]
+        yield near("proj:transform", [transform[0], -transform[4]], [PIXEL[real.family]] * 2, within=1e-6)
+    yield same("findings", found.findings, ())
+
+
+def _box_of(file: netCDF4.Dataset, family: str) -> list[float]:
+    """The bounds of all cells by PROJ, of cells on degrees, or of positions."""
+    if family in PIXEL:
+        half = PIXEL[family] / 2
+        x, y = (file[name][:].astype(float) for name in (("xgrid", "ygrid") if "xgrid" in file.variables else "xy"))
+        crs = file[file[next(name for name in file.variables if "grid_mapping" in file[name].ncattrs())].grid_mapping]
+        proj4 = crs.proj4text if "proj4text" in crs.ncattrs() else (
+            f"+proj=lcc +lat_1={crs.standard_parallel[0]} +lat_2={crs.standard_parallel[1]} +R={crs.earth_radius} "
+            f"+lat_0={crs.latitude_of_projection_origin} +lon_0={crs.longitude_of_central_meridian}"
+        )  # fmt: skip
+        corners = [np.linspace(axis.min() - half, axis.max() + half, 2001) for axis in (x, y)]
+        longitudes, latitudes = pyproj.Proj(proj4)(*np.meshgrid(*corners), inverse=True)
+        if np.ptp(longitudes) > 359:
+            # The origin, a pole, is in no cell's corner.
+            south, north = float(latitudes.min()), float(latitudes.max())
+            return [-180.0, -90.0, 180.0, north] if north < 0 else [-180.0, south, 180.0, 90.0]
+    else:
+        pairs = (("lon_rho", "lat_rho"), ("longitude", "latitude"), ("lon", "lat"))
+        pair = next(pair for pair in pairs if pair[0] in file.variables)
+        longitudes, latitudes = (file[name][:].astype(float) for name in pair)
+    sides = [longitudes.min(), latitudes.min(), longitudes.max(), latitudes.max()]
+    if family in {"nclimgrid-daily", "nclimgrid-monthly", "rtofs"}:
+        halves = [np.ptp(axis) / (axis.size - 1) / 2 for axis in (longitudes, latitudes)] * 2
+        sides = [side + sign * half for side, sign, half in zip(sides, (-1, -1, 1, 1), halves, strict=True)]
+    return [float(side) for side in sides]
