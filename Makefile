@@ -69,9 +69,9 @@ soak: $(INSTALLED)  ## run the long tests, for hours; PART="mail-sqlite chaos-sq
 docs: $(INSTALLED)  ## build the documentation's site, with its reference from the code, into build/docs/site
 	@$(BIN)/python -m docs_site build/docs
 
-lock:  ## pin every dependency with its hashes, and those of each image
-	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev --python-version 3.11 \
-		pyproject.toml -o requirements.lock
+lock:  ## pin every dependency with its hashes, for each Python, and those of each image
+	@uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --no-strip-extras --extra demo --extra dev \
+		--python-version 3.11 pyproject.toml -o requirements.lock
 	@uv pip compile -q --generate-hashes --no-emit-index-url --no-header --no-annotate --no-strip-extras \
 		--extra announcements --extra celery --extra delta --extra energy --extra k8s --extra otlp --extra release --extra stac-api \
 		--constraint requirements.lock --python-version 3.11 pyproject.toml -o deploy/image/requirements.lock
