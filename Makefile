@@ -1,5 +1,7 @@
 # Every target sets up what it needs; `make demo` and `make test` work as the first command typed.
 PYTHON ?= python3.11
+# Of the newest clients: 3.12 or newer.
+CLIENTS_PYTHON ?= python3.13
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -22,7 +24,7 @@ WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # is 5 of the 7 seconds that loading the definitions takes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo ui test lint clauses mutants truth lock bench soak docs dist sbom audit clean
+.PHONY: demo ui test lint clauses mutants truth clients lock bench soak docs dist sbom audit clean
 
 $(INSTALLED): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -59,6 +61,10 @@ mutants: $(INSTALLED)  ## break rules one by one in a copy; a test must fail for
 
 truth: $(INSTALLED)  ## compare every real object of ../shared/{data,nodd} with independent readers, field by field
 	@$(BIN)/pytest -q --no-header kfm_dagster_tests/readers/test_truth.py
+
+clients: pyproject.toml  ## install the clients of virtual stores in a newer Python, for their tests (CLIENTS_PYTHON=python3.13)
+	@test -x .venv-clients/bin/python || $(CLIENTS_PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/python -m pip install -q --disable-pip-version-check -e '.[read,icechunk]' s3fs virtualizarr xpystac
 
 bench: $(INSTALLED)  ## measure rates and latency for two hours, and write docs/performance.md
 	@$(BIN)/python -m benchmarks.report $(BENCH_ARGS)

@@ -30,6 +30,7 @@ from benchmarks.postgis import lacking, postgis_server, stac_api_database
 from benchmarks.report import calibration_ms
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import FollowerRunner
+from kfm_dagster.catalog.index import Places
 from kfm_dagster.catalog.item import Candidate
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
@@ -136,7 +137,7 @@ def measure(folder: Path, items: int, *, database: str, stac_api: bool) -> Scale
         served = around.enter_context(bench_database(database, folder / "database"))
         opened = Database.open(served.variables.get("KFM_WAL_DSN", f"sqlite:///{folder / 'kfm.db'}"))
         around.callback(opened.dispose)
-        catalog = Catalog(opened, publisher, registry, mirrored=True)
+        catalog = Catalog(opened, publisher, registry, places=Places(geoparquet=True))
         following = FollowerRunner(opened, registry, publisher, clock=lambda: datetime.now(UTC))
         followers: list[Follower] = [GeoParquet(publisher)]
         if stac_api:

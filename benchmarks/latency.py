@@ -34,6 +34,7 @@ from benchmarks.fast_queue import BATCH, FastQueue, ensure_installed
 from benchmarks.objects import DAY, make_objects, samples_of
 from benchmarks.processes import cpu_seconds_by_process
 from benchmarks.surroundings import Place, Surroundings, surrounded
+from kfm_dagster.catalog.layout import STORE_LIST
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.progress_bar import drain_bar
 from kfm_dagster.cli.tables import show_rows
@@ -43,7 +44,6 @@ from kfm_dagster.deployment.drain import drain
 from kfm_dagster.deployment.local import Deployment
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.exports.validation import figure
-from kfm_dagster.followers.virtual.day import LIST
 from kfm_dagster.followers.virtual.follower import VirtualZarr
 from kfm_dagster.ingest.acknowledgement import Progress
 from kfm_dagster.ingest.chain import read_configuration
@@ -260,7 +260,7 @@ class _Stores(threading.Thread):
             found.append((at - change.changed_at).total_seconds())
         waits = {f"virtual_{name}": seconds for name, seconds in percentiles(found).items()}
         # Those of the warming units are among them.
-        lists = [json.loads(file.read_bytes()) for file in self._folder.rglob(LIST)]
+        lists = [json.loads(file.read_bytes()) for file in self._folder.rglob(STORE_LIST)]
         steps = sum(store["steps"] for one in lists for store in one["stores"])
         if not steps:
             raise DependencyUnavailableError("no sample of the dataset has come into a virtual store")

@@ -4,7 +4,8 @@
 
     kfm.open("hrrr", field="TMP:2 m above ground")
 
-`search`, `open`, `latest` and `best` are those of `kfm_dagster.reading`, imported when they are used.
+`search`, `open`, `latest`, `best`, `stores`, `unchanged` and `zarr_store` are those of `kfm_dagster.reading`, imported
+when they are used.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ if TYPE_CHECKING:
     from kfm_dagster.reading.fields import best
     from kfm_dagster.reading.fields import open_source as open  # noqa: A004, the function that opens
     from kfm_dagster.reading.items import latest, search
+    from kfm_dagster.reading.stores import stores, unchanged, zarr_store
 
 __version__ = "0.1.0"
-__all__ = ["best", "latest", "open", "search"]
+__all__ = ["best", "latest", "open", "search", "stores", "unchanged", "zarr_store"]
 
-_READING = {"best": "fields:best", "open": "fields:open_source", "latest": "items:latest", "search": "items:search"}
+_READING = {
+    "best": "fields:best",
+    "latest": "items:latest",
+    "open": "fields:open_source",
+    "search": "items:search",
+    "stores": "stores:stores",
+    "unchanged": "stores:unchanged",
+    "zarr_store": "stores:zarr_store",
+}
 
 
 def __getattr__(name: str) -> Any:

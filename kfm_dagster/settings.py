@@ -511,6 +511,12 @@ class Settings(BaseModel):
         return self.catalog_url or str(self.home.absolute() / "catalog")
 
     @property
+    def virtual_root(self) -> str:
+        """Absolute address of the virtual stores; empty if there are none."""
+        is_folder = self.virtual_url and "://" not in self.virtual_url
+        return str(Path(self.virtual_url).absolute()) if is_folder else self.virtual_url.rstrip("/")
+
+    @property
     def lineage(self) -> str:
         """URL or folder of the lineage files."""
         return self.lineage_url or str(self.home.absolute() / "lineage")

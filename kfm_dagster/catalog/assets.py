@@ -21,6 +21,8 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.drawing.svg import data_url
 
 DATA_ASSET, THUMBNAIL_ASSET = "data", "thumbnail"
+VIRTUAL_ASSET, STORE_ASSET = "virtual-zarr", "references"
+"""Asset of a Collection that lists virtual stores, and of an Item that is a virtual store."""
 THUMBNAIL = {"title": "Footprint", "type": "image/svg+xml", "roles": ["thumbnail"]}
 EXTENSIONS = (
     "https://stac-extensions.github.io/alternate-assets/v1.2.0/schema.json",

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from kfm_dagster.catalog import layout
-from kfm_dagster.catalog.assets import DATA_ASSET, THUMBNAIL, THUMBNAIL_ASSET
-from kfm_dagster.catalog.index import CollectionIndex, Extent, Page
+from kfm_dagster.catalog.assets import DATA_ASSET, THUMBNAIL, THUMBNAIL_ASSET, VIRTUAL_ASSET
+from kfm_dagster.catalog.index import NO_PLACES, CollectionIndex, Extent, Page, Places
 from kfm_dagster.catalog.item import STAC_VERSION, canonical, item_notice, used_extensions
-from kfm_dagster.catalog.layout import GEOJSON, link
+from kfm_dagster.catalog.layout import GEOJSON, JSON, link
 from kfm_dagster.catalog.publisher import Level, PublishError
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.contracts.issues import StacIssue
@@ -98,7 +98,7 @@ def _collection(index: CollectionIndex, years: Sequence[str]) -> dict[str, Any]:
         summaries=index.summaries(),
         years=years,
         run_id=index.newest_run(),
-        mirrored=index.mirrored,
+        places=index.places,
     )
 
 
@@ -109,12 +109,9 @@ def collection_document(
     summaries: Mapping[str, Sequence[Any]],
     years: Sequence[str],
     run_id: str | None = None,
-    mirrored: bool = False,
+    places: Places = NO_PLACES,
 ) -> dict[str, Any]:
-    """Return the Collection of a dataset; `run_id` is the run that wrote its newest Item.
-
-    `mirrored`: whether its Items are also published as GeoParquet.
-    """
+    """Return the Collection of a dataset; `run_id` is the run that wrote its newest Item."""
     import pystac  # noqa: PLC0415, as above
 
     interval: list[datetime | None] = [datetime.fromisoformat(extent.start), datetime.fromisoformat(extent.end)]
@@ -135,7 +132,7 @@ def collection_document(
         extra_fields={
             "item_assets": _item_assets(contract),
             "kfm:dataset": contract.public_id,
-            **({"assets": {MIRROR_ASSET: MIRROR}} if mirrored else {}),
+            **({"assets": published} if (published := _assets(contract, places)) else {}),
             **(
                 {"kfm:run_state": {"dataset_id": f"{contract.public_id}.stac_register", "run_id": run_id}}
                 if run_id
@@ -150,6 +147,20 @@ def collection_document(
         # pystac's own links are not used, because they need the linked documents in memory.
         "links": [*upward, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
     }
+
+
+def _assets(contract: DatasetContract, places: Places) -> dict[str, Any]:
+    """Return the assets of a Collection: what followers publish of its Items."""
+    assets: dict[str, Any] = {MIRROR_ASSET: MIRROR} if places.geoparquet else {}
+    if places.virtual and contract.virtual:
+        assets[VIRTUAL_ASSET] = {
+            "title": "Virtual Zarr stores",
+            "description": "A Catalog of the days with stores; each links the stores of its day as Items.",
+            "href": f"{places.virtual}/{layout.store_days_path(contract.stac.collection)}",
+            "type": JSON,
+            "roles": ["virtual"],
+        }
+    return assets
 
 
 def collection_notice(governance: Governance) -> dict[str, str]:

@@ -88,16 +88,26 @@ class Write:
         return item_path(self.candidate.collection_id, self.partition, self.candidate.item_id)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """What Collections name besides Items: whether there is `geoparquet`, and the address of `virtual` stores."""
+
+    geoparquet: bool = False
+    virtual: str = ""
+
+
+NO_PLACES = Places()
+
+
 class CollectionIndex:
-    """The index of a collection within one transaction. `contract` is the owning dataset's.
+    """The index of a collection within one transaction. `contract` is the owning dataset's."""
 
-    `mirrored`: whether its Items are also published as GeoParquet.
-    """
-
-    def __init__(self, tx: Transaction, contract: DatasetContract, *, page_size: int, mirrored: bool = False) -> None:
+    def __init__(
+        self, tx: Transaction, contract: DatasetContract, *, page_size: int, places: Places = NO_PLACES
+    ) -> None:
         self._tx = tx
         self.contract = contract
-        self.mirrored = mirrored
+        self.places = places
         self._collection = contract.stac.collection
         self._page_size = page_size
 

@@ -19,6 +19,7 @@ from typing import Any
 ROOT = "catalog.json"
 JSON = "application/json"
 GEOJSON = "application/geo+json"
+STORE_LIST = "stores.json"
 
 
 def collection_path(collection_id: str) -> str:
@@ -58,6 +59,16 @@ def item_links() -> list[dict[str, Any]]:
         link("collection", "../../collection.json"),
         link("parent", "./catalog.json"),
     ]
+
+
+def store_days_path(collection_id: str) -> str:
+    """Return the path of the Catalog of days that have virtual stores, relative to the stores' root."""
+    return f"{collection_id}/days.json"
+
+
+def store_list_path(collection_id: str, partition: str) -> str:
+    """Return the path of a day's list of virtual stores, relative to the stores' root."""
+    return f"{collection_id}/{partition[:4]}/{partition}/{STORE_LIST}"
 
 
 def link(rel: str, href: str, *, media_type: str = JSON, title: str | None = None) -> dict[str, Any]:

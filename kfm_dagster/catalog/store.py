@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError
 
 from kfm_dagster.catalog import documents, outcomes
-from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Page, Write
+from kfm_dagster.catalog.index import NO_PLACES, CatalogEntry, CollectionIndex, Page, Places, Write
 from kfm_dagster.catalog.item import Candidate, content_of
 from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, publish
 from kfm_dagster.catalog.undo import PromotionLog, UndoReport, undo_items, undo_run
@@ -39,10 +39,7 @@ class CatalogUndoError(DependencyUnavailableError):
 
 
 class Catalog:
-    """A static STAC catalog and its index. Any number of processes may register concurrently.
-
-    With `mirrored`, its Collections state that their Items are also published as GeoParquet.
-    """
+    """A static STAC catalog and its index. Any number of processes may register concurrently."""
 
     def __init__(
         self,
@@ -51,13 +48,13 @@ class Catalog:
         registry: ContractRegistry,
         *,
         page_size: int = PAGE_SIZE,
-        mirrored: bool = False,
+        places: Places = NO_PLACES,
     ) -> None:
         self._database = database
         self._publisher = publisher
         self._registry = registry
         self._page_size = page_size
-        self._mirrored = mirrored
+        self._places = places
 
     def register(self, candidates: Sequence[Candidate], *, fence: Fence) -> list[StacResult]:
         """Register a batch of a dataset; return results in the order of the candidates.
@@ -265,7 +262,7 @@ class Catalog:
         return outcome
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
-        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, mirrored=self._mirrored)
+        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, places=self._places)
 
     def _contract(self, candidates: Sequence[Candidate]) -> DatasetContract:
         datasets = {candidate.dataset for candidate in candidates}

@@ -18,6 +18,7 @@ from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, E
 from kfm_dagster.followers.stac_api.comparison import Comparison, DayComparison, compare
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.preflight import hold_roots
+from kfm_dagster.reading.stores import stores
 from kfm_dagster.storage.database import Database
 
 REFILLED_COLUMNS = ("collection_id", "changes")
@@ -28,7 +29,7 @@ DAY_COLUMNS = ("collection_id", "day", "catalog", "api", "missing", "extra", "di
 
 @click.group()
 def stac() -> None:
-    """Show, compare and rebuild the STAC API.
+    """Show, compare and rebuild the STAC API; write virtual stores in another form.
 
     Example: kfm stac check
     """
@@ -113,6 +114,25 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
             pipeline.following.rebuild(follower, contract)
             comparisons.append(_compared(pipeline.database, pipeline.settings.catalog, follower, contract))
         return _shown(comparisons, as_json=as_json)
+
+
+@stac.command()
+@click.argument("dataset")
+@click.argument("name")
+@click.argument("target")
+@click.option("--time", metavar="TIME", help="A day, or START/END: the days whose stores are written; default: all.")
+def icechunk(*, dataset: str, name: str, target: str, time: str | None) -> None:
+    """Write a dataset's virtual stores of a NAME as one array to an Icechunk repository.
+
+    TARGET is a folder or s3://bucket/prefix. Each reference has the ETag of the object that was indexed, so Icechunk
+    refuses an object that was written again. The next call replaces the array in a commit of the branch main.
+
+    Example: kfm stac icechunk goes-abi G19_ABI-L1b-RadM1_C13 s3://my-icechunk/june --time 2025-06-01/2025-06-30
+    """
+    # Imported here, because it takes 0.3 s to import.
+    from kfm_dagster.reading.icechunk_form import write_icechunk  # noqa: PLC0415
+
+    click.echo(f"{write_icechunk(stores(dataset, name, time=time), target)} steps")
 
 
 def _follower(followers: Iterable[Follower]) -> PgstacFollower:

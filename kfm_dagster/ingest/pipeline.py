@@ -202,13 +202,14 @@ class Pipeline:
     @cached_property
     def catalog(self) -> Catalog:
         """The STAC catalog."""
+        from kfm_dagster.catalog.index import Places  # noqa: PLC0415
         from kfm_dagster.catalog.store import Catalog  # noqa: PLC0415
 
         return Catalog(
             self.database,
             open_publisher(self.settings.catalog),
             self.registry,
-            mirrored=self.settings.geoparquet,
+            places=Places(geoparquet=self.settings.geoparquet, virtual=self.settings.virtual_root),
         )
 
     @cached_property

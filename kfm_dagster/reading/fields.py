@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from kfm_dagster.catalog.assets import DATA_ASSET
 from kfm_dagster.catalog.publisher import Ranges
 from kfm_dagster.contracts.issues import IntegrityIssue
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, KfmError, UnknownNameError
+from kfm_dagster.errors import ConfigurationError, KfmError, UnknownNameError
 from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.readers.ranges import BlockCache
 from kfm_dagster.readers.unpacked import gunzipped
@@ -36,6 +35,8 @@ from kfm_dagster.reading.items import (
     valid_time,
 )
 from kfm_dagster.reading.names import REFERENCE, Item, layer, layers_of, matches, only, variables_of
+from kfm_dagster.reading.packages import package
+from kfm_dagster.reading.stores import is_store, open_store
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject
 from kfm_dagster.storage.objects import s3_bucket
@@ -43,7 +44,7 @@ from kfm_dagster.storage.objects import s3_bucket
 if TYPE_CHECKING:
     import pystac
 
-Source: TypeAlias = "str | pystac.Item | Item"
+Source: TypeAlias = "str | pystac.Item | Item | Sequence[str | pystac.Item]"
 PARALLEL = 8
 """Fields that `best` reads at once."""
 MD5 = "d50110"
@@ -70,9 +71,10 @@ def open_source(
     """Open an Item, or the newest Item of a dataset, or one of its fields.
 
     `source` is an Item, the address of its file, or a dataset's id. An id opens the dataset's `latest` Item with the
-    field and the properties. `field` names a NetCDF variable, or a GRIB2 field as in its index: `TMP:2 m above ground`,
-    or `TMP` with `level`. Returns a DataArray for a field, else a Dataset. A radar volume is xradar's DataTree with a
-    group for each sweep; station reports are a pandas DataFrame.
+    field and the properties. A virtual store of `stores` is opened, too; several are joined to one array. `field` names
+    a NetCDF variable, or a GRIB2 field as in its index: `TMP:2 m above ground`, or `TMP` with `level`. Returns a
+    DataArray for a field, else a Dataset. A radar volume is xradar's DataTree with a group for each sweep; station
+    reports are a pandas DataFrame.
 
     Raises UnknownNameError if no or several fields have the name, ObjectReadError if the object is gone or was written
     again after its Item, UnreadableObjectError if the client fails, ConfigurationError for a format without a client,
@@ -83,7 +85,11 @@ def open_source(
         source = (
             read_item(source) if is_address else latest(source, field=field, level=level, catalog=catalog, **properties)
         )
-    item: Item = source.to_dict(transform_hrefs=False) if hasattr(source, "to_dict") else source
+    if is_store(source):
+        with _client("virtual stores"):
+            store = open_store(source)
+            return store if field is None else store[field]
+    item: Any = source.to_dict(transform_hrefs=False) if hasattr(source, "to_dict") else source
     if not isinstance(item, Mapping) or DATA_ASSET not in item.get("assets", ()):
         raise ConfigurationError(
             "not an Item of this catalog",
@@ -96,12 +102,12 @@ def open_source(
             case "rasterio":
                 return _grid(item, layer(item, field, level) if layers_of(item) else field)
             case "h5netcdf":
-                dataset = _package("xarray").open_dataset(_file(item), **asset["xarray:open_kwargs"])
+                dataset = package("xarray").open_dataset(_file(item), **asset["xarray:open_kwargs"])
                 # A file has variables that its Item does not list, such as quality flags.
                 names = [] if field is None else [name for name in dataset.data_vars if name == field]
                 return dataset if field is None else dataset[only(item, field, names, list(dataset.data_vars))]
             case "nexradlevel2":
-                return _package("xradar").io.open_nexradlevel2_datatree(_volume(item))
+                return package("xradar").io.open_nexradlevel2_datatree(_volume(item))
         if any("isd:positions" in column for column in variables_of(item).values()):
             return _reports(item)
     raise ConfigurationError(
@@ -150,7 +156,7 @@ def best(
     with ThreadPoolExecutor(PARALLEL) as pool:
         fields = list(pool.map(partial(open_source, field=field, level=level), newest))
     runs = [name for name in ("reference_time",) if name in fields[0].coords]
-    return _package("xarray").concat(
+    return package("xarray").concat(
         fields, "valid_time", coords=runs, compat="override", combine_attrs="drop_conflicts"
     )
 
@@ -206,7 +212,7 @@ def _file(item: Item) -> io.RawIOBase:
 
 def _grid(item: Item, name: str | None) -> Any:
     """Read a GRIB2 field with GDAL, with projected coordinates; without a name, the object's only field."""
-    rasterio, rioxarray = _package("rasterio"), _package("rioxarray")
+    rasterio, rioxarray = package("rasterio"), package("rioxarray")
     part = layers_of(item).get(name or "")
     content = _object(item).read(part["start_byte"], part["byte_size"]) if part else _content(item)
     if part and not (content.startswith(b"GRIB") and content.endswith(b"7777")):
@@ -228,7 +234,7 @@ def _grid(item: Item, name: str | None) -> Any:
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}
     # Times are read from the message, because an Item with several messages has only one of them, or none.
     times = {name: tags.get(tag) for name, tag in TIMES.items()}
-    numpy = _package("numpy")
+    numpy = package("numpy")
     return (
         grid.rename(variable)
         .assign_coords({name: numpy.datetime64(int(time.split()[0]), "s") for name, time in times.items() if time})
@@ -252,7 +258,7 @@ def _volume(item: Item) -> bytes:
 
 def _reports(item: Item) -> Any:
     """Return the reports of stations: columns by name, missing values as NaN, in the units of the Item."""
-    pandas, columns = _package("pandas"), variables_of(item)
+    pandas, columns = package("pandas"), variables_of(item)
     spans = {"time": (15, 27)} | {
         name: (column["isd:positions"][0] - 1, column["isd:positions"][1]) for name, column in columns.items()
     }
@@ -276,12 +282,3 @@ def _client(href: str) -> Iterator[None]:
             observed=f"{href}: {type(error).__name__}: {error_text(error)}",
             next_step="read the object with another client",
         ) from error
-
-
-def _package(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise DependencyUnavailableError(
-            f"{error.name} is not installed", next_step="pip install 'kfm-dagster[read]'"
-        ) from None

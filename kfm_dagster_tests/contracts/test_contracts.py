@@ -443,7 +443,7 @@ def name_of(contract: DatasetContract, file: str) -> str | None:
 def test_a_product_a_band_and_a_sector_go_together(contracts: ContractRegistry) -> None:
     for product, hour, name in [
         ("ABI-L1b-RadM1-M6C13", "23", "G19_ABI-L1b-RadM1_C13"),
-        ("ABI-L1b-RadM2-M6C02", "00", "G19_ABI-L1b-RadM2_C02"),
+        ("ABI-L1b-RadM2-M6C02", "00", "G19_ABI-L1b-RadM2_C02_00h"),
         ("ABI-L1b-RadC-M6C13", "05", "G19_ABI-L1b-RadC_C13_00h"),
         ("ABI-L1b-RadC-M6C13", "06", "G19_ABI-L1b-RadC_C13_06h"),
         ("ABI-L2-MCMIPM1-M6", "06", "G19_ABI-L2-MCMIPM1"),

@@ -14,6 +14,7 @@ import duckdb
 import pystac
 import pytest
 
+import kfm_dagster as kfm
 from benchmarks.stac_api_server import stac_api_server
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -243,14 +244,13 @@ def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
     }
 
 
-def found_by_clients(root: Path, place: Path, api: str) -> dict[str, list[str]]:
+def found_by_clients(root: Path, api: str) -> dict[str, list[str]]:
     """What people's clients find: ids of Items, and of the virtual store the times of its scans."""
     import xarray
     from pystac_client import Client
 
-    folder = place / GOES / "2025" / GOES_DAY
-    [store] = json.loads((folder / "stores.json").read_bytes())["stores"]
-    options = {"fo": str(folder / store["href"]), "remote_protocol": "file"}
+    [store] = kfm.stores(GOES, catalog=str(root))
+    options = {"fo": store.assets["references"].href, "remote_protocol": "file"}
     with xarray.open_dataset("reference://", engine="zarr", storage_options=options) as scans:
         times = [str(time) for time in scans["t"].values]
     files = root / GOES / "items" / "*" / "*.parquet"
@@ -282,7 +282,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     put(objects, [scan(0)])
     run_chain(pipeline, GOES, GOES_DAY, "first")
     root = Path(pipeline.settings.catalog)
-    before, alone = shown(pipeline, place, stac_api_url), found_by_clients(root, place, api_server)
+    before, alone = shown(pipeline, place, stac_api_url), found_by_clients(root, api_server)
     assert {name: len(found) for name, found in alone.items()} == dict.fromkeys(alone, 1)
 
     def fails(*_: object) -> None:
@@ -297,14 +297,14 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     pipeline.following.catch_up(pipeline.followers)
     between = shown(pipeline, place, stac_api_url)
     assert all(between[name] != before[name] for name in before)
-    together = found_by_clients(root, place, api_server)
+    together = found_by_clients(root, api_server)
     assert {name: len(found) for name, found in together.items()} == dict.fromkeys(alone, 3)
     settle = Settle(pipeline=pipeline, dataset=GOES, partition=GOES_DAY, run_id="second")
     assert roll_back(settle, failed.value) is not None
     pipeline.following.catch_up(pipeline.followers)
 
     assert shown(pipeline, place, stac_api_url) == before
-    assert found_by_clients(root, place, api_server) == alone
+    assert found_by_clients(root, api_server) == alone
     events = [json.loads(body) for *_, body in server.asked]
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]

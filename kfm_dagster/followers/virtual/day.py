@@ -1,7 +1,7 @@
 """A day's virtual stores as published: documents under unique names, and a list of them that is replaced last.
 
-    <collection>/days.json                                   days that have a list
-    <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             the day's stores, by name
+    <collection>/days.json                                   days that have a list, a STAC Catalog
+    <collection>/<YYYY>/<YYYY-MM-DD>/stores.json             the day's stores, by name, an ItemCollection
     <collection>/<YYYY>/<YYYY-MM-DD>/<name>.<hash>.json      a store: references (`references.py`)
 
 A document never changes, because other content has another name. So a reader sees all stores of a day either before or
@@ -13,17 +13,25 @@ Belongs here: reading and publishing. Does not belong here: the choice of a stor
 from __future__ import annotations
 
 import hashlib
+import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from pydantic import TypeAdapter
 
+from kfm_dagster.catalog.assets import STORE_ASSET
 from kfm_dagster.catalog.changes import FollowError
+from kfm_dagster.catalog.item import STAC_VERSION
+from kfm_dagster.catalog.layout import GEOJSON, STORE_LIST, link, store_days_path, store_list_path
 from kfm_dagster.catalog.publisher import Publisher, publish
 from kfm_dagster.followers.virtual.references import VirtualCube, from_document, to_document
 
-LIST, DAYS = "stores.json", "days.json"
+ENGINE = "kfm"
+"""Engine of xarray that reads references of objects' versions (`reading/xarray_engine.py`)."""
+MEDIA_TYPE = "application/vnd.zarr"
+"""Of Zarr in STAC's best practices (best-practices-zarr.md); xpystac 0.5 knows it without a version only."""
 _HASH = 16
 
 
@@ -42,11 +50,14 @@ class Listed:
 class DayOfStores:
     """The stores of a collection and day. Several threads may call `put` and `content`, one thread the rest."""
 
-    def __init__(self, publisher: Publisher, *, collection: str, day: str) -> None:
+    def __init__(self, publisher: Publisher, *, collection: str, day: str, region: str, root: str) -> None:
+        """Read the list; `region` is that of the objects' buckets, `root` the publisher's address."""
         self._publisher = publisher
-        self._collection, self._day = collection, day
-        self._folder = f"{collection}/{day[:4]}/{day}"
-        self._content = self._at(LIST)
+        self._region = region
+        self._day = day
+        self._folder = posixpath.dirname(store_list_path(collection, day))
+        self._address = f"{root}/{self._folder}"
+        self._content = self._at(STORE_LIST)
         self.listed = [] if self._content is None else _STORES.validate_python(orjson.loads(self._content)["stores"])
 
     def content(self, listed: Listed) -> bytes:
@@ -60,7 +71,7 @@ class DayOfStores:
 
     def put(self, name: str, store: VirtualCube) -> Listed:
         """Write a store's document, which no reader opens before the list is published. Raises PublishError."""
-        content = to_document(store)
+        content = to_document(store, region=self._region)
         href = f"{name}.{hashlib.sha256(content).hexdigest()[:_HASH]}.json"
         publish(self._publisher, [{f"{self._folder}/{href}": content}])
         return Listed(
@@ -80,14 +91,43 @@ class DayOfStores:
         new = sorted(listed, key=lambda entry: (entry.name, entry.start, entry.href))
         if new == self.listed:
             return
-        if self._at(LIST) != self._content:
-            raise FollowError(observed=f"{self._folder}/{LIST} was replaced meanwhile", next_step="it is retried")
-        document = {"collection": self._collection, "day": self._day, "stores": new}
-        publish(self._publisher, [{f"{self._folder}/{LIST}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
-        named = {LIST, *(entry.href for entry in (*new, *self.listed))}
+        if self._at(STORE_LIST) != self._content:
+            raise FollowError(observed=f"{self._folder}/{STORE_LIST} was replaced meanwhile", next_step="it is retried")
+        features = [self._item(entry) for entry in new]
+        document = {"type": "FeatureCollection", "features": features, "day": self._day, "stores": new}
+        publish(self._publisher, [{f"{self._folder}/{STORE_LIST}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
+        named = {STORE_LIST, *(entry.href for entry in (*new, *self.listed))}
         names = self._publisher.names(self._folder)
         self._publisher.remove([f"{self._folder}/{name}" for name in names if name not in named])
         self.listed = new
+
+    def _item(self, listed: Listed) -> dict[str, Any]:
+        """Return a store as a STAC Item (best-practices-zarr.md, "Virtual Zarr Stores")."""
+        href = f"{self._address}/{listed.href}"
+        return {
+            "type": "Feature",
+            "stac_version": STAC_VERSION,
+            "stac_extensions": ["https://stac-extensions.github.io/xarray-assets/v1.0.0/schema.json"],
+            "id": f"{listed.name}-{listed.start}",
+            "geometry": None,
+            "properties": {
+                "title": listed.name,
+                "datetime": None,
+                "start_datetime": listed.start,
+                "end_datetime": listed.end,
+            },
+            "links": [link("store", href, media_type=MEDIA_TYPE, title=listed.name)],
+            "assets": {
+                STORE_ASSET: {
+                    "href": href,
+                    "title": "Kerchunk references",
+                    "type": MEDIA_TYPE,
+                    "roles": ["data", "virtual"],
+                    "bands": [{"name": name} for name in listed.variables],
+                    "xarray:open_kwargs": {"engine": ENGINE},
+                }
+            },
+        }
 
     def _at(self, name: str) -> bytes | None:
         path = f"{self._folder}/{name}"
@@ -99,32 +139,40 @@ _STORES = TypeAdapter(list[Listed])
 
 def days_of(publisher: Publisher, collection: str) -> list[str]:
     """Return the recorded days of a collection; some may lack a list. Raises PublishError."""
-    path = f"{collection}/{DAYS}"
+    path = store_days_path(collection)
     content = publisher.read([path]).get(path)
     return [] if content is None else list(orjson.loads(content)["days"])
 
 
-def add_days(publisher: Publisher, collection: str, days: Iterable[str]) -> None:
+def add_days(publisher: Publisher, collection: str, more: Iterable[str]) -> None:
     """Record days before they have stores, so that a rebuild finds them. Raises PublishError."""
     known = days_of(publisher, collection)
-    if new := set(days) - set(known):
-        document = {"collection": collection, "days": sorted({*known, *new})}
-        publish(publisher, [{f"{collection}/{DAYS}": orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
+    if new := set(more) - set(known):
+        days = sorted({*known, *new})
+        document = {
+            "type": "Catalog",
+            "stac_version": STAC_VERSION,
+            "id": f"{collection}-virtual-zarr",
+            "description": f"Virtual Zarr stores of {collection}, by day.",
+            "links": [link("items", f"./{day[:4]}/{day}/{STORE_LIST}", media_type=GEOJSON, title=day) for day in days],
+            "days": days,
+        }
+        publish(publisher, [{store_days_path(collection): orjson.dumps(document, option=orjson.OPT_INDENT_2)}])
 
 
 def forget(publisher: Publisher, collection: str) -> None:
     """Remove all lists, then all documents, of a collection. Raises PublishError."""
-    folders = [f"{collection}/{day[:4]}/{day}" for day in days_of(publisher, collection)]
-    publisher.remove([f"{folder}/{LIST}" for folder in folders])
-    for folder in folders:
+    lists = [store_list_path(collection, day) for day in days_of(publisher, collection)]
+    publisher.remove(lists)
+    for folder in map(posixpath.dirname, lists):
         publisher.remove([f"{folder}/{name}" for name in publisher.names(folder)])
-    publisher.remove([f"{collection}/{DAYS}"])
+    publisher.remove([store_days_path(collection)])
 
 
 def store_of(content: bytes, href: str) -> VirtualCube:
     """Parse a store's document. Raises FollowError for a document of another format."""
     try:
-        return from_document(content)
+        return from_document(orjson.loads(content))
     except (ValueError, KeyError, TypeError) as error:
         raise FollowError(
             observed=f"{href} is not a store of this package", next_step="kfm stac rebuild --place virtual-zarr"

@@ -42,11 +42,11 @@ class VirtualZarrSource(FollowerSource):
     @override
     def followers(self, context: FollowerContext) -> Sequence[Follower]:
         place = self.settings.virtual_url
-        return [VirtualZarr(open_publisher(place), context.objects)] if place else ()
+        return [VirtualZarr(open_publisher(place), context.objects, root=self.settings.virtual_root)] if place else ()
 
 
 class VirtualZarr:
-    """Keeps virtual stores below a publisher's root.
+    """Keeps virtual stores below a publisher's root, which has the address `root`.
 
     `report` counts the results of the last `follow`: Items `added` and `removed`, Items `left_out` because no store can
     refer to their object, and fields `refused` of added objects. Left-out Items and refused fields are logged.
@@ -55,8 +55,9 @@ class VirtualZarr:
     name = "virtual-zarr"
     after: Sequence[str] = ()
 
-    def __init__(self, publisher: Publisher, objects: ObjectStores) -> None:
+    def __init__(self, publisher: Publisher, objects: ObjectStores, *, root: str = "") -> None:
         self._publisher = publisher
+        self._root = root
         self._objects = objects
         self.report: Counter[str] = Counter()
 
@@ -88,7 +89,13 @@ class VirtualZarr:
             items[name].append(change)
             rules[change.item_id] = rule
         withdrawn = {change.item_id for change in of_day if change.content is None}
-        published = DayOfStores(self._publisher, collection=contract.stac.collection, day=day)
+        published = DayOfStores(
+            self._publisher,
+            collection=contract.stac.collection,
+            day=day,
+            region=contract.storage.region,
+            root=self._root,
+        )
         listed: dict[str, list[Listed]] = defaultdict(list)
         for entry in published.listed:
             listed[entry.name].append(entry)

@@ -39,9 +39,12 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
     try:
         if etag is None or size is None:
             # A HEAD request pins the version to read; the size shows whether the Item describes this version.
-            actual = source.head().size
-            if size is not None and actual != size:
-                return f"{uri} has {actual} bytes, its Item has {size}"
+            head = source.head()
+            if size is not None and head.size != size:
+                return f"{uri} has {head.size} bytes, its Item has {size}"
+            if head.etag is None or etag not in {None, head.etag}:
+                return f"{uri} has the ETag {head.etag}, its Item has {etag}"
+            etag = head.etag
         if contract.metadata_extract.reader == "grib2":
             # An Item that was registered before its sidecar index has no layers.
             layers = {
@@ -61,6 +64,7 @@ def index(objects: ObjectStores, contract: DatasetContract, change: ItemChange, 
         item_id=change.item_id,
         content_sha256=str(change.content_sha256),
         uri=uri,
+        etag=etag,
         datetime=str((change.item or {})["properties"].get("datetime", "")),
     )
     return frame_of(cube_step, along=rule.along), step, cube_step.refused
@@ -81,7 +85,7 @@ def _given_up(
         current = objects.open(contract, uri).head().etag
     except ObjectReadError:
         current = etag
-    if current == etag:
+    if etag in {None, current}:
         raise FollowError(observed=str(error), next_step="it is retried") from error
     return f"{uri} was written again: its ETag is {current}, its Item has {etag}"
 

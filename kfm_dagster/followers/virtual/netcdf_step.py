@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,15 +31,17 @@ MAX_ALL_CHUNKS = 65_536
 MAX_STEP_VALUES = 64
 """Maximum values of a small variable that differs between steps; the ABI observes 24 stars."""
 KNOWN_FILTERS = {DEFLATE, SHUFFLE, FLETCHER32}
-FILL = "_FillValue"
+FILL, _UNSIGNED = "_FillValue", "_Unsigned"
 # Attributes of appendix A of the CF conventions 1.11, except the file's history, and netCDF's own `_Unsigned`. All
 # other attributes describe a granule (the share of good pixels), so a store of many granules cannot have them.
 _MEANING = frozenset({
-    "_Unsigned", FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
+    _UNSIGNED, FILL, "add_offset", "ancillary_variables", "axis", "bounds", "calendar", "cell_measures",
     "cell_methods", "comment", "coordinates", "flag_masks", "flag_meanings", "flag_values", "formula_terms",
     "grid_mapping", "long_name", "missing_value", "positive", "scale_factor", "standard_name", "units", "valid_max",
     "valid_min", "valid_range",
 })  # fmt: skip
+_PACKED = frozenset({FILL, "flag_masks", "flag_values", "missing_value", "valid_max", "valid_min", "valid_range"})
+"""Attributes that have the type of the stored values."""
 _GLOBAL = frozenset({"Conventions", "institution", "references", "source", "title"})
 _GRID_MAPPING = "grid_mapping_name"
 
@@ -121,16 +124,27 @@ def _can_be_referred_to(named: NamedDataset) -> bool:
 
 def _variable(named: NamedDataset, stored: StoredValues) -> StoredVariable:
     attributes = dict(_finite(named.attributes, None if _GRID_MAPPING in named.attributes else _MEANING))
+    data_type = np.dtype(stored.datatype.struct_code)
+    if data_type.kind == "i" and attributes.pop(_UNSIGNED, None) == "true":
+        # netCDF's own convention, which GDAL ignores: the numbers of the signed type are those of the unsigned one.
+        data_type = np.dtype(data_type.str.replace("i", "u"))
+        attributes |= {name: _wrapped(attributes[name], data_type) for name in _PACKED & attributes.keys()}
     fill = attributes.pop(FILL, None)
     return StoredVariable(
         dimensions=named.dimensions,
         attributes=attributes,
-        data_type=np.dtype(stored.datatype.struct_code).str,
+        data_type=data_type.str,
         shape=stored.shape,
         chunk=stored.chunk,
         filters=stored.filters,
         fill=fill if isinstance(fill, int | float) else None,
     )
+
+
+def _wrapped(value: AttributeValue, data_type: np.dtype[Any]) -> AttributeValue:
+    """Return an attribute's signed numbers as those of an unsigned type."""
+    wrapped: AttributeValue = np.asarray(value).astype(data_type).tolist()
+    return wrapped
 
 
 def _finite(

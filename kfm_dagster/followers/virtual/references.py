@@ -1,8 +1,9 @@
 """A virtual store as a document of references: Zarr's metadata, and for each chunk its byte range in an object.
 
 The format is kerchunk's reference file, version 1 (kerchunk documentation, "References specification"), over Zarr's
-storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). fsspec, xarray and zarr-python open
-the document directly. Its key `kfm` (the Item of each step) is internal. A document depends on its steps alone.
+storage specification: version 2, or 3 if chunks are GRIB2 messages (`zarr3.py`). Addresses are written out, because
+GDAL and VirtualiZarr refuse the format's `templates`. Clients ignore the key `kfm`: the Item of each step, and the ETag
+of the object that was indexed (`reading/stores.py`). A document depends on its steps alone.
 
 Belongs here: writing and parsing documents. Does not belong here: reading objects (`readers/`), publishing (`day.py`).
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +22,16 @@ from typing import Any
 import numpy as np
 import orjson
 
-from kfm_dagster.followers.virtual.netcdf_step import CubeStep, StoredVariable
-from kfm_dagster.followers.virtual.zarr3 import METADATA, array_of, is_message, to_version_2, to_version_3
+from kfm_dagster.followers.virtual.netcdf_step import FILL, CubeStep, StoredVariable
+from kfm_dagster.followers.virtual.zarr3 import (
+    METADATA,
+    array_of,
+    chunk_key,
+    chunk_place,
+    is_message,
+    to_version_2,
+    to_version_3,
+)
 from kfm_dagster.readers.hdf5_chunks import StoredChunk
 from kfm_dagster.readers.hdf5_messages import DEFLATE, FLETCHER32, SHUFFLE
 
@@ -38,6 +48,7 @@ class StoreStep:
     item_id: str
     content_sha256: str
     uri: str
+    etag: str
     datetime: str
     place: float
     values: Mapping[str, bytes]
@@ -109,7 +120,7 @@ def frame_of(cube_step: CubeStep, *, along: str) -> Frame:
         dimensions, shape, chunk = list(variable.dimensions), list(variable.shape), list(variable.chunk)
         if name not in cube_step.fixed:
             dimensions, shape, chunk = [along, *dimensions], [0, *shape], [1, *chunk]
-        metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, _DIMENSIONS: dimensions}
+        metadata[f"{name}/{_ATTRIBUTES}"] = {**variable.attributes, **_fill(variable), _DIMENSIONS: dimensions}
         metadata[f"{name}/{_ARRAY}"] = array_of(
             shape,
             chunk,
@@ -122,7 +133,7 @@ def frame_of(cube_step: CubeStep, *, along: str) -> Frame:
 
 
 def step_of(
-    cube_step: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, datetime: str
+    cube_step: CubeStep, *, along: str, item_id: str, content_sha256: str, uri: str, etag: str, datetime: str
 ) -> StoreStep:
     """Return an object as a step of its store."""
     (place,) = np.frombuffer(cube_step.values[along], cube_step.variables[along].data_type)
@@ -130,6 +141,7 @@ def step_of(
         item_id=item_id,
         content_sha256=content_sha256,
         uri=uri,
+        etag=etag,
         datetime=datetime,
         place=float(place),
         values=cube_step.values,
@@ -137,43 +149,64 @@ def step_of(
     )
 
 
-def to_document(store: VirtualCube) -> bytes:
-    """Return the document of a store that has a step."""
+def metadata_of(store: VirtualCube) -> dict[str, Mapping[str, Any]]:
+    """Return Zarr's metadata (version 2) of a store that has a step, by its key."""
     images = store.images
     unused = store.frame.messages.difference(images)
-    metadata = {
+    return {
         key: _with_steps(store, key, images) for key in store.frame.metadata if key.rpartition("/")[0] not in unused
     }
-    if store.frame.messages:
+
+
+def values_of(store: VirtualCube) -> Iterator[tuple[str, bytes]]:
+    """Yield the small arrays of a store, each of a single chunk."""
+    yield from store.frame.fixed.items()
+    for name in store.steps[0].values:
+        yield name, b"".join(step.values[name] for step in store.steps)
+
+
+def references_of(store: VirtualCube, *, region: str) -> dict[str, Any]:
+    """Return the document of a store that has a step; `region` is that of its objects' buckets."""
+    metadata = metadata_of(store)
+    version = 3 if store.frame.messages else 2
+    if version == 3:
         refs: dict[str, Any] = {key: _text(value) for key, value in to_version_3(metadata).items()}
     else:
         refs = {key: _text(value) for key, value in metadata.items()}
         refs[_CONSOLIDATED] = _text({"zarr_consolidated_format": 1, "metadata": metadata})
-    for name, data in store.frame.fixed.items():
-        refs[f"{name}/{_first_chunk(metadata, name)}"] = _inline(data)
-    for name in store.steps[0].values:
-        data = b"".join(step.values[name] for step in store.steps)
-        refs[f"{name}/{_first_chunk(metadata, name)}"] = _inline(data)
-    for number, step in enumerate(store.steps):
-        uri = "{{" + _template(number) + "}}"
-        for name, chunks in step.chunks.items():
-            for chunk in chunks:
-                place = ".".join(map(str, (number, *chunk.place)))
-                refs[f"{name}/{place}"] = [uri, chunk.offset, chunk.length]
+    for name, data in values_of(store):
+        refs[_only_chunk(metadata, name, version=version)] = _inline(data)
+    for name, place, step, chunk in chunks_of(store):
+        refs[chunk_key(name, place, version=version)] = [step.uri, chunk.offset, chunk.length]
     ours = {
         "along": store.frame.along,
-        "images": images,
-        "steps": [[step.item_id, step.content_sha256, step.datetime, step.place] for step in store.steps],
+        "images": store.images,
+        "region": region,
+        "steps": [
+            [step.item_id, step.content_sha256, step.datetime, step.place, step.uri, step.etag] for step in store.steps
+        ],
     }
-    templates = {_template(number): step.uri for number, step in enumerate(store.steps)}
-    return _text({"version": 1, "kfm": ours, "templates": templates, "refs": refs}).encode()
+    return {"version": 1, "kfm": ours, "refs": refs}
 
 
-def from_document(content: bytes) -> VirtualCube:
-    """Parse a document of `to_document`. Raises ValueError or KeyError for any other document."""
-    document = orjson.loads(content)
-    ours, refs, templates = document["kfm"], document["refs"], document["templates"]
-    if METADATA in refs:
+def to_document(store: VirtualCube, *, region: str) -> bytes:
+    """Return the file of a store that has a step."""
+    return _text(references_of(store, region=region)).encode()
+
+
+def chunks_of(store: VirtualCube) -> Iterator[tuple[str, tuple[int, ...], StoreStep, StoredChunk]]:
+    """Yield the chunks of a store's images: array, place in the array, step and place in the step's object."""
+    for number, step in enumerate(store.steps):
+        for name, chunks in step.chunks.items():
+            for chunk in chunks:
+                yield name, (number, *chunk.place), step, chunk
+
+
+def from_document(document: Mapping[str, Any]) -> VirtualCube:
+    """Parse a document of `references_of`. Raises ValueError, TypeError or KeyError for any other document."""
+    ours, refs = document["kfm"], document["refs"]
+    version = 3 if METADATA in refs else 2
+    if version == 3:
         arrays = to_version_2(orjson.loads(refs[METADATA]))
     else:
         keys = {key for key in refs if key.rpartition("/")[2] in {_ARRAY, _ATTRIBUTES, _GROUP}}
@@ -181,7 +214,7 @@ def from_document(content: bytes) -> VirtualCube:
     frame = Frame(along=ours["along"], metadata=arrays, fixed={})
     stepped, images = frame.stepped, set(ours["images"])
     small = {
-        name: _outline(refs[f"{name}/{_first_chunk(arrays, name)}"]) for name in frame.arrays if name not in images
+        name: _outline(refs[_only_chunk(arrays, name, version=version)]) for name in frame.arrays if name not in images
     }
     for name in stepped:
         array = arrays[f"{name}/{_ARRAY}"]
@@ -189,8 +222,7 @@ def from_document(content: bytes) -> VirtualCube:
     chunks: list[dict[str, list[StoredChunk]]] = [{name: [] for name in ours["images"]} for _ in ours["steps"]]
     for key, reference in refs.items():
         if isinstance(reference, list):
-            name, _, place = key.rpartition("/")
-            number, *inner = map(int, place.split("."))
+            name, (number, *inner) = chunk_place(key)
             chunks[number][name].append(StoredChunk(tuple(inner), reference[1], reference[2]))
     frame = Frame(
         along=ours["along"],
@@ -201,7 +233,8 @@ def from_document(content: bytes) -> VirtualCube:
         StoreStep(
             item_id=item_id,
             content_sha256=content_sha256,
-            uri=templates[_template(number)],
+            uri=uri,
+            etag=etag,
             datetime=datetime,
             place=place,
             values={name: _slice(small[name], number, len(chunks)) for name in stepped if name not in images},
@@ -209,7 +242,7 @@ def from_document(content: bytes) -> VirtualCube:
                 name: tuple(listed) for name, listed in chunks[number].items() if listed or name not in frame.messages
             },
         )
-        for number, (item_id, content_sha256, datetime, place) in enumerate(ours["steps"])
+        for number, (item_id, content_sha256, datetime, place, uri, etag) in enumerate(ours["steps"])
     )
     return VirtualCube(frame=frame, steps=steps)
 
@@ -237,19 +270,23 @@ def _filters(variable: StoredVariable) -> list[dict[str, Any]] | None:
     return [known[identifier] for identifier in variable.filters] or None
 
 
-def _first_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str) -> str:
+def _fill(variable: StoredVariable) -> dict[str, Any]:
+    """Return the fill value as an attribute, as xarray has it in version 3, whose fill value does not mean missing."""
+    if variable.fill is None:
+        return {}
+    # xarray encodes floats so that none is changed by JSON (FillValueCoder).
+    is_float = variable.data_type[1] == "f"
+    return {FILL: base64.b64encode(struct.pack("<d", variable.fill)).decode() if is_float else variable.fill}
+
+
+def _only_chunk(metadata: Mapping[str, Mapping[str, Any]], name: str, *, version: int) -> str:
     """Return the key of the single chunk of a small array."""
-    return ".".join("0" for _ in metadata[f"{name}/{_ARRAY}"]["shape"]) or "0"
+    return chunk_key(name, [0] * len(metadata[f"{name}/{_ARRAY}"]["shape"]), version=version)
 
 
 def _text(value: Any) -> str:
     """Return JSON with sorted keys, so that the text does not depend on the order in which steps arrive."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
-
-
-def _template(number: int) -> str:
-    """Return the name of a step's object; it begins with a letter, because fsspec formats it as a Python field."""
-    return f"a{number}"
 
 
 def _slice(data: bytes, number: int, count: int) -> bytes:

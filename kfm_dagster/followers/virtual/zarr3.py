@@ -1,20 +1,22 @@
 """Conversion of a store's metadata between Zarr's version 2, as in `references.py`, and version 3, as in a document.
 
-Belongs here: the two forms of an array's metadata. Does not belong here: values, and chunks, whose keys are equal.
+Belongs here: the two forms of an array's metadata, and the keys of chunks. Does not belong here: values.
 
-Stores of GRIB2 messages use version 3: gribberish's codec for version 2 needs bytes, but zarr-python 3 passes arrays.
+Documents of GRIB2 messages use version 3: gribberish's codec for version 2 needs bytes, but zarr-python 3 passes
+arrays. Icechunk has version 3 alone (`reading/icechunk_form.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 MESSAGE_CODEC = "gribberish"
 METADATA = "zarr.json"
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
-_KEYS = {"name": "v2", "configuration": {"separator": "."}}
-_NUMBERS = {"name": "bytes", "configuration": {"endian": "little"}}
+_KEYS = {"name": "default", "configuration": {"separator": "/"}}
 
 
 def is_message(array: Mapping[str, Any]) -> bool:
@@ -23,7 +25,7 @@ def is_message(array: Mapping[str, Any]) -> bool:
 
 
 def to_version_3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the documents of a store by their keys; arrays have 64-bit floats."""
+    """Return the documents of a store by their keys."""
     arrays = {key.removesuffix("/.zarray"): value for key, value in metadata.items() if key.endswith("/.zarray")}
     converted = {name: _array(name, array, metadata[f"{name}/.zattrs"]) for name, array in arrays.items()}
     group = {
@@ -36,10 +38,10 @@ def to_version_3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping
 
 
 def to_version_2(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the version 2 metadata from a store's document `zarr.json`."""
+    """Return the version 2 metadata from `zarr.json` of a store of messages, whose arrays have 64-bit floats."""
     metadata: dict[str, Any] = {".zgroup": {"zarr_format": 2}, ".zattrs": group["attributes"]}
     for name, array in group["consolidated_metadata"]["metadata"].items():
-        message = array["codecs"] != [_NUMBERS]
+        message = array["codecs"][0]["name"] == MESSAGE_CODEC
         metadata[f"{name}/.zarray"] = array_of(
             array["shape"], array["chunk_grid"]["configuration"]["chunk_shape"], message=message
         )
@@ -70,17 +72,37 @@ def array_of(
     }
 
 
+def chunk_key(name: str, place: Sequence[int], *, version: int) -> str:
+    """Return the key of a chunk in a store of Zarr's version 2 or 3."""
+    return "/".join((name, "c", *map(str, place))) if version == 3 else f"{name}/{'.'.join(map(str, place)) or '0'}"
+
+
+def chunk_place(key: str) -> tuple[str, list[int]]:
+    """Return array and place of a chunk from its key in either version."""
+    name, _, place = key.partition("/")
+    return name, [int(number) for number in place.removeprefix("c/").replace("/", ".").split(".")]
+
+
 def _array(name: str, array: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-    message = {"name": MESSAGE_CODEC, "configuration": {"var": name}}
+    data_type = np.dtype(array["dtype"])
+    if is_message(array):
+        codecs = [{"name": MESSAGE_CODEC, "configuration": {"var": name}}]
+    else:
+        endian = "big" if array["dtype"].startswith(">") else "little"
+        codecs = [{"name": "bytes", "configuration": {"endian": endian}}]
+        for entry in array["filters"] or ():
+            configuration = {key: value for key, value in entry.items() if key != "id"}
+            codecs.append({"name": f"numcodecs.{entry['id']}", "configuration": configuration})
+    fill = array["fill_value"]
     return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": array["shape"],
-        "data_type": "float64",
+        "data_type": data_type.name,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array["chunks"]}},
         "chunk_key_encoding": _KEYS,
-        "fill_value": "NaN",
-        "codecs": [message if is_message(array) else _NUMBERS],
+        "fill_value": fill if fill is not None else "NaN" if data_type.kind == "f" else 0,
+        "codecs": codecs,
         "attributes": {key: value for key, value in attributes.items() if key != _DIMENSIONS},
         "dimension_names": attributes[_DIMENSIONS],
     }

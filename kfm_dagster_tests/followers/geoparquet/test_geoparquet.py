@@ -23,6 +23,7 @@ from obstore.store import MemoryStore
 
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.following import LEASE, FollowerRunner
+from kfm_dagster.catalog.index import Places
 from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.catalog.validation import validate_document
@@ -334,7 +335,7 @@ def test_a_bucket_has_the_same_files_under_their_media_types(contracts: Contract
 def test_the_collection_says_where_the_files_are(
     database: Database, contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
-    catalog = Catalog(database, publisher, contracts, mirrored=True)
+    catalog = Catalog(database, publisher, contracts, places=Places(geoparquet=True))
     catalog.register(candidates(contracts, [goes(0), goes(0, day=NEXT_YEAR)]), fence=open_fence)
     FollowerRunner(database, contracts, publisher, clock=Clock()).catch_up([GeoParquet(publisher)])
     collection = pystac.Collection.from_file(str(root / "goes-abi/collection.json"))

@@ -4,10 +4,14 @@ import gc
 import re
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from kfm_dagster.catalog.documents import collection_document
+from kfm_dagster.catalog.index import Extent, Places
 from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -50,6 +54,12 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for name, value in {
         "AWS_ENDPOINT_URL": server,
+        # obstore's, and GDAL's.
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_S3_ENDPOINT": server.removeprefix("http://"),
+        "AWS_HTTPS": "NO",
+        "AWS_VIRTUAL_HOSTING": "FALSE",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
         "AWS_ACCESS_KEY_ID": "x",
@@ -71,21 +81,28 @@ def bucket_place(request: pytest.FixtureRequest) -> str:
 def follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
     """One that publishes to a bucket of its own and reads objects from the server."""
     client(server).create_bucket(Bucket="ours")
-    return VirtualZarr(open_publisher(bucket_place), ObjectStores(anonymous=True))
+    return VirtualZarr(open_publisher(bucket_place), ObjectStores(anonymous=True), root=bucket_place)
 
 
 @pytest.fixture
-def opened(bucket_place: str) -> Opened:
-    """Run the page's block: the store of a name on a day of a collection, as an xarray Dataset."""
-    (code,) = re.findall(r"(?s)```python\n(.*?)```", PAGE)
+def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Run the page's first block: the store of a name on a day of a collection, as an xarray Dataset."""
+    code = re.findall(r"(?s)```python\n(.*?)```", PAGE)[0]
+    extent = Extent(start="2025-01-01T00:00:00Z", end="2025-12-31T00:00:00Z", bbox=None)
+    places = Places(virtual=bucket_place)
+    links = []
+    for contract in (contracts["goes-abi"], contracts["hrrr"]):
+        path = tmp_path / "catalog" / contract.stac.collection / "collection.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(
+            orjson.dumps(collection_document(contract, extent=extent, summaries={}, years=[], places=places))
+        )
+        links.append({"rel": "child", "href": f"./{contract.stac.collection}/collection.json"})
+    (tmp_path / "catalog" / "catalog.json").write_bytes(orjson.dumps({"links": links}))
+    monkeypatch.setenv("KFM_CATALOG_URL", str(tmp_path / "catalog"))
 
     def open_(name: str, day: datetime, collection: str = "goes-abi") -> Any:
-        named = {
-            "G19_ABI-L1b-RadM1_C13": name,
-            "s3://my-virtual": bucket_place,
-            "goes-abi": collection,
-            "2025/2025-06-01": f"{day:%Y/%Y-%m-%d}",
-        }
+        named = {"G19_ABI-L1b-RadM1_C13": name, "goes-abi": collection, "2025-06-01": f"{day:%Y-%m-%d}"}
         text = code
         for shown, meant in named.items():
             assert shown in text

@@ -150,7 +150,9 @@ def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> Ite
 
 
 def stored_values(content: bytes) -> dict[str, Any]:
-    """Every variable of an object as libhdf5 and netCDF4 read it, undecoded."""
+    """Every variable of an object as libhdf5 and netCDF4 read it, undecoded; unsigned where the file says so."""
     with netCDF4.Dataset("given", memory=content) as file:
         file.set_auto_maskandscale(False)
-        return {name: np.asarray(variable[:]) for name, variable in file.variables.items()}
+        values = {name: np.asarray(variable[:]) for name, variable in file.variables.items()}
+        unsigned = [name for name in values if getattr(file[name], "_Unsigned", None) == "true"]
+        return values | {name: values[name].view(values[name].dtype.str.replace("i", "u")) for name in unsigned}

@@ -41,7 +41,7 @@ def shown(place: Path) -> dict[str, Any]:
 
 
 def objects_of(place: Path) -> set[str]:
-    return {uri for _, document in shown(place).values() for uri in document["templates"].values()}
+    return {uri for _, document in shown(place).values() for *_, uri, _ in document["kfm"]["steps"]}
 
 
 def in_one_go(root: Path, contract: DatasetContract, granules: Sequence[Granule]) -> dict[str, Any]:
