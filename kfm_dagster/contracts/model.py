@@ -162,8 +162,9 @@ class ImpliedGroup(Strict):
 
 
 def _joined(pattern: object) -> object:
-    is_in_pieces = isinstance(pattern, list) and all(isinstance(piece, str) for piece in pattern)
-    return "".join(pattern) if is_in_pieces else pattern
+    if isinstance(pattern, list) and all(isinstance(piece, str) for piece in pattern):
+        return "".join(pattern)
+    return pattern
 
 
 class KeyGrammar(Strict):

@@ -154,10 +154,9 @@ class StoredValues:
             if len(data) < self._chunk_bytes:
                 raise unreadable(f"a chunk of variable {self.name} does not have its {self._chunk_bytes} bytes")
             block = np.frombuffer(data[: self._chunk_bytes], element).reshape(self.chunk)
-            starts = [place * extent for place, extent in zip(chunk.place, self.chunk, strict=True)]
-            target = values[
-                tuple(slice(start, start + extent) for start, extent in zip(starts, self.chunk, strict=True))
-            ]
+            places = zip(chunk.place, self.chunk, strict=True)
+            # With `...`, because a scalar would not be a view of the array otherwise.
+            target = values[(..., *(slice(place * extent, (place + 1) * extent) for place, extent in places))]
             target[...] = block[tuple(map(slice, target.shape))]
         return values.tobytes()
 
