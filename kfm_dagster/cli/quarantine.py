@@ -1,6 +1,6 @@
 """`kfm retry`, and the commands of `kfm units` about quarantined units: cases, evidence, quarantining, discarding.
 
-A decision applies to all its units or none, compares and swaps their versions, and is in the governance log. Failed
+A decision applies to all its units, or to none if a version has changed. The governance log records it. Failed
 units are replayed by a running deployment, at its pace; quarantined units are released at once. Does not belong here:
 collecting evidence (`ingest/evidence.py`), carrying decisions out (`recovery/`, `ledger/cases.py`).
 """

@@ -36,8 +36,8 @@ NAMED = 100
 @click.command()
 @click.option("--dataset", "datasets", type=DATASET, multiple=True, help="Only this dataset; may be repeated.")
 @click.option("--days", type=click.IntRange(1, 366), default=2, show_default=True, help="Last days, including today.")
-@click.option("--from", "first", type=DAY, help="First day instead, UTC.")
-@click.option("--to", "last", type=DAY, help="Last day, itself included. Default: today.")
+@click.option("--from", "first", type=DAY, help="First day (UTC), instead of --days.")
+@click.option("--to", "last", type=DAY, help="Last day, inclusive. Default: today.")
 @click.option("--repair", is_flag=True, help="Enter missing objects, and repeat units whose Item is lost.")
 @click.option("--reason", help="Reason, recorded in the governance log; needed with --repair.")
 @click.option("--limit", default=10_000, show_default=True, type=POSITIVE, help="Maximum number of repairs per day.")
@@ -120,7 +120,7 @@ def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress, *, rea
         return compare_day(pipeline, dataset, day, read=read)
     except (ObjectReadError, PublishError) as error:
         raise DependencyUnavailableError(
-            f"{dataset} {day} cannot be compared", observed=str(error), next_step="try again when it answers"
+            f"{dataset} {day} cannot be compared", observed=str(error), next_step="try again when the store answers"
         ) from None
     finally:
         bar.remove_task(task)

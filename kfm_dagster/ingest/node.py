@@ -211,7 +211,7 @@ class ChainNode(StageNode):
             if any(issue.code in _SILENT for issue in unit.issues):
                 raise StoreSilentError(
                     observed=f"{unit.object_uri} cannot be read now",
-                    next_step="try again when it answers (KFM_OBJECT_ROOT, AWS_ENDPOINT_URL); a demo's is kfm cloud",
+                    next_step="retry when the store answers (KFM_OBJECT_ROOT, AWS_ENDPOINT_URL; the demo's: kfm cloud)",
                 )
         return self.results(units)
 

@@ -68,7 +68,7 @@ class IntegrityCheck(ChainNode):
 
     operator = "integrity_check"
     asset = "integrity"
-    description = "Each object as stored: it exists in the announced size and version and the right format."
+    description = "Each object as stored: existence, announced size and version, and format."
     did = ("checked", "object")
     follows = MessageParse
     section = "integrity"
@@ -117,7 +117,7 @@ class MetadataExtract(ChainNode):
     @override
     def transform(self) -> list[Envelope]:
         grammar = self.pipeline.registry.grammars[self.dataset]
-        # Governance is applied here, because sensitive metadata must not be stored, nor refused units registered.
+        # Applied here, because sensitive metadata must not be stored, and refused units must not be registered.
         rules = rules_of(self)
         objects, heads = self.pipeline.objects, self.read_ahead.pop(self.dataset, ReadAhead())
 
@@ -347,7 +347,7 @@ def operators() -> tuple[str, ...]:
 
 
 def _summary(failures: Sequence[bool]) -> ValidationSummary:
-    """Count the units of the node; `failures` has for each unit whether it failed in this node."""
+    """Count the units of the node; `failures` has a flag for each unit: whether it failed here."""
     return ValidationSummary(checks=len(failures), passed=len(failures) - sum(failures), failed=sum(failures))
 
 
@@ -373,7 +373,7 @@ def record_maskings(node: ChainNode, computed: Sequence[Envelope], tx: Transacti
     """Write the decisions behind a batch's maskings into the governance log, once per run."""
     log = node.pipeline.ledger.log
     maskings = list(_maskings(node, computed))
-    # A re-execution of the run may compute the batch again, when the decision is already recorded.
+    # A re-execution of the run may compute the batch again; then the decision is already recorded.
     if maskings and not log.holds(GovernanceAction.MASK, dataset=node.dataset, run_id=node.run_id, tx=tx):
         for masking, counts in maskings:
             details = {"run_id": node.run_id, "partition": node.partition, **counts}

@@ -110,7 +110,7 @@ class Pipeline:
         connect_queue: Callable[[Settings], Queue] = connect,
         connect_dead_letters: Callable[[Settings], Queue] = connect_dead_letters,
     ) -> Pipeline:
-        """Read the configuration, open the database (`read_only`: unchanged). Raises KfmError."""
+        """Read the configuration and open the database; `read_only` changes nothing. Raises KfmError."""
         if read_only:
             return cls(
                 settings=settings,

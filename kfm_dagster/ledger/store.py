@@ -1,4 +1,4 @@
-"""The ledger's store: every change of a record, a statement per batch and transition.
+"""The ledger's store: changes records, by one statement per batch and transition.
 
 Belongs here: ensure, requeue, claim, settle, recover, quarantine, override. Each method works in the caller's
 transaction, so that changes of other stores commit together with it. Statements compare status, version, run or

@@ -8,8 +8,8 @@
 
 `StageRunner.run` computes an output, `StageRunner.commit` stores it; Dagster's op calls the first and its IO manager
 the second, so that every output is stored in the same way.
-Belongs here: the order. Does not belong here: a node's work (`ingest/nodes.py`), a stage's additions to it
-(`staged.py`), run-state (`port.py`), a stage's moves (`lifecycle.py`), or Dagster.
+Belongs here: the order. Does not belong here: a node's work (`ingest/nodes.py`), the stage around a
+node (`staged.py`), run-state (`port.py`), transitions of a stage (`lifecycle.py`), or Dagster.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class StageRunner:
             is_intact = output is not None and self.port.is_intact(output)
             if (succeeded or reused) and is_intact and staged.node.can_reuse_output(tx):
                 break
-            # The new hash has this run's id; after a withdrawal the withdrawn run's, so that later runs share it.
+            # The new hash has this run's id. After a withdrawal it has the withdrawn run's, so later runs share it.
             content = rerun_of(content, run_id=staged.run_id if is_intact else applied.run_id, applied=applied)
         return content
 

@@ -153,7 +153,7 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
         answer = call("run", *SCOPE, "--batch-size", "2", "--change-ref", "INC-1", *START, "--json")
     assert (answer.code, answer.document["state"], answer.document["outcomes"]["succeeded"]) == (0, "finished", 5)
     assert (
-        "nothing is selected; of these datasets and times there are 5 succeeded; next: "
+        "nothing is selected; these datasets and times have 5 succeeded; next: "
         in call("run", *SCOPE, *START).out
     )
     [entry] = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED)

@@ -64,7 +64,7 @@ INTENT_COLUMNS = ("intent", "node", "started_at", "action", "units", "why")
 DONE_AT_ONCE = frozenset({IntentAction.CLOSE, IntentAction.ENTER, IntentAction.RUN})
 Change: TypeAlias = Callable[[ReplayEngine, str, Decision], ReplayRun]
 MOST_UNITS = 10_000
-"""Units of failed intents in a single selection; the next call admits the rest."""
+"""Maximum units of failed intents per selection; the next call takes the rest."""
 
 
 @click.group()
@@ -179,7 +179,7 @@ def pause(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 @decision_options
 @everywhere
 def resume(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
-    """Resume a paused or stopped replay; results that differ so far count as reviewed.
+    """Resume a paused or stopped replay; differing results until now no longer stop it.
 
     Example: kfm replay resume 3b0e6c1e-5d7a-4c11-9a40-7f3e1d2c4b5a --reason "the archive is back"
     """
@@ -199,7 +199,7 @@ def stop(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 
 
 @replay.command()
-@click.option("--dataset", type=DATASET, help="Only this dataset's.")
+@click.option("--dataset", type=DATASET, help="Only intents of this dataset.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, MOST_ROWS), help="Maximum number.")
 @click.option("--dry-run", "dry", is_flag=True, help="Only show the action for each intent.")
 @click.option("--reason", help="Reason, recorded in the governance log; needed where units are retried.")
@@ -208,7 +208,7 @@ def stop(*, shell: Shell, replay_run_id: str, **decided: Any) -> None:
 @confirm_option
 @everywhere
 def intents(*, shell: Shell, dataset: str | None, limit: int, dry: bool, confirm: bool, **decided: Any) -> ExitCode:
-    """Replay the intents of failed runs whose work no later run has done, through the ledger.
+    """Complete intents of failed runs whose work no later run has done.
 
     Example: kfm replay intents --dry-run
     """

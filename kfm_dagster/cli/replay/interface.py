@@ -1,7 +1,7 @@
 """Options and output of the replay commands: settings, selection; tables, JSON and YAML.
 
-Belongs here: from options to settings and to a selection document, and from plans and replays to text. Does not belong
-here: their use.
+Belongs here: converting options to settings and selections, and plans and replays to text. Does not belong here:
+planning and running (`recovery/replay`).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ LEVELS = ("debug", "info", "warning", "error")
 EXAMPLE_COLUMNS = ("wal_id", "dataset", "status", "attempts", "last_error_code", "event_time")
 
 INSTEAD = {
-    Status.FAILED: "leave out what else the selection asks for (error codes, attempts, times of discovery)",
+    Status.FAILED: "remove the other conditions of the selection (error codes, attempts, times of discovery)",
     Status.QUARANTINED: "kfm units cases shows the reasons, kfm retry retries them",
-    Status.PENDING: "a running deployment works them (kfm drain)",
-    Status.IN_PROGRESS: "wait for the run that works them",
+    Status.PENDING: "a running deployment ingests them (kfm drain)",
+    Status.IN_PROGRESS: "wait for the run that holds them",
     Status.SUCCEEDED: "nothing, or --mode repair-and-replace to repeat successes",
 }
-"""Next steps when a selection matches none, by the status of other records, the most urgent first."""
+"""Next steps for an empty selection, by the status of the other records, the most urgent first."""
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -64,7 +64,7 @@ def global_options(command: Command) -> Command:
     """Add --env, --config, --output and --log-level to a command; `Shell` has their values."""
     global_option = functools.partial(click.option, expose_value=False, callback=_keep)
     for option in (
-        global_option("--log-level", type=click.Choice(LEVELS), help="Least level of the log. Default: warning."),
+        global_option("--log-level", type=click.Choice(LEVELS), help="Minimum level of log lines. Default: warning."),
         global_option("--json", "output", flag_value="json", default=None, help="The same as --output json."),
         global_option("--output", type=click.Choice(FORMATS), help="How the answer is printed. Default: table."),
         global_option("--config", type=click.Path(path_type=Path), help="YAML file of settings (home, wal_dsn, ...)."),
@@ -76,7 +76,7 @@ def global_options(command: Command) -> Command:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shell:
-    """A command's settings and output format: options before environment before --config."""
+    """A command's settings and output format; options override the environment, which overrides --config."""
 
     settings: Settings
     output: str
@@ -108,7 +108,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or (set(document) - names):
         observed = sorted(map(str, set(document) - names)) if isinstance(document, dict) else type(document).__name__
         raise ConfigurationError(
-            f"{path} holds no settings",
+            f"{path} is not a file of settings",
             observed=observed,
             expected=f"a mapping of {', '.join(sorted(names))}",
             next_step="correct the file",
@@ -118,7 +118,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectionOptions:
-    """The selection that the options of a command describe: a file, or `parts`; `names` are the options as typed."""
+    """A command's selection: a file, or `parts` from single options; `names` are the options as typed."""
 
     file: Path | None
     parts: Mapping[str, Any]
@@ -182,7 +182,7 @@ _SELECTING = (
     click.option("--event-time-end", callback=_moment, help="Written before."),
     click.option("--created-after", callback=_moment, help="Discovered then or later."),
     click.option("--created-before", callback=_moment, help="Discovered before."),
-    click.option("--attempts-max", type=COUNT, help="Tried so often or less."),
+    click.option("--attempts-max", type=COUNT, help="With at most this number of attempts."),
     click.option("--wal-id", "wal_ids", type=UNIT, multiple=True, help="Exactly this unit; may be repeated."),
     click.option("--limit", "max_records", type=POSITIVE, help="Maximum number of records, oldest event first."),
     click.option("--batch-size", type=POSITIVE, help="Units requeued at a time."),
@@ -191,7 +191,7 @@ _SELECTING = (
         "--records-per-second", type=click.FloatRange(1, LARGEST), help="Maximum rate, below the environment's limit."
     ),
     click.option("--replay-reason", help=f"{REPLAY_REASON} Default: incident."),
-    click.option("--incident", help="Incident that it is about; counts as a change reference."),
+    click.option("--incident", help="Reference of the incident; counts as a change reference."),
     click.option(
         "--allow-repair-and-replace", is_flag=True, default=None, help="Also repeat succeeded and quarantined units."
     ),
@@ -247,7 +247,7 @@ def show(document: object, *, output: str, as_table: Callable[[], None]) -> None
 
 
 def show_plan(plan: PlannedReplay, *, output: str) -> None:
-    """Print a plan: the units of a selection now."""
+    """Print a plan: the units that the selection matches now."""
     show(plan.as_json(), output=output, as_table=lambda: _plan_table(plan))
 
 
@@ -260,7 +260,7 @@ def nothing_selected(plan: PlannedReplay) -> str:
     """Return a line on an empty selection: the records that the ledger has, and the next step."""
     others = ", ".join(f"{count} {status}" for status, count in plan.others.items())
     step = next((step for status, step in INSTEAD.items() if status in plan.others), "kfm units list shows the records")
-    return f"nothing is selected; of these datasets and times there are {others or 'no records'}; next: {step}"
+    return f"nothing is selected; these datasets and times have {others or 'no records'}; next: {step}"
 
 
 def _plan_table(plan: PlannedReplay) -> None:
