@@ -24,6 +24,7 @@ from kfm_dagster.contracts.envelope import (
 )
 from kfm_dagster.contracts.identity import wal_id
 from kfm_dagster.contracts.issues import Issue, Severity
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ledger.deliveries import Deliveries, Delivery, DeliveryState
 from kfm_dagster.storage.database import Database
@@ -55,6 +56,13 @@ def envelope(number: int = 0, **changes: Any) -> Envelope:
     if "wal_id" in values:
         return Envelope(**values)
     return identified(Envelope(**values, wal_id=WalId("")))
+
+
+def staged(contract: DatasetContract, status: str, **retired: str | None) -> DatasetContract:
+    """Return a contract in another stage of life; `retired` has since and successor."""
+    document = contract.model_dump()
+    document["metadata"] |= {"status": status, "retired": {"reason": "It ended.", **retired} if retired else None}
+    return DatasetContract.model_validate(document)
 
 
 def identified(unit: Envelope, **changes: Any) -> Envelope:

@@ -33,6 +33,8 @@ MIRROR = {
 }
 """Asset of a Collection by stac-geoparquet 1.0.0, "Referencing a STAC GeoParquet Collection"."""
 
+VERSION_EXTENSION = "https://stac-extensions.github.io/version/v1.2.0/schema.json"
+
 ROOT_ID = "kfm-nodd"
 ROOT_TITLE = "Kansas Frontier Matrix: NOAA open data"
 ROOT_DESCRIPTION = (
@@ -71,6 +73,7 @@ def tree(
         },
     ]
     if root:
+        levels.insert(0, _related(index))
         # Last, because it waits for other writers of the root.
         levels.insert(0, {layout.ROOT: _root(index.collections())})
     return [{path: _checked(path, document) for path, document in level.items()} for level in levels]
@@ -91,6 +94,15 @@ def _root(collections: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
     return _catalog(ROOT_ID, ROOT_TITLE, ROOT_DESCRIPTION, [link("root", "./catalog.json"), *children])
 
 
+def _related(index: CollectionIndex) -> dict[str, dict[str, Any] | None]:
+    """Return the Collections that begin or cease to link this one, because it begins or ceases to have Items."""
+    documents = {}
+    for _, other in index.versions():
+        with other.only_writer():
+            documents[layout.collection_path(other.contract.stac.collection)] = _collection(other, other.years())
+    return {**documents}
+
+
 def _collection(index: CollectionIndex, years: Sequence[str]) -> dict[str, Any]:
     return collection_document(
         index.contract,
@@ -99,6 +111,7 @@ def _collection(index: CollectionIndex, years: Sequence[str]) -> dict[str, Any]:
         years=years,
         run_id=index.newest_run(),
         places=index.places,
+        versions=[(relation, other.contract) for relation, other in index.versions()],
     )
 
 
@@ -110,15 +123,21 @@ def collection_document(
     years: Sequence[str],
     run_id: str | None = None,
     places: Places = NO_PLACES,
+    versions: Sequence[tuple[str, DatasetContract]] = (),
 ) -> dict[str, Any]:
-    """Return the Collection of a dataset; `run_id` is the run that wrote its newest Item."""
+    """Return the Collection of a dataset; `run_id` is the run that wrote its newest Item.
+
+    `versions`: related datasets by link relation.
+    """
     import pystac  # noqa: PLC0415, as above
 
     interval: list[datetime | None] = [datetime.fromisoformat(extent.start), datetime.fromisoformat(extent.end)]
+    status = _status(contract)
+    versioned = [VERSION_EXTENSION] if versions or len(status) > 1 else []
     collection = pystac.Collection(
         id=contract.stac.collection,
         title=contract.metadata.title,
-        description=contract.metadata.description,
+        description=" ".join(filter(None, (contract.metadata.description, contract.metadata.notice))),
         keywords=list(contract.stac.keywords),
         license=contract.governance.license,
         providers=[pystac.Provider.from_dict(body.model_dump(exclude_none=True)) for body in contract.stac.providers],
@@ -128,7 +147,7 @@ def collection_document(
             pystac.TemporalExtent([interval]),
         ),
         summaries=pystac.Summaries(_summaries(summaries), maxcount=MAX_SUMMARY_VALUES),
-        stac_extensions=used_extensions(contract, iter(summaries)),
+        stac_extensions=[*used_extensions(contract, iter(summaries)), *versioned],
         extra_fields={
             "item_assets": _item_assets(contract),
             "kfm:dataset": contract.public_id,
@@ -138,14 +157,19 @@ def collection_document(
                 if run_id
                 else {}
             ),
+            **status,
             **collection_notice(contract.governance),
         },
     )
+    related = [
+        link(relation, f"../{layout.collection_path(other.stac.collection)}", title=other.metadata.title)
+        for relation, other in versions
+    ]
     upward = [link(rel, "../catalog.json", title=ROOT_TITLE) for rel in ("root", "parent")]
     return {
         **collection.to_dict(include_self_link=False, transform_hrefs=False),
         # pystac's own links are not used, because they need the linked documents in memory.
-        "links": [*upward, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
+        "links": [*upward, *related, *(link("child", f"./{year}/catalog.json", title=year) for year in years)],
     }
 
 
@@ -161,6 +185,12 @@ def _assets(contract: DatasetContract, places: Places) -> dict[str, Any]:
             "roles": ["virtual"],
         }
     return assets
+
+
+def _status(contract: DatasetContract) -> dict[str, Any]:
+    """Return a Collection's status, with the member that STAC's version extension has for it."""
+    members = {"retired": {"deprecated": True}, "preliminary": {"experimental": True}}
+    return {"kfm:status": contract.metadata.status, **members.get(contract.metadata.status, {})}
 
 
 def collection_notice(governance: Governance) -> dict[str, str]:

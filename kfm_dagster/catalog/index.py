@@ -7,7 +7,7 @@ not belong here: decisions (`store.py`) and files (`publisher.py`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ SUMMARY_TEXT_LIMIT = 500
 Page = tuple[str, int]
 """A page of the collection: partition and number, counted from 1."""
 Bbox = tuple[float, float, float, float]
+VersionsOf = Callable[[DatasetContract], Sequence[tuple[str, DatasetContract]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +101,24 @@ NO_PLACES = Places()
 
 
 class CollectionIndex:
-    """The index of a collection within one transaction. `contract` is the owning dataset's."""
+    """The index of a collection within one transaction. `contract` is the owning dataset's.
+
+    `versions_of` returns the datasets that precede or succeed a dataset, with their link relations.
+    """
 
     def __init__(
-        self, tx: Transaction, contract: DatasetContract, *, page_size: int, places: Places = NO_PLACES
+        self,
+        tx: Transaction,
+        contract: DatasetContract,
+        *,
+        page_size: int,
+        places: Places = NO_PLACES,
+        versions_of: VersionsOf = lambda _: [],
     ) -> None:
         self._tx = tx
         self.contract = contract
         self.places = places
+        self._versions_of = versions_of
         self._collection = contract.stac.collection
         self._page_size = page_size
 
@@ -131,6 +142,16 @@ class CollectionIndex:
         """Return ids and titles of collections with Items; first wait for other writers of the root."""
         self._tx.lock("kfm_dagster.catalog")
         return [(row.collection_id, row.title) for row in self._tx.run("catalog.collections")]
+
+    def versions(self) -> list[tuple[str, CollectionIndex]]:
+        """Return the collections with Items that precede or succeed this one, with their link relations."""
+        listed = {row.collection_id for row in self._tx.run("catalog.collections")}
+        parts: dict[str, Any] = {"page_size": self._page_size, "places": self.places}
+        return [
+            (relation, CollectionIndex(self._tx, other, versions_of=self._versions_of, **parts))
+            for relation, other in self._versions_of(self.contract)
+            if other.stac.collection in listed
+        ]
 
     def current(self, item_ids: Iterable[str]) -> dict[str, CatalogEntry]:
         """Return the current entries by Item id."""

@@ -262,7 +262,9 @@ class Catalog:
         return outcome
 
     def _index(self, tx: Transaction, contract: DatasetContract) -> CollectionIndex:
-        return CollectionIndex(tx, self._registry.owner(contract), page_size=self._page_size, places=self._places)
+        owner = self._registry.owner(contract)
+        versions_of = self._registry.versions
+        return CollectionIndex(tx, owner, page_size=self._page_size, places=self._places, versions_of=versions_of)
 
     def _contract(self, candidates: Sequence[Candidate]) -> DatasetContract:
         datasets = {candidate.dataset for candidate in candidates}

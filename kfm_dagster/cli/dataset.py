@@ -39,7 +39,7 @@ def dataset() -> None:
 
 
 @dataset.command("list")
-@list_command("id", "reader", "title", "buckets")
+@list_command("id", "status", "reader", "title", "buckets")
 def list_datasets() -> list[dict[str, Any]]:
     """List the datasets in force.
 
@@ -48,6 +48,8 @@ def list_datasets() -> list[dict[str, Any]]:
     return [
         {
             "id": contract.id,
+            "status": contract.metadata.status,
+            "notice": contract.metadata.notice,
             "title": contract.metadata.title,
             "reader": contract.metadata_extract.reader,
             "buckets": contract.storage.buckets,

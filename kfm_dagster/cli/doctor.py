@@ -112,11 +112,14 @@ def _checks_of(settings: Settings, read: Configuration) -> Mapping[str, Check]:
     endpoint = partial(time_server, settings, registry)
     folders = [settings.home, settings.dagster_home, *(Path(place) for *_, place in locations if "://" not in place)]
     return {
-        "configuration": lambda: [ok(f"settings, pipeline card and {len(list(registry))} contracts are in order")],
+        "configuration": lambda: [
+            ok(f"settings, pipeline card and {len(list(registry))} contracts are in order"),
+            *(ok(f"{contract.id}: {contract.metadata.notice}") for contract in registry if contract.metadata.notice),
+        ],
         "database": partial(stores.check_database, settings),
         "backups": partial(stores.check_backups, settings, utc_now),
         "retention": partial(stores.check_retention, settings),
-        "queue": partial(queues.check_queue, settings, registry),
+        "queue": partial(queues.check_queue, settings, registry, today=utc_now().date()),
         "dead letters": partial(queues.check_dead_letters, settings),
         "clock": partial(queues.check_clock, rule, endpoint, utc_now, recorded=recorded),
         "senders": partial(queues.check_senders, settings, registry),

@@ -58,6 +58,9 @@ def gaps(*, row_filter: GapFilter, svg: Path | None, arrivals: bool, by_lead: bo
             picture = draw(gap_picture(pipeline, days=row_filter.days, dataset=dataset))
             write_document(svg, picture, opening=OPENING, option="--svg")
         followed = {feed.dataset for feed in pipeline.gaps.feeds()}
+        retired = [other for other in pipeline.registry if other.metadata.retired and other.id in {dataset, *followed}]
     show_rows(page.rows, (*GAPS.columns, *(CLOSING if row_filter.closed else ())), as_json=as_json)
     if not page.rows and not (followed if dataset is None else followed & {dataset}):
         click.echo(UNFOLLOWED, err=True)
+    for contract in retired:
+        click.echo(f"{contract.id} expects nothing more. {contract.metadata.notice}", err=True)

@@ -130,6 +130,21 @@ class ContractRegistry:
         """Return the contract that defines the Collection of a dataset; mostly the dataset's own."""
         return self[contract.stac.collection_of or contract.id]
 
+    def versions(self, contract: DatasetContract) -> list[tuple[str, DatasetContract]]:
+        """Return the owners of successor and predecessors of a dataset, each with its link relation (RFC 5829).
+
+        Datasets that are not followed, or whose names are not public, are left out.
+        """
+        successors = {other.id: other.metadata.retired.successor for other in self if other.metadata.retired}
+        related = [("predecessor-version", other) for other in self if successors.get(other.id) == contract.id]
+        related += [("successor-version", other) for other in self if successors.get(contract.id) == other.id]
+        owners = [(relation, self.owner(other)) for relation, other in related if not other.governed]
+        return [(relation, owner) for relation, owner in owners if owner is not contract]
+
+    def live_topics(self, day: date) -> set[str]:
+        """Return the ARNs of the topics that deliver on a UTC day."""
+        return {arn for contract in self for arn in contract.live_topics(day)}
+
     @cached_property
     def first_day(self) -> date:
         """First day of the earliest dataset: no partition is earlier."""
@@ -305,7 +320,7 @@ def _refuse_split_topic(contract: DatasetContract, other: DatasetContract) -> No
 
 
 DATASET_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_TOPICS = re.compile(r"(?m)^    - arn: .*(\n    (- arn|  ).*)*$")
+_TOPICS = re.compile(r"(?m)^    - \{?arn: .*(\n    (- \{?arn|  ).*)*$")
 _HEAD = """\
 # Derived from the contract of {like}. Review it from top to bottom:
 #   metadata    title, description
@@ -360,7 +375,7 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Ent
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
     # The new dataset lives, and its bucket has other mirrors.
-    text = re.sub(r"(?m)^  (?:status|retired): .*\n(?:    .*\n)*", "", text)
+    text = re.sub(r"(?m)^(?:  #.*\n)*  (?:status|retired): .*\n(?:    .*\n)*", "", text)
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     # The new dataset's keys state other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)

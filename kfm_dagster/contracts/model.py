@@ -53,6 +53,12 @@ class Retirement(Strict):
     reason: Line = Field(description="Sentence for users, with its source in a comment.")
 
 
+_NOTICES = {
+    "preliminary": "Preliminary: its producer still changes it.",
+    "untested": "Untested: this package has read no real object of it.",
+}
+
+
 class DatasetMetadata(Strict):
     """Identity of the dataset, and its stage of life."""
 
@@ -74,6 +80,13 @@ class DatasetMetadata(Strict):
             raise ValueError("status retired and `retired` (since, successor, reason) belong together")
         return self
 
+    @property
+    def notice(self) -> str | None:
+        """Sentence on the status for users; None for an operational dataset."""
+        if self.retired is not None:
+            return f"Retired since {self.retired.since.isoformat()}: {self.retired.reason}"
+        return _NOTICES.get(self.status)
+
 
 MessageShape = Literal["s3-event", "nexrad-chunk"]
 """The messages of a topic: S3 events, or messages of Unidata's feed of NEXRAD chunks."""
@@ -84,6 +97,9 @@ class Topic(Strict):
 
     arn: TopicArn
     message_shape: MessageShape = "s3-event"
+    until: date | None = Field(
+        None, description="First UTC day without messages, e.g. of a retired satellite. Default: it delivers."
+    )
 
 
 class Notifications(Strict):
@@ -509,6 +525,27 @@ class DatasetContract(Strict):
     def public_id(self) -> str:
         """Name of the dataset in public outputs."""
         return pseudonym(self.id) if self.governed else self.id
+
+    def is_live(self, day: date) -> bool:
+        """Return whether objects of a UTC day come: not on or after the day of the dataset's retirement."""
+        return self.metadata.retired is None or day < self.metadata.retired.since
+
+    def live_topics(self, day: date) -> list[str]:
+        """Return the ARNs of the topics that deliver on a UTC day."""
+        topics = self.notifications.topics if self.is_live(day) else []
+        return [topic.arn for topic in topics if topic.until is None or day < topic.until]
+
+    @model_validator(mode="after")
+    def _coverage_ends_with_the_dataset(self) -> DatasetContract:
+        # Here, so that gates, gaps and pictures need no rule of their own for a retired dataset.
+        retired, coverage = self.metadata.retired, self.coverage
+        if retired is None or coverage is None:
+            return self
+        ends = [min(retired.since, product.until or retired.since) for product in coverage.products]
+        products = [
+            product.model_copy(update={"until": end}) for product, end in zip(coverage.products, ends, strict=True)
+        ]
+        return self.model_copy(update={"coverage": coverage.model_copy(update={"products": products})})
 
     @model_validator(mode="after")
     def _objects_are_found(self) -> DatasetContract:

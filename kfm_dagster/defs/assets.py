@@ -118,9 +118,9 @@ def _asset(
 def _freshness_policy(contract: DatasetContract, settings: Settings) -> dg.FreshnessPolicy | None:
     """Return the policy for late datasets: a warning after two intervals, a failure after four.
 
-    None if no interval is known: for a sample of a feed, or a contract with neither freshness nor schedule.
+    None for a sample of a feed, a retired dataset, and a contract with neither freshness nor schedule.
     """
-    if settings.feed is FeedKind.SAMPLE:
+    if settings.feed is FeedKind.SAMPLE or contract.metadata.retired:
         return None
     listing = contract.storage.scheduled_listing if settings.scheduled_listings else None
     seconds = contract.freshness.budget_seconds if contract.freshness else listing and listing.every_seconds

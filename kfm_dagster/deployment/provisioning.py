@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum, unique
 from typing import TYPE_CHECKING, Any
 
@@ -59,13 +60,13 @@ class QueuePlan:
     @classmethod
     def of(cls, contract: DatasetContract, registry: ContractRegistry, settings: Settings) -> QueuePlan:
         """Plan by contract and settings. Raises ConfigurationError for a dataset without topics."""
-        topics = [topic.arn for topic in contract.notifications.topics]
+        topics = contract.live_topics(datetime.now(UTC).date())
         if not topics:
             raise ConfigurationError(
                 f"{contract.id} needs no queue",
-                observed="its contract names no topic",
+                observed=contract.metadata.notice or "its contract names no topic",
                 expected="notifications.topics",
-                next_step="nothing: its buckets are listed (storage.scheduled_listing)",
+                next_step="nothing: kfm backfill lists its buckets",
             )
         return cls(
             dataset=contract.id,

@@ -258,9 +258,11 @@ def themes(contract: DatasetContract) -> Document:
 
 
 def frequency(contract: DatasetContract) -> Document:
-    """Return the update frequency: from the contract's hours or listings, else continuous."""
+    """Return the update frequency: by hours or listings, else continuous; `never` for a retired dataset."""
     seconds = _interval(contract)
-    if seconds is None:
+    if contract.metadata.retired:
+        code, label = "NEVER", "never"
+    elif seconds is None:
         code, label = "UPDATE_CONT", "R/PT1S"
     else:
         days, hours = divmod(seconds // 3600, 24)

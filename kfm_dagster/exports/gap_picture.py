@@ -72,7 +72,8 @@ def gap_picture(parts: Parts, *, days: int, dataset: str | None = None) -> GapPi
             continue
         dataset_gaps = [gap for gap in gaps if gap.dataset == contract.id]
         products = list(_products(parts, contract.id, contract.coverage, hours, dataset_gaps))
-        rows += products if dataset else _merged(contract.id, products)
+        label = f"{contract.id} (retired)" if contract.metadata.retired else contract.id
+        rows += products if dataset else _merged(label, products)
     return GapPicture(hours=hours, rows=rows, gaps=gaps)
 
 

@@ -47,6 +47,7 @@ class IngestedDataset:
 
     id: str
     title: str
+    status: str
     collection: str
     switched_off: bool
 
@@ -69,6 +70,7 @@ def _datasets(parts: Parts, _: Filter, __: str | None, ___: int) -> Page:
             IngestedDataset(
                 id=contract.id,
                 title=contract.metadata.title,
+                status=contract.metadata.status,
                 collection=contract.stac.collection,
                 switched_off=not off.keys().isdisjoint({contract.id, EVERY_DATASET}),
             )

@@ -34,7 +34,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster_tests.catalog.envelopes import MD5, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
-from kfm_dagster_tests.factories import JSON
+from kfm_dagster_tests.factories import JSON, staged
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -276,6 +276,40 @@ def test_summaries_are_complete_or_a_range_or_absent(contracts: ContractRegistry
     orbit = {"sat:orbit_state": ["geostationary"]}
     declared = collection_document(contracts["goes-abi"], extent=EXTENT, summaries=orbit, years=[])["stac_extensions"]
     assert declared == ["https://stac-extensions.github.io/sat/v1.2.0/schema.json"]
+
+
+@pytest.mark.clause("BEY-18")
+def test_a_collection_states_its_dataset_s_stage_of_life_and_links_its_successor(contracts: ContractRegistry) -> None:
+    uri = "https://stac-extensions.github.io/version/v1.2.0/schema.json"
+    old = staged(contracts["gfs"], "retired", since="2026-11-03", successor="hrrr")
+    registry = ContractRegistry.of([old, contracts["hrrr"], staged(contracts["gefs"], "preliminary")])
+    for dataset, member, links, notice in (
+        (
+            "gfs",
+            "deprecated",
+            [("successor-version", "../hrrr/collection.json")],
+            " Retired since 2026-11-03: It ended.",
+        ),
+        ("gefs", "experimental", [], " Preliminary: its producer still changes it."),
+        ("hrrr", None, [("predecessor-version", "../gfs/collection.json")], ""),
+    ):
+        contract = registry[dataset]
+        collection = collection_document(
+            contract, extent=EXTENT, summaries={}, years=["2025"], versions=registry.versions(contract)
+        )
+        assert collection["kfm:status"] == contract.metadata.status
+        assert [name for name in ("deprecated", "experimental") if collection.get(name)] == ([member] if member else [])
+        related = [link for link in collection["links"] if link["rel"].endswith("-version")]
+        assert [(link["rel"], link["href"]) for link in related] == links
+        assert collection["stac_extensions"] == [uri], dataset
+        assert collection["description"] == contract.metadata.description + notice
+        assert validate_document(collection) == []
+        if member:
+            assert validate_document({**collection, "stac_extensions": []})
+    assert registry.only(["gfs"]).versions(old) == []
+    hidden = contracts["hrrr"].governance.model_copy(update={"indigenous_data_flag": True})
+    governed = contracts["hrrr"].model_copy(update={"governance": hidden})
+    assert ContractRegistry.of([old, governed]).versions(old) == []
 
 
 GRIDDED = {"goes-abi", "gfs", "hrrr", "mrms", "ocean"}

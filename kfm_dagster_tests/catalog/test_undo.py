@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster.catalog.publisher import STAGING, ObjectStorePublisher
+from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, ObjectStorePublisher
 from kfm_dagster.catalog.store import Catalog, CatalogUndoError
 from kfm_dagster.catalog.undo import UndoReport
 from kfm_dagster.contracts.envelope import Envelope, StacStatus
@@ -27,6 +27,7 @@ from kfm_dagster.storage.fence import open_fence
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad, with_metadata
+from kfm_dagster_tests.factories import staged
 from kfm_dagster_tests.moments import deaths, dying, full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
@@ -317,6 +318,33 @@ def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: Cont
     assert objects() == before
     own_tx(catalog).undo("goes-abi", "base")
     assert objects() == {}
+
+
+@pytest.mark.clause("BEY-18")
+def test_a_retired_collection_links_its_successor_while_that_has_items(
+    database: Database, root: Path, contracts: ContractRegistry
+) -> None:
+    old = staged(contracts["goes-abi"], "retired", since="2025-12-04", successor="nexrad-l2")
+    registry = ContractRegistry.of([old, contracts["nexrad-l2"]])
+    catalog = Catalog(database, FolderPublisher(root), registry)
+
+    def links() -> dict[str, list[str]]:
+        collections = {name: each for name, each in trees.walk(root).items() if each["type"] == "Collection"}
+        return {
+            name: [link["href"] for link in collection["links"] if link["rel"].endswith("-version")]
+            for name, collection in collections.items()
+        }
+
+    catalog.register(candidates(registry, [goes(0)], "old"), fence=open_fence)
+    before = trees.files(root)
+    catalog.register(candidates(registry, [nexrad()], "new"), fence=open_fence)
+    assert links() == {
+        "goes-abi/collection.json": ["../nexrad-l2/collection.json"],
+        "nexrad-l2/collection.json": ["../goes-abi/collection.json"],
+    }
+    own_tx(catalog).undo("nexrad-l2", "new")
+    assert links() == {"goes-abi/collection.json": []}
+    assert trees.files(root) == before
 
 
 def test_kept_bytes_are_not_replaced(database: Database, write: Write) -> None:

@@ -25,6 +25,7 @@ from kfm_dagster.demo.samples.oisst import BUCKET, oisst_samples
 from kfm_dagster.errors import ContractError
 from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.nexrad_radar import TDWR, sites
+from kfm_dagster_tests.factories import staged
 from kfm_dagster_tests.schemas import json_schema
 from kfm_dagster_tests.stages.batches import extracted
 
@@ -204,22 +205,43 @@ def test_extension_fields_cannot_shadow_the_ledger() -> None:
             parse_contract(text, source="mine.yaml")
 
 
-def retired(successor: str | None) -> dict[str, Any]:
-    """Changes that retire a dataset."""
-    dates = {"since": "2026-11-03", "successor": successor, "reason": "RRFS replaces it."}
-    return {"metadata.status": "retired", "metadata.retired": dates}
+@pytest.mark.clause("BEY-18")
+def test_a_retired_dataset_names_a_successor_that_has_a_contract_or_none() -> None:
+    own, other = parse_contract(HRRR, source="own"), parse_contract(ARCHIVE, source="other")
+    for successor in ["nexrad-l2", None]:
+        contract = staged(own, "retired", since="2026-11-03", successor=successor)
+        assert ContractRegistry.of([contract, other])["hrrr"].metadata.retired == contract.metadata.retired
+    for successor in ["rrfs", "hrrr"]:
+        contract = staged(own, "retired", since="2026-11-03", successor=successor)
+        with pytest.raises(ContractError, match=f"successor.*hrrr: {successor}; expected one of nexrad-l2"):
+            ContractRegistry.of([contract, other])
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_retired_dataset_names_a_successor_that_has_a_contract_or_none() -> None:
-    other = parse_contract(ARCHIVE, source="other")
-    for successor in ["nexrad-l2", None]:
-        contract = parse_contract(changed(HRRR, retired(successor)), source="mine.yaml")
-        assert ContractRegistry.of([contract, other])["hrrr"].metadata.retired == contract.metadata.retired
-    for successor in ["rrfs", "hrrr"]:
-        contract = parse_contract(changed(HRRR, retired(successor)), source="mine.yaml")
-        with pytest.raises(ContractError, match=f"successor.*hrrr: {successor}; expected one of nexrad-l2"):
-            ContractRegistry.of([contract, other])
+def test_topics_and_coverage_end_on_the_day_of_the_retirement() -> None:
+    topics = [{"arn": f"arn:aws:sns:us-east-1:123901341784:New{name}Object"} for name in ("HRRR", "Old")]
+    topics[1]["until"] = "2026-11-02"
+    ends = {"a": None, "b": "2026-11-01", "c": "2026-11-09"}
+    products = [{"name": name, "per_hour": 1, "until": end} for name, end in ends.items()]
+    text = hrrr(notifications__topics=topics, coverage__products=products)
+    contract = parse_contract(text, source="mine.yaml")
+    assert contract.coverage.products[0].until is None
+    ended = staged(contract, "retired", since="2026-11-03")
+    assert [each.until.day for each in ended.coverage.products] == [3, 1, 3]
+    of_registry = ContractRegistry.of([ended])
+    for day, number in ((1, 2), (2, 1), (3, 0)):
+        assert len(ended.live_topics(date(2026, 11, day))) == number
+        assert of_registry.live_topics(date(2026, 11, day)) == set(ended.live_topics(date(2026, 11, day)))
+    assert len(contract.live_topics(date(2030, 1, 1))) == 1
+    # Late messages of both are still routed.
+    assert len(of_registry.topics) == 2
+
+
+@pytest.mark.clause("BEY-18")
+def test_the_retired_satellites_topics_are_not_expected(contracts: ContractRegistry) -> None:
+    live = {arn.rpartition(":")[2] for arn in contracts.live_topics(date(2026, 1, 1))}
+    assert {"NewGOES18Object", "NewGOES19Object"} <= live
+    assert live.isdisjoint({"NewGOES16Object", "NewGOES17Object"})
 
 
 @pytest.mark.clause("OPR-13")

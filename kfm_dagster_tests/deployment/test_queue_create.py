@@ -230,8 +230,10 @@ def test_a_filter_has_as_many_prefixes_as_sns_takes_and_none_for_another_shape(c
     assert filter_policy(contracts, chunks.arn) is None
 
 
-def test_a_dataset_without_topics_needs_no_queue(call: Call) -> None:
-    call("queue", "create", "--dataset", "surface-obs").refused("needs no queue")
+def test_a_topic_that_delivers_no_more_is_not_subscribed(cloud: EmbeddedCloud, call: Call) -> None:
+    call("queue", "create", "--dataset", "surface-obs").refused("needs no queue; observed Retired since 2025-08-29: ")
+    subscribed = {what.rpartition(":")[2] for what, _ in changes(call, dataset="goes-glm") if "subscription" in what}
+    assert subscribed == {"NewGOES18Object", "NewGOES19Object"}
 
 
 def _plain(text: str) -> str:

@@ -146,7 +146,7 @@ def test_how_often_objects_are_added_follows_from_the_contract(contracts: Contra
         ("hrrr", "UPDATE_CONT", "R/PT1S"),
         ("gfs", None, "R/PT6H"),
         ("ocean", "DAILY", "R/P1D"),
-        ("surface-obs", "DAILY", "R/P1D"),
+        ("surface-obs", "NEVER", "never"),
     ):
         said = dcat.frequency(contracts[dataset])["accrualPeriodicity"]
         assert said["label"] == interval, dataset

@@ -23,13 +23,14 @@ from kfm_dagster.cli import reconcile as reconcile_command
 from kfm_dagster.contracts.cadence import LEAST_CADENCE
 from kfm_dagster.contracts.quality import Coverage, ExpectedProduct
 from kfm_dagster.defs.checks import FEED_CHECK
+from kfm_dagster.exports.gap_picture import gap_picture
 from kfm_dagster.governance.log import Decision
 from kfm_dagster.ingest.feed_watch import FeedWatch
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.gaps import FollowedProduct, GapKind
 from kfm_dagster_tests.clocks import reopened
 from kfm_dagster_tests.commands import Call, caller
-from kfm_dagster_tests.factories import envelope
+from kfm_dagster_tests.factories import envelope, staged
 from kfm_dagster_tests.integration.chain import (
     DATASET,
     DAY,
@@ -213,9 +214,9 @@ def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
     assert pipeline.gaps.list(since=MIDNIGHT) == []
 
 
-@pytest.mark.clause("BEY-05")
+@pytest.mark.clause("BEY-05", "BEY-18")
 def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
-    pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
     assert FeedWatch(pipeline).watch() is not None
@@ -239,6 +240,18 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
     FeedWatch(pipeline).watch()
     assert silent_feeds(pipeline) == []
     pipeline.registry = everything
+    FeedWatch(pipeline).watch()
+    assert silent_feeds(pipeline) == [(DATASET, AlertState.FIRING)]
+    # A retired dataset is silent, and that is right; before its last day it is not.
+    living = pipeline.registry[DATASET]
+    for since, silent in ((pipeline.clock().date(), False), (pipeline.clock().date() + timedelta(days=1), True)):
+        ended = staged(living, "retired", since=since.isoformat())
+        monkeypatch.setitem(pipeline.registry.contracts, DATASET, ended)
+        FeedWatch(pipeline).watch()
+        assert bool(silent_feeds(pipeline)) is silent
+        assert f"{DATASET} expects nothing more. Retired since {since}: It ended." in call("gaps").err
+    assert [row.label for row in gap_picture(pipeline, days=1).rows] == [f"{DATASET} (retired)"]
+    monkeypatch.setitem(pipeline.registry.contracts, DATASET, living)
     FeedWatch(pipeline).watch()
     # An announcement ends both.
     item = volumes(16)[15]

@@ -14,6 +14,7 @@ import orjson
 import pystac
 import pytest
 
+from docs_site.datasets import with_overview
 from kfm_dagster.catalog.validation import validate_document, validate_item
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.formats import format_of
@@ -225,7 +226,6 @@ def test_each_dataset_has_its_picture_and_its_line_in_the_documents(
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in PICTURES.glob("*.svg")}
     assert drawn == {name: picture(found) for name, found in samples.items()}, "DRAW_FOOTPRINTS=1 draws them"
     page = (DOCS / "datasets.md").read_text(encoding="utf-8")
-    for contract in contracts:
-        assert f"| `{contract.id}` | {', '.join(f'`{bucket}`' for bucket in contract.storage.buckets)} |" in page
+    assert with_overview(page, contracts) == page, "python -m docs_site.datasets writes the table"
     for name in samples:
         assert f"(images/footprints/{name}.svg)" in page

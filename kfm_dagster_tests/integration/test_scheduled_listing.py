@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,22 @@ def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeli
 
 @pytest.mark.clause("DAG-05")
 def test_in_january_the_old_year_is_listed_too(pipeline: Pipeline) -> None:
-    clock = scheduled(pipeline, datetime(2026, 1, 31, tzinfo=UTC))
-    assert of_days(pipeline, begin_due(pipeline)) == ["2025-01-01", "2026-01-01"]
+    clock = scheduled(pipeline, datetime(2024, 1, 31, tzinfo=UTC))
+    assert of_days(pipeline, begin_due(pipeline)) == ["2023-01-01", "2024-01-01"]
     clock.forward(31 * DAY_SECONDS)
     assert begin_due(pipeline) == ()  # those of January are still running
-    clock.now = datetime(2027, 2, 1, tzinfo=UTC)
-    assert of_days(pipeline, begin_due(pipeline)) == ["2027-01-01"]
+    clock.now = datetime(2025, 2, 1, tzinfo=UTC)
+    assert of_days(pipeline, begin_due(pipeline)) == ["2025-01-01"]
+
+
+@pytest.mark.clause("BEY-18")
+def test_a_retired_dataset_is_listed_until_its_last_day_is_out_of_reach(pipeline: Pipeline) -> None:
+    contract = pipeline.registry[DATASET]
+    end = datetime.combine(contract.metadata.retired.since, time(), UTC)
+    clock = scheduled(pipeline, end + timedelta(days=contract.storage.scheduled_listing.days_back))
+    assert begin_due(pipeline) == ()
+    clock.forward(-1)
+    assert of_days(pipeline, begin_due(pipeline)) == ["2025-01-01"]
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")

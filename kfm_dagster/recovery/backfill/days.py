@@ -279,7 +279,7 @@ def _scheduled(registry: ContractRegistry, *, now: datetime) -> Iterator[tuple[s
             since = datetime.fromtimestamp(now.timestamp() // schedule.every_seconds * schedule.every_seconds, UTC)
             grammar = registry.grammars[contract.id]
             recent = [now.date() - timedelta(days=number) for number in range(schedule.days_back + 1)]
-            for day in sorted({grammar.day_holding(day) for day in recent}):
+            for day in sorted({grammar.day_holding(day) for day in recent if contract.is_live(day)}):
                 # Derived, so that every process uses the same id.
                 digest = hashlib.sha256(f"{contract.id}/{day}".encode()).hexdigest()
                 yield f"bf-{since:%Y%m%dT%H%M%S}-{digest[:12]}", (contract.id, day)
