@@ -82,7 +82,7 @@ def new(
     Its first lines list the parts to review; then check it on a sample. --from-registry takes title, description,
     bucket, topic, region and license from the entry.
 
-    Example: kfm dataset new nam --like hrrr --bucket noaa-nam-pds --topic ARN --out nam.yaml
+    Example: kfm dataset new graphcastgfs --like gefs --bucket noaa-nws-graphcastgfs-pds --topic ARN
     """
     entry = OpenDataRegistry.read(folder or CLONE)[entry_name] if entry_name else None
     if entry is not None:

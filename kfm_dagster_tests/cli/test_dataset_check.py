@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import date
 from importlib import resources
 from pathlib import Path
 
+import eccodes
 import pytest
 
 from kfm_dagster.demo.samples.hrrr import hrrr_samples
@@ -192,7 +192,7 @@ def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(call: Call, tmp
 
 
 @pytest.mark.deployment
-@pytest.mark.clause("BEY-15")
+@pytest.mark.clause("BEY-15", "BEY-18")
 def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     call: Call, tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,40 +201,41 @@ def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     [(named,), (begin,), (check,), (make, export, listing), (ingest,)] = [
         block.strip().splitlines() for block in re.findall(r"(?m)(?:^    \S.*\n)+", page)
     ]
-    shutil.copytree(shared_data / "objects/noaa-nam-pds", tmp_path / "nodd/noaa-nam-pds")
-    assert (tmp_path / named).is_file()
+    (tmp_path / named).parent.mkdir(parents=True)
+    # A real object of GFS, whose grid and packing GraphCastGFS has, with the lead of the page.
+    [gfs] = (shared_data / "objects/noaa-gfs-bdp-pds").rglob("gfs.t12z.pgrb2.0p25.f023")
+    message = eccodes.codes_new_from_message(gfs.read_bytes())
+    eccodes.codes_set(message, "forecastTime", 24)
+    (tmp_path / named).write_bytes(eccodes.codes_get_message(message))
+    eccodes.codes_release(message)
 
     def typed(line: str) -> Answer:
         return call(*shlex.split(line.strip().removeprefix("kfm ")))
 
     assert typed(begin).code == ExitCode.DONE
     assert "matches no data key of the contract" in typed(check).err
-    keys, units = re.findall(r"(?s)```diff\n(.*?)```", page)
-    changed(tmp_path / "nam.yaml", keys)
-    warned = typed(check)
-    assert warned.code == ExitCode.FINISHED_WITH_FAILURES
-    assert "at fault: G4: " in warned.out
-    assert "is declared in degree, the axes of proj:wkt2 are in metre" in warned.out
-    changed(tmp_path / "nam.yaml", units)
+    [changes] = re.findall(r"(?s)```diff\n(.*?)```", page)
+    changed(tmp_path / "graphcastgfs.yaml", changes)
     done = typed(check)
     assert done.code == ExitCode.DONE, done
-    assert "Item nam.20180917.t00z.awp211.f00" in done.out
-    assert "forecast:horizon: PT0H" in done.out
+    assert "Item graphcastgfs.20260605.t12z.pgrb2.0p25.f024" in done.out
+    assert "forecast:horizon: PT24H" in done.out
     subprocess.run(["/bin/sh", "-c", make], check=True, timeout=60)
     monkeypatch.setenv(*export.strip().removeprefix("export ").split("="))
-    assert "nam" in typed(listing).out
+    assert re.search(r"graphcastgfs +preliminary ", typed(listing).out)
     told = typed(ingest)
     assert told.code == ExitCode.DONE, told
-    assert re.search(r"nam +1 +1 +0 +0 +0 ", told.out), told.out
-    (item,) = (tmp_path / "nam-home/catalog/nam").rglob("nam.20180917.t00z.awp211.f00.json")
-    written = json.loads(item.read_bytes())
-    assert written["properties"]["forecast:horizon"] == "PT0H"
+    assert re.search(r"graphcastgfs +1 +1 +0 +0 +0 ", told.out), told.out
+    (item,) = (tmp_path / "graphcastgfs-home/catalog/graphcastgfs").rglob("*.f024.json")
+    assert json.loads(item.read_bytes())["properties"]["forecast:horizon"] == "PT24H"
+    collection = json.loads((tmp_path / "graphcastgfs-home/catalog/graphcastgfs/collection.json").read_bytes())
+    assert (collection["kfm:status"], collection["experimental"]) == ("preliminary", True)
 
 
 def changed(file: Path, diff: str) -> None:
     """Replace each line that the page takes out by what follows it."""
     text = file.read_text(encoding="utf-8")
-    for hunk in re.findall(r"(?m)^-(.*\n)(?:\+(.*\n))?", diff):
-        assert hunk[0] in text
-        text = text.replace(*hunk, 1)
+    for line, instead in re.findall(r"(?m)^-(.*\n)((?:\+.*\n)*)", diff):
+        assert line in text
+        text = text.replace(line, re.sub(r"(?m)^\+", "", instead), 1)
     file.write_text(text, encoding="utf-8")
