@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
@@ -148,7 +149,9 @@ class StoredValues:
             return self.layout.compact[:size]
         # Elements as bytes without a type, because a text has values, too.
         element = np.dtype((np.void, self.datatype.size))
-        values = np.full(self.shape, np.frombuffer(self.fill or bytes(self.datatype.size), element)[0], element)
+        values: npt.NDArray[Any] = np.full(
+            self.shape, np.frombuffer(self.fill or bytes(self.datatype.size), element)[0], element
+        )
         for chunk in self.chunks():
             data = self._unfiltered(chunk)
             if len(data) < self._chunk_bytes:
@@ -156,7 +159,8 @@ class StoredValues:
             block = np.frombuffer(data[: self._chunk_bytes], element).reshape(self.chunk)
             places = zip(chunk.place, self.chunk, strict=True)
             # With `...`, because a scalar would not be a view of the array otherwise.
-            target = values[(..., *(slice(place * extent, (place + 1) * extent) for place, extent in places))]
+            inside: tuple[Any, ...] = (..., *(slice(place * extent, (place + 1) * extent) for place, extent in places))
+            target = values[inside]
             target[...] = block[tuple(map(slice, target.shape))]
         return values.tobytes()
 
