@@ -9,7 +9,7 @@ import re
 from calendar import isleap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum, auto
 from functools import lru_cache
 from operator import itemgetter
@@ -55,7 +55,7 @@ class KeyGrammarReader:
         # called for each key; the cache makes the second call a look-up.
         self._fullmatch = lru_cache(maxsize=64)(re.compile(grammar.pattern, re.ASCII).fullmatch)
         self._ignore = tuple(re.compile(pattern) for pattern in contract.storage.ignore)
-        self._start = _stamp_reader(grammar.start)
+        self._start = _stamp_reader(grammar.start) if isinstance(grammar.start, TimeField) else None
         self._end = _stamp_reader(grammar.end) if grammar.end else None
 
     def kind(self, key: str) -> KeyKind:
@@ -74,8 +74,12 @@ class KeyGrammarReader:
             return KeyKind.IGNORED
         return KeyKind.FOREIGN
 
-    def match(self, key: str) -> KeyMatch | None:
-        """Parse a data key; None for other keys. Raises InvalidKeyTimeError for impossible stamps."""
+    def match(self, key: str, event_time: datetime | None = None) -> KeyMatch | None:
+        """Parse a data key; None for other keys. Raises InvalidKeyTimeError for impossible stamps.
+
+        `event_time` is the object's event, or its Last-Modified. Keys without a time have the UTC day of the event as
+        their start (the dataset's first day for a caller that needs no time) and the event as their end.
+        """
         match = self._fullmatch(key)
         if match is None or not is_safe_key(key):
             return None
@@ -85,14 +89,7 @@ class KeyGrammarReader:
         grammar = self.contract.storage.key_grammar
         for name, implied in grammar.implied.items():
             groups[name] = texts[name] = implied.of(texts[implied.by])
-        offset_group = grammar.end_offset_hours
-        start = self._start(texts)
-        if self._end is not None:
-            end = self._end(texts)
-        elif offset_group is not None and texts[offset_group]:
-            end = _after(start, hours=texts[offset_group])
-        else:
-            end = start
+        start, end = self._times(texts, event_time)
         if end < start:
             raise InvalidKeyTimeError(f"end {rfc3339(end)} is before start {rfc3339(start)}")
         if not (is_plausible(start) and is_plausible(end)):
@@ -108,12 +105,24 @@ class KeyGrammarReader:
             precedence=texts[stac.precedence] if stac.precedence else "",
         )
 
+    def _times(self, texts: Mapping[str, str], event_time: datetime | None) -> tuple[datetime, datetime]:
+        if self._start is None:
+            end = event_time or datetime.combine(self.contract.storage.first_day, time(), UTC)
+            return end.replace(hour=0, minute=0, second=0, microsecond=0), end
+        start = self._start(texts)
+        if self._end is not None:
+            return start, self._end(texts)
+        offset_group = self.contract.storage.key_grammar.end_offset_hours
+        if offset_group is not None and texts[offset_group]:
+            return start, _after(start, hours=texts[offset_group])
+        return start, start
+
     def day_holding(self, day: date) -> date:
         """Return the first day of the period (day, month, year) in the keys of a UTC day's objects."""
-        stamp = self.contract.storage.key_grammar.start.format
-        if "%d" in stamp or "%j" in stamp:
+        start = self.contract.storage.key_grammar.start
+        if start == "event" or "%d" in start.format or "%j" in start.format:
             return day
-        return day.replace(day=1) if "%m" in stamp else day.replace(month=1, day=1)
+        return day.replace(day=1) if "%m" in start.format else day.replace(month=1, day=1)
 
 
 def is_safe_key(key: str) -> bool:

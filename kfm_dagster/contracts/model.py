@@ -192,7 +192,10 @@ class KeyGrammar(Strict):
     implied: dict[str, ImpliedGroup] = Field(
         {}, description="Groups that the reader, the Item's id and mirrors can use in addition to the pattern's."
     )
-    start: TimeField
+    start: TimeField | Literal["event"] = Field(
+        description="event: the keys have no time. A unit then belongs to the UTC day of its event (from a listing: of "
+        "Last-Modified), and its time range is that day until the event."
+    )
     end: TimeField | None = Field(None, description="Default: the start.")
     end_offset_hours: str | None = Field(None, description="Group that holds hours after the start (forecast lead).")
 
@@ -200,7 +203,7 @@ class KeyGrammar(Strict):
     def _groups_exist(self) -> KeyGrammar:
         groups = set(re.compile(self.pattern).groupindex)
         used = {
-            "start": set(re.findall(r"{(\w+)}", self.start.value)),
+            "start": set(re.findall(r"{(\w+)}", self.start.value)) if isinstance(self.start, TimeField) else set(),
             "end": set(re.findall(r"{(\w+)}", self.end.value)) if self.end else set(),
             "end_offset_hours": {self.end_offset_hours} if self.end_offset_hours else set(),
             "implied": {group.by for group in self.implied.values()},
@@ -210,7 +213,14 @@ class KeyGrammar(Strict):
             raise ValueError(f"implied {shadowed} are groups of the pattern")
         if self.end and self.end_offset_hours:
             raise ValueError("end and end_offset_hours exclude each other")
+        if not self.has_times and (self.end or self.end_offset_hours):
+            raise ValueError("keys without a start have no end: remove end and end_offset_hours")
         return self
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the keys have a time."""
+        return isinstance(self.start, TimeField)
 
 
 class Sidecar(Strict):

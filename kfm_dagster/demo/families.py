@@ -12,10 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kfm_dagster.demo.samples import gefs, gfs, nbm, nexrad_level3
+from kfm_dagster.demo.samples import cfs, gefs, gfs, nbm, nexrad_level3
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
+from kfm_dagster.demo.samples.naqfc import naqfc_samples
+from kfm_dagster.demo.samples.ndfd import ndfd_samples
 from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.oisst import oisst_samples
 
@@ -24,6 +26,8 @@ Samples = Callable[[date, int], Iterator[tuple[str, str, bytes]]]
 OF_EACH = 4
 """Objects of a family, except OISST, whose day has a preliminary object, which the final object replaces."""
 _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
+_FLUXES = {"lead": 6, "product": "sfluxgrb", "resolution": ""}
+_CLIMATE = [{"lead": 6 * number, "member": f"{number:02}"} for number in (1, 2, 3, 4)]
 _MEMBERS = [{"lead": 6, "member": member} for member in ("c00", "p01", "avg", "spr")]
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
 """Sites and products that the contract lists, too; a TDWR is the last."""
@@ -49,11 +53,14 @@ def _level3(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
 
 FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
     {
+        "cfs": (_indexed(cfs.BUCKET, cfs.make_cfs, _CLIMATE), OF_EACH),
         "gefs": (_indexed(gefs.BUCKET, gefs.make_gefs, _MEMBERS), OF_EACH),
-        "gfs": (_indexed(gfs.BUCKET, gfs.make_gfs, _LEADS), OF_EACH),
+        "gfs": (_indexed(gfs.BUCKET, gfs.make_gfs, [*_LEADS[:3], _FLUXES]), OF_EACH),
         "goes-glm": (goes_glm_samples, OF_EACH),
         "mrms": (mrms_samples, OF_EACH),
+        "naqfc": (naqfc_samples, OF_EACH),
         "nbm": (_indexed(nbm.BUCKET, nbm.make_nbm, _LEADS), OF_EACH),
+        "ndfd": (ndfd_samples, OF_EACH),
         "nexrad-l2-chunks": (nexrad_chunk_samples, OF_EACH),
         "nexrad-l3": (_level3, OF_EACH),
         "ocean": (oisst_samples, 2),

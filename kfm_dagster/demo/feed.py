@@ -239,7 +239,7 @@ class Feed:
 
     def _day_of(self, contract: DatasetContract, key: str) -> date:
         """Return a data key's day. Raises InvalidKeyTimeError for an impossible day."""
-        match = self._registry.grammars[contract.id].match(key)
+        match = self._registry.grammars[contract.id].match(key, datetime.now(UTC))
         if match is None:  # the route is DATA by the same pattern
             raise InvalidKeyTimeError(f"{key} is not a data key of {contract.id}")
         return match.start.date()
@@ -277,7 +277,7 @@ class Feed:
 
     def _time_of(self, bucket: str, key: str) -> datetime | None:
         contract = self._registry.route(bucket=bucket, key=key).contract
-        if contract is None:
+        if contract is None or not contract.storage.key_grammar.has_times:
             return None
         for suffix in ("", *(sidecar.suffix for sidecar in contract.storage.sidecars)):
             try:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,7 +63,7 @@ def rehearse(registry: ContractRegistry, dataset: str, sample: Path) -> Rehearsa
     """
     contract = registry[dataset]
     bucket, key = _address(contract, sample)
-    match = _understood(contract, bucket, key)
+    match = _understood(contract, bucket, key, datetime.fromtimestamp(sample.stat().st_mtime, UTC))
     storage = contract.storage
     left_out = bool(storage.listing_sets) and not key.startswith(tuple(storage.day_prefixes(match.start.date())))
     if left_out:
@@ -144,9 +145,9 @@ def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
     )
 
 
-def _understood(contract: DatasetContract, bucket: str, key: str) -> KeyMatch:
+def _understood(contract: DatasetContract, bucket: str, key: str, written: datetime) -> KeyMatch:
     try:
-        match = KeyGrammarReader(contract).match(key)
+        match = KeyGrammarReader(contract).match(key, written)
     except InvalidKeyTimeError as error:
         raise ContractError("the key's time cannot be read", observed=error, expected="storage.key_grammar") from None
     if match is None:

@@ -217,7 +217,7 @@ def parse_listed(grammar: KeyGrammarReader, listed: ListedObject) -> Envelope | 
     contract = grammar.contract
     bucket, _, key = listed.uri.removeprefix("s3://").partition("/")
     try:
-        match = grammar.match(key)
+        match = grammar.match(key, listed.last_modified)
     except InvalidKeyTimeError:
         return None
     if match is None or bucket not in contract.storage.buckets:
@@ -306,12 +306,13 @@ def _unit(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: st
         return replace(contract, sidecar_version=_sidecar_version(contract, record, s3_object))
     if _is_accepted_removal(record, contract):
         return Ignored(reason=IgnoreReason.OBJECT_REMOVED, key=key, bucket=bucket, dataset=contract.id)
+    event_time = require_time(record, "eventTime")
     return _envelope(
         contract,
-        _understood(key, registry.grammars[contract.id]),
+        _understood(key, event_time, registry.grammars[contract.id]),
         uri=f"s3://{bucket}/{key}",
         queue=queue,
-        event_time=require_time(record, "eventTime"),
+        event_time=event_time,
         schema_version=record["eventVersion"],
         version=optional_text(s3_object, "eTag", ETAG, path="s3.object.eTag"),
         size=optional_size(s3_object, "size", path="s3.object.size (bytes)"),
@@ -332,14 +333,15 @@ def _chunk(record: Any, *, opened: _Opened, registry: ContractRegistry, queue: s
     if isinstance(contract, Ignored):
         return contract
     _check_version(contract, "L2Version", notice.layout)
-    match = _understood(key, registry.grammars[contract.id])
+    event_time = opened.published or notice.start
+    match = _understood(key, event_time, registry.grammars[contract.id])
     notice.check_key(key, version=match.groups.get("version"))
     return _envelope(
         contract,
         match,
         uri=f"s3://{bucket}/{key}",
         queue=queue,
-        event_time=opened.published or notice.start,
+        event_time=event_time,
         schema_version=notice.layout,
         raw=opened.raw,
     )
@@ -410,9 +412,9 @@ def _check_version(contract: DatasetContract, name: str, version: str) -> None:
         raise MessageError(ParseIssue.UNSUPPORTED_SCHEMA_VERSION, f"{name} {shown(version)} is not accepted")
 
 
-def _understood(key: str, grammar: KeyGrammarReader) -> KeyMatch:
+def _understood(key: str, event_time: datetime, grammar: KeyGrammarReader) -> KeyMatch:
     try:
-        match = grammar.match(key)
+        match = grammar.match(key, event_time)
     except InvalidKeyTimeError as error:
         raise MessageError(ParseIssue.INVALID_TIME_RANGE, str(error)) from None
     if match is None:  # the route matched DATA by the same pattern

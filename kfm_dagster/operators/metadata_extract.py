@@ -61,7 +61,8 @@ def metadata_extract(
     if envelope.integrity is None or envelope.integrity.status not in {CheckStatus.OK, CheckStatus.SUSPECT}:
         return Metadata(status=CheckStatus.UNKNOWN)
     reader = readers[contract.metadata_extract.reader]
-    store = _StoreWatch(source, open_sidecar)
+    suffixes = {sidecar.suffix for sidecar in contract.storage.sidecars}
+    store = _StoreWatch(source, lambda suffix: open_sidecar(suffix) if suffix in suffixes else None)
     header, findings = _read(reader, envelope, grammar, store)
     if header is None:
         status, issues = apply_severities(findings, contract.metadata_extract.severities)

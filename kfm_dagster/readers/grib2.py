@@ -45,6 +45,7 @@ from kfm_dagster.readers.grib2_sections import (
     message_length,
     read_fields,
     read_message,
+    states_length,
 )
 from kfm_dagster.readers.grib_index import (
     IndexEntry,
@@ -212,7 +213,8 @@ def _from_index(
     """Return the sidecar's inventory; if no sidecar matches, add a finding and return None."""
     sidecar = request.sidecar(INDEX_SUFFIX)
     if sidecar is None:
-        findings.append((MetadataIssue.SIDECAR_MISSING, f"there is no {INDEX_SUFFIX} beside the object"))
+        if not states_length(window):
+            findings.append((MetadataIssue.SIDECAR_MISSING, f"there is no {INDEX_SUFFIX} beside the object"))
         return None
     try:
         entries = read_index(sidecar)

@@ -34,8 +34,8 @@ PROBABILITY = " prob"
 """End of the name of a variable of probabilities; the qualifier of their index lines begins with it."""
 AEROSOL = "aerosol="
 """Beginning of the qualifier of an aerosol's fields."""
-MAX_TIMES = 32
-"""Maximum valid times in an Item, and maximum windows of a variable; sub-hourly files have 4."""
+MAX_TIMES = 96
+"""Maximum valid times in an Item, and maximum windows of a variable; sub-hourly files have 4, air quality's 72."""
 MAX_SHARED = 128
 """Maximum levels and windows of a variable that is cached for the next object. HRRR has 50 native levels; a hostile
 index may have thousands."""
@@ -46,11 +46,11 @@ MAX_CHARACTERS = 65_536
 def cube(grid: Grid, layers: Sequence[Layer], *, reference: datetime, valid: Collection[datetime]) -> dict[str, Any]:
     """Return an object's fields; `valid` are the valid times, or ends of windows.
 
-    Without layers it has no variables, because the first message does not describe all; on an uneven grid it is empty.
+    Without layers it has no variables, because the first message does not describe all.
     """
-    if grid.transform is None:
-        return {}
     dimensions = horizontal(transform=grid.transform, shape=grid.shape, wkt2=grid.wkt2)
+    if grid.parallels is not None:
+        dimensions[ROWS]["step"] = None  # irregularly spaced (datacube extension 2.2.0)
     steps = {layer.step for layer in layers}
     spans = spans_of(steps, reference)
     dimensions[TIME] = _times(valid, listed=len(spans) == len(steps))

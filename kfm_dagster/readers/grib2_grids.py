@@ -48,21 +48,24 @@ _EARTH_RADIUS_RANGE = (6.2e6, 6.6e6)
 class Grid:
     """A grid. `geometry` is as in `HeaderMetadata`; `shape` is (rows, columns).
 
-    `transform` maps the corner of a cell (column, row) to the CRS; it is None when rows are not evenly spaced. Row 0 is
-    in the north, as GDAL presents every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the
-    west, even if its file begins at Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction
-    between increments and corners: then the corners define the grid, but on a projection the increments do. All files
-    of a grid share its `geometry`, which has tuples as coordinates.
+    `transform` maps the corner of a cell (column, row) to the CRS. Gaussian rows are not evenly spaced: theirs is the
+    mean that GDAL gives, which puts a row at most a fiftieth of a step beside its place. `parallels` are those between
+    pole and equator, from which the latitudes follow; None for other grids. Row 0 is in the north, as GDAL presents
+    every GRIB2 grid whatever its scanning mode. A grid round the earth begins in the west, even if its file begins at
+    Greenwich. `native` has ecCodes' key names. `fault` describes a contradiction between increments and corners: then
+    the corners define the grid, but on a projection the increments do. All files of a grid share its `geometry`, which
+    has tuples as coordinates.
     """
 
     template: int
     shape: tuple[int, int]
     wkt2: str
-    transform: tuple[float, ...] | None
-    proj_bbox: tuple[float, float, float, float] | None
+    transform: tuple[float, ...]
+    proj_bbox: tuple[float, float, float, float]
     geometry: Mapping[str, Any]
     native: Mapping[str, Any]
     fault: str | None = None
+    parallels: int | None = None
 
 
 @lru_cache(maxsize=64)
@@ -199,7 +202,6 @@ def _of_corners(
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "a single row or column of points has no outline")
     dx, dy = span / (definition.ni - 1), (north - south) / (definition.nj - 1)
     west = wrap(west)
-    even_rows = definition.template != 40
     # A grid round the earth has no gap on the ground, although its last column is a step before the first.
     round_earth = span + dx >= 360.0 - dx / 2
     first_longitude = first_column(west, dx) if round_earth and span < 360.0 else west
@@ -208,8 +210,8 @@ def _of_corners(
         template=definition.template,
         shape=(definition.nj, definition.ni),
         wkt2=_wkt2({"proj": "longlat"} | dict(definition.earth)),
-        transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]) if even_rows else None,
-        proj_bbox=corners if even_rows else None,
+        transform=(dx, 0.0, corners[0], 0.0, -dy, corners[3]),
+        proj_bbox=corners,
         geometry=rectangle(-180.0, south, 180.0, north) if round_earth else rectangle(west, south, west + span, north),
         native=_native(definition, first, last, (west, south, west + span, north))
         | {f"{axis}DirectionIncrementInDegrees": increment for axis, increment in stated.items()},
@@ -218,6 +220,26 @@ def _of_corners(
             for axis, step, points in (("i", dx, definition.ni), ("j", dy, definition.nj))
         ),
     )
+
+
+_BESSEL_ZERO = 2.404825557695773
+"""First zero of the Bessel function J0, by which the outermost root of a Legendre polynomial is within 1e-5 degrees."""
+_MILLIDEGREE = 1e-3
+"""NCEP rounds the latitudes of Gaussian grids to it."""
+
+
+def _gaussian(definition: _Definition, section: bytes) -> Grid:
+    """Return a grid of template 3.40: as 3.0, but octets 68-71 number the parallels between pole and equator."""
+    (parallels,) = struct.unpack_from(">I", section, 67)
+    grid = _lat_lon(definition, section)
+    fault = grid.fault
+    outermost = 90.0 - math.degrees(_BESSEL_ZERO / (definition.nj + 0.5))
+    sides = grid.native["latitudeMin"], grid.native["latitudeMax"]
+    if definition.nj != 2 * parallels:
+        fault = f"{definition.nj} rows are not all of {parallels} parallels on each side of the equator"
+    elif any(abs(abs(side) - outermost) > _MILLIDEGREE for side in sides):
+        fault = f"rows from {sides[0]} to {sides[1]} do not end at the outermost parallels of {outermost:.4f} degrees"
+    return replace(grid, parallels=parallels, native={**grid.native, "N": parallels}, fault=fault)
 
 
 def _rotated(definition: _Definition, section: bytes) -> Grid:
@@ -266,7 +288,7 @@ def _rotation(definition: _Definition, pole: tuple[float, float]) -> tuple[pypro
 
 def _on_earth(grid: Grid, definition: _Definition, pole: tuple[float, float]) -> Grid:
     """Return a grid of rotated degrees with its outline on the earth."""
-    if grid.transform is None or grid.transform[0] * definition.ni >= 180.0:
+    if grid.transform[0] * definition.ni >= 180.0:
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, "a rotated grid of half the earth or more is not read")
     rotated, earth = _rotation(definition, pole)
     dx, _, west, _, dy, north = grid.transform
@@ -421,7 +443,7 @@ _TEMPLATES: Mapping[int, tuple[Callable[[_Definition, bytes], Grid], int]] = {
     10: (_mercator, 60),
     20: (_polar_stereographic, 65),
     30: (_lambert, 65),
-    40: (_lat_lon, 72),
+    40: (_gaussian, 72),
     32769: (_rotated_about_centre, 72),
 }
 """Each template's builder, and the octet of its scanning mode."""

@@ -82,7 +82,7 @@ def _number(text: str) -> int | None:
     return int(text) if text else None
 
 
-NAMED_GROUPS = ("model", "region", "product", "resolution", "level", "member")
+NAMED_GROUPS = ("model", "region", "product", "period", "resolution", "level", "member")
 """Groups of the key that become properties unchanged."""
 
 CENTRES: Mapping[int, str] = {7: "kwbc", 34: "rjtd", 54: "cwao", 74: "egrr", 78: "edzw", 98: "ecmf"}
@@ -106,7 +106,7 @@ DATA_TYPES: Mapping[int, str] = {
 OBSERVATIONS = frozenset({6, 7})
 """Codes of table 1.4 for data valid at their reference time: these are not forecasts."""
 
-MODEL_PREFIXES: Mapping[str, str] = {"blend": "nbm", "gdas": "gfs"}
+MODEL_PREFIXES: Mapping[str, str] = {"blend": "nbm", "gdas": "gfs", "ds": "ndfd", "aqm": "naqfc"}
 """Prefix of STAC properties for models whose keys start with another word."""
 
 _MODEL = re.compile(r"[a-z][a-z0-9]{1,15}(?=[._])")
@@ -125,8 +125,10 @@ def properties(
     optional: dict[str, Any] = {
         "proj:wkt2": grid.wkt2,
         "proj:shape": list(grid.shape),
-        "proj:transform": None if grid.transform is None else list(grid.transform),
-        "proj:bbox": None if grid.proj_bbox is None else list(grid.proj_bbox),
+        # The rows of a Gaussian grid have no transform.
+        "proj:transform": list(grid.transform) if grid.parallels is None else None,
+        "proj:bbox": list(grid.proj_bbox) if grid.parallels is None else None,
+        "grib:gaussian-parallels": grid.parallels,
         "grib:edition": 2,
         "grib:discipline": first.discipline,
         "grib:centre": CENTRES.get(first.centre, str(first.centre)),

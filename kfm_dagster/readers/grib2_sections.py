@@ -7,6 +7,7 @@ bounded walking from message to message. Does not belong here: meanings of grid 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -142,6 +143,22 @@ def find_message(window: HeaderWindow, start: int) -> int | None:
     """Return the offset of the next `GRIB` within SEARCH_BYTES of `start`, or None."""
     position = window.peek(start, SEARCH_BYTES + 4).find(b"GRIB")
     return None if position < 0 else start + position
+
+
+_SEPARATOR = re.compile(rb"\*{4}(\d{10})\*{4}\n")
+_SEPARATOR_BYTES = 19
+"""Flag field separator of the NWS Telecommunications Gateway, with the number of bytes that follow."""
+
+
+def states_length(window: HeaderWindow) -> bool:
+    """Return whether the object begins with its own length. Raises ReadError(TRUNCATED_OBJECT) if it is shorter."""
+    separator = _SEPARATOR.match(window.peek(0, _SEPARATOR_BYTES))
+    stated = separator.end() + int(separator[1]) if separator else 0
+    if stated > window.size:
+        raise ReadError(
+            MetadataIssue.TRUNCATED_OBJECT, f"the object has {window.size} bytes, and its first line states {stated}"
+        )
+    return stated == window.size
 
 
 def message_length(window: HeaderWindow, start: int) -> tuple[int, int]:

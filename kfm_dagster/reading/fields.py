@@ -229,12 +229,17 @@ def _grid(item: Item, name: str | None) -> Any:
         only(item, name or "no field", [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
+    numpy = package("numpy")
+    parallels = item["properties"].get("grib:gaussian-parallels")
+    if parallels is not None and grid.sizes["y"] == 2 * parallels:
+        # GDAL spaces the rows evenly. Those of a Gaussian grid are at the roots of a Legendre polynomial.
+        sines = numpy.polynomial.legendre.leggauss(grid.sizes["y"])[0]
+        grid = grid.assign_coords(y=numpy.degrees(numpy.arcsin(sines))[::-1])
     variable = variable or elements[numbers[0]]
     description = variables_of(item).get(variable, {})
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}
     # Times are read from the message, because an Item with several messages has only one of them, or none.
     times = {name: tags.get(tag) for name, tag in TIMES.items()}
-    numpy = package("numpy")
     return (
         grid.rename(variable)
         .assign_coords({name: numpy.datetime64(int(time.split()[0]), "s") for name, time in times.items() if time})

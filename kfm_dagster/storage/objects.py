@@ -151,7 +151,7 @@ class ObjectStores:
                 for listed in self._listed(contract, bucket, prefix):
                     key = listed.uri.removeprefix(f"s3://{bucket}/")
                     kind = grammar.kind(key)
-                    if kind is KeyKind.DATA and (key_day := _day_of(grammar, key)) is not None:
+                    if kind is KeyKind.DATA and (key_day := _day_of(grammar, listed)) is not None:
                         if key_day == day:
                             yield listed
                     elif kind is not KeyKind.SIDECAR:
@@ -282,9 +282,9 @@ class PrivateFolder(LocalStore):
         return super().put(path, file, **options)
 
 
-def _day_of(grammar: KeyGrammarReader, key: str) -> date | None:
+def _day_of(grammar: KeyGrammarReader, listed: ListedObject) -> date | None:
     try:
-        match = grammar.match(key)
+        match = grammar.match(listed.uri.split("/", 3)[3], listed.last_modified)
     except InvalidKeyTimeError:
         return None
     return None if match is None else match.start.date()

@@ -75,7 +75,8 @@ def extracted(dataset: str, root: Path, path: str) -> Envelope:
 _RUN = datetime(2025, 4, 2, 12, tzinfo=UTC)
 
 REAL: Mapping[str, tuple[str, ...]] = {
-    "gfs": ("gfswave.t18z.atlocn.0p16.f001.grib2", "gfs.t12z.pgrb2.0p25.f023"),
+    "cfs": ("flxf2026080506.01.2026080500.grb2",),
+    "gfs": ("gfswave.t18z.atlocn.0p16.f001.grib2", "gfs.t12z.pgrb2.0p25.f023", "gfs.t12z.sfluxgrbf006.grib2"),
     "goes-abi": (
         "OR_ABI-L1b-RadM1-M6C01_G16_s20200010001262_e20200010001320_c20200010001364.nc",
         "OR_ABI-L1b-RadC-M6C06_G17_s20193002001196_e20193002003575_c20193002004003.nc",
@@ -84,11 +85,13 @@ REAL: Mapping[str, tuple[str, ...]] = {
         "OR_ABI-L2-FDCC-M6_G17_s20193002001196_e20193002003569_c20193002004132.nc",
     ),
     "goes-glm": ("OR_GLM-L2-LCFA_G18_s20230261900000_e20230261900200_c20230261900213.nc",),
-    "hrrr": ("hrrr.t00z.wrfsfcf12.grib2", "hrrr.t06z.wrfsfcf01.grib2"),
+    "hrrr": ("hrrr.t00z.wrfsfcf12.grib2", "hrrr.t06z.wrfsfcf01.grib2", "hrrr.t09z.wrfsubhf01.grib2"),
     "mrms": (
         "MRMS_MultiSensor_QPE_01H_Pass1_00.00_20221024-015800.grib2.gz",
         "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
     ),
+    "naqfc": ("aqm.t12z.ave_1hr_pm25.20240516.227.grib2",),
+    "ndfd": ("ds.maxt.bin", "ds.minrh.bin", "ds.waveh.bin"),
     "nexrad-l2": ("KTLX20140101_000624_V06.gz", "KCRP20200101_000431_V06"),
     "nexrad-l2-chunks": ("20260328-201457-055-E",),
     "ocean": ("oisst-avhrr-v02r01.20220913.nc",),

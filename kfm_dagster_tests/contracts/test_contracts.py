@@ -137,6 +137,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"storage.key_grammar.start": {"value": "{nope}", "format": "%Y"}}, "nope"),
         ({"storage.key_grammar.start": {"value": "{date}", "format": "%Y%m%m"}}, "twice"),
         ({"storage.key_grammar.end": {"value": "{date}", "format": "%Y%m%d"}}, "exclude"),
+        ({"storage.key_grammar.start": "event"}, "have no end"),
         ({"storage.ignore": ["("]}, "not a regular expression"),
         ({"storage.listing": ["rap.%Y%m%d/"]}, "no prefix"),
         ({"notifications.topics": None}, "no object can be discovered: name notifications.topics"),
@@ -268,7 +269,7 @@ def test_a_deployment_follows_the_datasets_that_it_names(contracts: ContractRegi
         followed["goes-abi"]
     assert contracts.only([]) is contracts.only(contracts.contracts) is contracts
     for names, text in (
-        (["hrrr", "hrr"], "unknown dataset; observed hrr; expected some of gefs,"),
+        (["hrrr", "hrr"], "unknown dataset; observed hrr; expected some of cfs, gefs,"),
         (["nexrad-l2-chunks"], "expected also nexrad-l2"),
     ):
         with pytest.raises(ContractError, match=text):

@@ -22,6 +22,7 @@ import h5py
 
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.samples.cfs import make_cfs
 from kfm_dagster.demo.samples.gefs import PRODUCTS as GEFS_PRODUCTS
 from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.gfs import PRODUCTS as GFS_PRODUCTS
@@ -33,9 +34,11 @@ from kfm_dagster.demo.samples.hrrr import REGIONS as HRRR_REGIONS
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
+from kfm_dagster.demo.samples.naqfc import make_naqfc
 from kfm_dagster.demo.samples.nbm import PRODUCTS as NBM_PRODUCTS
 from kfm_dagster.demo.samples.nbm import REGIONS as NBM_REGIONS
 from kfm_dagster.demo.samples.nbm import make_nbm
+from kfm_dagster.demo.samples.ndfd import ELEMENTS, make_ndfd
 from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
 from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.demo.samples.nexrad_level3 import PRODUCTS as LEVEL3_PRODUCTS
@@ -126,6 +129,7 @@ class Subject:
 
 _HDF5 = Bounds(requests=MAX_BLOCKS, read_bytes=MAX_BLOCKS * BLOCK_BYTES)
 # The first message, the index, the last message's ends; or each section of what is walked, and the object's end.
+MODELS = ("hrrr", "gfs", "gefs", "nbm", "cfs", "naqfc", "ndfd")
 _GRIB2_REQUESTS = 8 * grib2.WALK_MESSAGES + 6
 _GRIB2 = Bounds(
     requests=_GRIB2_REQUESTS,
@@ -155,8 +159,8 @@ SUBJECTS: Mapping[str, Subject] = {
         datasets=("nexrad-l3",),
         bounds=Bounds(requests=2, read_bytes=nexrad_level3.MAX_OBJECT_BYTES),
     ),
-    "grib2": Subject(reader="grib2", datasets=("hrrr", "gfs", "gefs", "nbm"), bounds=_GRIB2),
-    "grib2-idx": Subject(reader="grib2", datasets=("hrrr", "gfs", "gefs", "nbm"), bounds=_GRIB2, of_index=True),
+    "grib2": Subject(reader="grib2", datasets=MODELS, bounds=_GRIB2),
+    "grib2-idx": Subject(reader="grib2", datasets=MODELS, bounds=_GRIB2, of_index=True),
     "grib2-gzip": Subject(
         reader="grib2-gzip",
         datasets=("mrms",),
@@ -185,8 +189,13 @@ def _grib2() -> Iterator[Specimen]:
     made += [("gefs", make_gefs(run=run, lead=lead, member=member, product=kind)) for member, kind, lead in members]
     kinds = product(NBM_REGIONS, NBM_PRODUCTS, (1, 36, 264))
     made += [("nbm", make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds]
+    made += [("cfs", make_cfs(run=run, lead=lead)) for lead in (6, 240)]
     for dataset, (key, content, index) in made:
         yield Specimen(dataset=dataset, key=key, content=content, index=index.encode())
+    # All leads in one object, probabilities, and WMO headings before each message; without indexes.
+    headed = [("ndfd", make_ndfd(issued=run, element=element)) for element in ELEMENTS]
+    for dataset, (key, content) in (("naqfc", make_naqfc(run=run)), *headed):
+        yield Specimen(dataset=dataset, key=key, content=content)
 
 
 def _goes_abi() -> Iterator[Specimen]:

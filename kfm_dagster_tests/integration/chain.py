@@ -326,7 +326,8 @@ def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str
         bucket, _, key = path.relative_to(root).as_posix().partition("/")
         route = registry.route(bucket=bucket, key=key)
         if route.contract is not None and route.kind is KeyKind.DATA:
-            match = registry.grammars[route.contract.id].match(key)
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            match = registry.grammars[route.contract.id].match(key, written)
             found.setdefault((route.contract.id, match.start.date().isoformat()), []).append(f"s3://{bucket}/{key}")
     return found
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.ndfd import ndfd_samples
 from kfm_dagster.demo.samples.nexrad_chunks import BUCKET, make_nexrad_chunks
 from kfm_dagster.errors import RefusedError
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -31,12 +32,14 @@ from kfm_dagster_tests.integration.chain import (
     DAY,
     START,
     StoredObject,
+    announce,
     good,
     notify,
     put,
     renumbered,
     run_chain,
     run_pending,
+    take,
     volumes,
 )
 from kfm_dagster_tests.integration.chunk_feed import CHUNKS, ingest
@@ -355,6 +358,28 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
     assert differing(compare_day(pipeline, DATASET, DAY)) == {"item_without_success": sorted([lost, name])}
     assert differing(compare_day(pipeline, CHUNKS, DAY)) == {}
     assert differing(compare_day(pipeline, "hrrr", DAY)) == {}
+
+
+@pytest.mark.clause("WAL-04")
+def test_an_object_without_a_time_in_its_key_has_an_item_that_its_next_version_replaces(
+    pipeline: Pipeline, objects: Path
+) -> None:
+    days = [DAY, DAY + timedelta(days=1)]
+    for number, day in enumerate(days):
+        item = good(*next(iter(ndfd_samples(day, 1))))
+        written = START.combine(day, time(13), START.tzinfo)
+        put(objects, [item])
+        os.utime(objects / item.bucket / item.key, (written.timestamp(), written.timestamp()))
+        event = item.event(event_time=written)
+        take(pipeline, announce([event], registry=pipeline.registry))
+        run_chain(pipeline, "ndfd", day.isoformat(), f"run-{number}", Source.LEDGER)
+    [shown] = traces.catalog_items(pipeline).values()
+    assert shown["properties"]["forecast:reference_datetime"] == f"{days[1]}T12:00:00Z"
+    records = own_tx(pipeline.ledger).find(limit=9)
+    assert len(records) == 2
+    assert {(unit.status, unit.stac_item_id) for unit in records} == {("succeeded", "ndfd.conus.001-003.maxt")}
+    compared = [compare_day(pipeline, "ndfd", day) for day in days]
+    assert [(one.objects, one.units, one.items, differing(one)) for one in compared] == [(0, 1, 1, {}), (1, 1, 0, {})]
 
 
 def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeline: Pipeline, objects: Path) -> None:

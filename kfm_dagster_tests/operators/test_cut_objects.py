@@ -14,11 +14,13 @@ import pytest
 from kfm_dagster.contracts.envelope import CheckStatus, Integrity, Metadata
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.quality import Expected, ValueRange, contradictions
+from kfm_dagster.demo.samples.cfs import make_cfs
 from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.gfs import make_gfs, make_gfs_wave
 from kfm_dagster.demo.samples.hrrr import make_hrrr
 from kfm_dagster.demo.samples.mrms import make_mrms
 from kfm_dagster.demo.samples.nbm import make_nbm
+from kfm_dagster.demo.samples.ndfd import make_ndfd
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.readers.base import READERS, ByteSource
 from kfm_dagster.readers.grib2 import WALK_MESSAGES
@@ -158,6 +160,15 @@ def made() -> Iterator[Made]:
             yield Made("mrms", *make_mrms(valid=RUN, region=region, product=product))
 
 
+def gaussian_and_headed() -> Iterator[Made]:
+    """Samples on Gaussian grids and with WMO headings, of which no two are of one time and element."""
+    yield Made("gfs", *make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
+    for lead in (6, 12):
+        yield Made("cfs", *make_cfs(run=RUN, lead=lead))
+    for element in ("maxt", "minrh", "waveh"):
+        yield Made("ndfd", *make_ndfd(issued=RUN, element=element))
+
+
 def renamed() -> Iterator[tuple[str, str]]:
     """Keys of the regions of which there are no samples."""
     for dataset, key, region, others in (
@@ -171,7 +182,7 @@ def renamed() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.clause("OPR-26")
 def test_a_sample_agrees_with_its_own_key_and_with_no_other() -> None:
-    samples = [*made()]
+    samples = [*made(), *gaussian_and_headed()]
     keys = [(sample.dataset, sample.key) for sample in samples]
     for sample in samples:
         assert sample.under(sample.dataset, sample.key).issues == ()
@@ -190,7 +201,7 @@ def test_a_real_object_agrees_with_its_own_key_and_with_none_of_another_grid_or_
         contract = REGISTRY.route(bucket=bucket, key=key).contract if path.is_file() else None
         match = contract and REGISTRY.grammars[contract.id].match(key)
         if contract and match and contract.metadata_extract.key_values:
-            names = ("region", "resolution", "name" if contract.id == "mrms" else "")
+            names = ("region", "resolution", {"mrms": "name", "ndfd": "product"}.get(contract.id, ""))
             product = (contract.id, *map(match.groups.get, names))
             objects.append((contract, key, path.read_bytes(), product))
     assert len(objects) >= 10

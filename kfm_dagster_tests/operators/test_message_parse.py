@@ -438,6 +438,19 @@ def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
     assert parse_listed(REGISTRY.grammars["goes-abi"], elsewhere) is None
 
 
+@pytest.mark.clause("WAL-04", "OPR-13")
+def test_an_object_without_a_time_in_its_key_is_of_the_day_of_its_event() -> None:
+    described = {"bucket": "noaa-ndfd-pds", "key": "opnl/AR.conus/VP.001-003/ds.maxt.bin"}
+    (first,) = parse(raw(record(**described, eventTime="2025-12-03T23:59:58.250Z"))).envelopes
+    written = datetime(2025, 12, 3, 23, 59, 57, tzinfo=UTC)
+    listed = ListedObject(uri=first.object_uri, size=1000, etag=first.object_version, last_modified=written)
+    assert parse_listed(REGISTRY.grammars["ndfd"], listed).wal_id == first.wal_id
+    assert (first.partition, first.time_range_end) == ("2025-12-03", first.event_time)
+    (again,) = parse(raw(record(**described, eventTime="2025-12-04T00:00:01Z"))).envelopes
+    assert (again.partition, again.wal_id == first.wal_id) == ("2025-12-04", False)
+    assert code_of(raw(record(**described, eventTime="2019-12-31T00:00:00Z"))) is ParseIssue.INVALID_TIME_RANGE
+
+
 NAMES = ("Type", "Message", "TopicArn", "Records", "s3", "bucket", "object", "key", "name", "eTag")
 
 

@@ -22,7 +22,7 @@ from kfm_dagster.contracts.envelope import CheckStatus
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.families import Samples
-from kfm_dagster.demo.samples import gefs, gfs, hrrr, mrms, nbm
+from kfm_dagster.demo.samples import cfs, gefs, gfs, hrrr, mrms, naqfc, nbm
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.goes_glm import FILES_A_DAY, goes_glm_samples
 from kfm_dagster.demo.samples.nexrad_chunks import nexrad_chunk_samples
@@ -35,23 +35,25 @@ from kfm_dagster.readers.base import READERS, ReadError
 from kfm_dagster.readers.nexrad_radar import sites
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster.storage.s3 import Fetched
-from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, SUBJECTS, Specimen, places
+from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, MODELS, SUBJECTS, Specimen, places
 from kfm_dagster_tests.readers.reading import header_of, is_unchecked, outcome, unit_of
 
 DAY = date(2024, 12, 31)
 SAMPLES: dict[str, tuple[Samples, int]] = {
+    "cfs": (cfs.cfs_samples, cfs.OBJECTS_PER_DAY),
     "gefs": (gefs.gefs_samples, gefs.OBJECTS_PER_DAY),
     "gfs": (gfs.gfs_samples, gfs.OBJECTS_PER_DAY),
     "goes-abi": (goes_abi_samples, 109_296),
     "goes-glm": (goes_glm_samples, FILES_A_DAY),
     "hrrr": (hrrr.hrrr_samples, hrrr.OBJECTS_PER_DAY),
     "mrms": (mrms.mrms_samples, mrms.OBJECTS_PER_DAY),
+    "naqfc": (naqfc.naqfc_samples, naqfc.OBJECTS_PER_DAY),
     "nbm": (nbm.nbm_samples, nbm.OBJECTS_PER_DAY),
     "nexrad-l2": (nexrad_level2_samples, len(sites()) * 86_400),
     "nexrad-l3": (nexrad_level3_samples, len(sites()) * 86_400),
     "ocean": (oisst_samples, 2),
 }
-"""By their dataset, and how many a day has. ISD's are of a year, and a volume's chunks have no most."""
+"""By their dataset, and how many a day has. ISD's are of a year, NDFD's of any day, a volume's chunks have no most."""
 
 
 @pytest.mark.clause("OPR-14")
@@ -167,10 +169,7 @@ MOST = {
     "surface-obs": Most(2, lambda size: size),
     # Beginning, index, and the last message whole (`grib2.LAST_MESSAGE_BYTES`): two requests more would cost more time
     # than its bytes. Without an index each message's beginning is read, which is what `completeness_unchecked` bounds.
-    "hrrr": Most(3, lambda size: front(size) + 2 * MIB),
-    "gfs": Most(3, lambda size: front(size) + 2 * MIB),
-    "gefs": Most(3, lambda size: front(size) + 2 * MIB),
-    "nbm": Most(3, lambda size: front(size) + 2 * MIB),
+    **dict.fromkeys(("cfs", "gefs", "gfs", "hrrr", "nbm"), Most(3, lambda size: front(size) + 2 * MIB)),
 }
 
 
@@ -219,7 +218,7 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
 
 def indexed(specimen: Specimen) -> bool:
     """Whether a model's object has its index: without one its messages are walked."""
-    return specimen.dataset not in {"hrrr", "gfs", "gefs", "nbm"} or specimen.index is not None
+    return specimen.dataset not in MODELS or specimen.index is not None
 
 
 def test_the_page_has_the_requests_of_every_dataset() -> None:

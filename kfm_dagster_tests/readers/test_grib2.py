@@ -15,16 +15,20 @@ import shapely.geometry
 
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
+from kfm_dagster.demo.samples.cfs import make_cfs
 from kfm_dagster.demo.samples.grib2_messages import (
     SPHERE,
     Field,
     Origin,
     at_hour,
+    gaussian_grid,
     lat_lon_grid,
     mercator_grid,
     message,
 )
 from kfm_dagster.demo.samples.hrrr import REGIONS, make_hrrr
+from kfm_dagster.demo.samples.naqfc import make_naqfc
+from kfm_dagster.demo.samples.ndfd import make_ndfd
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
 from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES
@@ -415,6 +419,43 @@ def test_data_that_look_like_an_end_hide_no_cut_and_no_hole(room: int) -> None:
     for beside in (SAMPLE_INDEX, None):
         cut = SAMPLE[:-50] + bytes(50)
         assert code_of(read, cut, groups=groups_of(), index=beside) is MetadataIssue.TRUNCATED_OBJECT
+
+
+def test_a_gaussian_grid_has_all_its_parallels_or_a_fault() -> None:
+    _, content, index = make_cfs(run=RUN, lead=6)
+    found = read(content, index=index)
+    assert (codes(found), found.properties["grib:gaussian-parallels"]) == ([], 95)
+    assert not {"proj:transform", "proj:bbox"} & found.properties.keys()
+    assert found.properties["cube:dimensions"]["y"]["step"] is None
+    section = gaussian_grid(384, 190, north=89_277_000, east=359_062_000, step=938_000).section
+    for changed, fault in (
+        (section, None),
+        (section[:67] + struct.pack(">I", 94) + section[71:], "190 rows are not all of 94 parallels"),
+        (gaussian_grid(384, 190, north=89_279_000, east=359_062_000, step=938_000).section, "do not end at"),
+        (gaussian_grid(384, 190, north=89_277_000, east=359_062_000, step=950_000).section, "the increments of the"),
+    ):
+        described = describe_grid(changed)
+        assert (described.fault is None) is (fault is None)
+        assert (fault or "") in (described.fault or "")
+
+
+def test_all_hours_of_a_run_in_one_object_are_its_time() -> None:
+    _, content = make_naqfc(run=RUN)
+    found = read(content)
+    assert (found.start, found.end, found.datetime) == (RUN, *[RUN + timedelta(hours=72)] * 2)
+    assert (found.properties["forecast:horizon"], found.properties["grib:message-count"]) == ("PT72H", 72)
+    assert len(found.properties["cube:dimensions"]["valid_time"]["values"]) == 72
+
+
+@pytest.mark.clause("OPR-20")
+def test_an_object_that_states_its_length_is_whole_or_refused() -> None:
+    _, content = make_ndfd(issued=RUN, element="maxt")
+    whole = read(content)
+    assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
+    # Cut between two messages, where nothing else shows it.
+    assert code_of(read, content[: content.rindex(b"****0000")]) is MetadataIssue.TRUNCATED_OBJECT
+    # A bulletin's own separator does not state the object's length.
+    assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
 
 
 def test_object_without_index_is_walked_only_so_far() -> None:

@@ -417,9 +417,9 @@ def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
     shape = {"dimensions": ["valid_time", "level", "y", "x"], "dimension_domains": {"level": levels}}
     assert found["cube:variables"] == {"TMP": described | shape}
     assert found["cube:dimensions"]["level"] == {"type": "level", "values": levels}
-    # A grid that is not even is no cube.
-    uneven = replace(GRID, template=40, transform=None, proj_bbox=None)
-    assert cube(uneven, (layer(),), reference=RUN, valid=COVERED) == {}
+    # Gaussian rows have no step.
+    uneven = cube(replace(GRID, template=40, parallels=2), (layer(),), reference=RUN, valid=COVERED)["cube:dimensions"]
+    assert [(uneven[axis]["step"], len(uneven[axis]["extent"])) for axis in "xy"] == [(3000.0, 2), (None, 2)]
 
 
 def test_more_names_than_an_item_should_have_are_not_listed() -> None:

@@ -20,6 +20,7 @@ from kfm_dagster.demo.samples.grib2_messages import (
     assembled,
     at_hour,
     full_hour,
+    gaussian_grid,
     lat_lon_grid,
     message,
     over_hours,
@@ -30,7 +31,7 @@ CYCLES = (0, 6, 12, 18)
 LEADS = (*range(121), *range(123, 385, 3))
 PRODUCTS = (
     ("pgrb2", "0p25"), ("pgrb2", "0p50"), ("pgrb2", "1p00"),
-    ("pgrb2b", "0p25"), ("pgrb2b", "0p50"), ("pgrb2b", "1p00"), ("pgrb2full", "0p50"),
+    ("pgrb2b", "0p25"), ("pgrb2b", "0p50"), ("pgrb2b", "1p00"), ("pgrb2full", "0p50"), ("sfluxgrb", ""),
 )  # fmt: skip
 WAVES = (("atlocn", "0p16"), ("global", "0p25"))
 """Two of the wave model's regions."""
@@ -47,7 +48,11 @@ _LESS_COMMON = (
     Field(name="HGT", level="1 mb", parameter=(0, 3, 5), surface=(100, 100), value=47_800.0),
     Field(name="TMP", level="1 mb", parameter=(0, 0, 0), surface=(100, 100), value=265.0),
 )
-_FIELDS = {"pgrb2": _COMMON, "pgrb2b": _LESS_COMMON, "pgrb2full": _COMMON + _LESS_COMMON}
+_FLUXES = (
+    Field(name="TMP", level="surface", parameter=(0, 0, 0), surface=(1, 0), value=287.0),
+    Field(name="WEASD", level="surface", parameter=(0, 1, 13), surface=(1, 0), value=0.0),
+)
+_FIELDS = {"pgrb2": _COMMON, "pgrb2b": _LESS_COMMON, "pgrb2full": _COMMON + _LESS_COMMON, "sfluxgrb": _FLUXES}
 _SEA = (
     Field(name="WIND", level="surface", parameter=(0, 2, 1), surface=(1, 1), value=8.0),
     Field(name="HTSGW", level="surface", parameter=(10, 0, 3), surface=(1, 1), value=2.5),
@@ -59,6 +64,7 @@ GRIDS = {
     # The definitions of real objects, byte for byte; those of 0.5 and 1 degree in the same manner.
     "0p25": lat_lon_grid(1440, 721, first=(_NORTH, 0), last=(_SOUTH, 359_750_000), step=250_000),
     "0p50": lat_lon_grid(720, 361, first=(_NORTH, 0), last=(_SOUTH, 359_500_000), step=500_000),
+    "": gaussian_grid(3072, 1536, north=89_910_324, east=359_882_813, step=117_188),
     "1p00": lat_lon_grid(360, 181, first=(_NORTH, 0), last=(_SOUTH, 359_000_000), step=1_000_000),
 }
 _WAVE_GRIDS = {
@@ -80,8 +86,8 @@ def make_gfs(
     if lead not in LEADS or (product, resolution) not in PRODUCTS or model not in {"gfs", "gdas"}:
         raise ValueError(f"no key of {model!r} for lead {lead}, product {product!r}, resolution {resolution!r}")
     content, index = _made(_FIELDS[product], _ATMOSPHERE, GRIDS[resolution], utc, lead)
-    name = f"{model}.t{utc:%H}z.{product}.{resolution}.f{lead:03d}"
-    return f"{model}.{utc:%Y%m%d/%H}/atmos/{name}", content, index
+    name = f"{product}.{resolution}.f{lead:03d}" if resolution else f"{product}f{lead:03d}.grib2"
+    return f"{model}.{utc:%Y%m%d/%H}/atmos/{model}.t{utc:%H}z.{name}", content, index
 
 
 def make_gfs_wave(*, run: datetime, lead: int, region: str = "atlocn", model: str = "gfs") -> tuple[str, bytes, str]:

@@ -18,6 +18,8 @@ SPHERE = b"\x06" + bytes(15)
 MISSING = 0xFFFFFFFF
 _HOUR, _MINUTE = 1, 0
 """Units of time (code table 4.4)."""
+_PROBABILITY = 5
+"""Product template of a probability at an instant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +50,7 @@ class GridSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsembleRole:
-    """A field's part in an ensemble: product template 4.1 or 4.2, the octets that it adds, and the index's text."""
+    """A field's part in an ensemble: product template 4.1, 4.2 or 4.5, the octets it adds, and the index's text."""
 
     template: int
     octets: bytes
@@ -72,28 +74,42 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastStep:
-    """When a field is valid: a time after the run in a unit (code table 4.4); sums cover the `hours` from then."""
+    """When a field is valid: a time after the run in a unit (code table 4.4); sums cover a `length` from then.
+
+    The length is in the same unit; `statistic` is of code table 4.10.
+    """
 
     unit: int
     time: int
-    hours: int | None
+    length: int | None
     text: str
+    statistic: int = 1
 
 
 def at_hour(lead: int) -> ForecastStep:
     """Return the step of a field that is valid at a lead in hours."""
-    return ForecastStep(unit=_HOUR, time=lead, hours=None, text=f"{lead} hour fcst" if lead else "anl")
+    return ForecastStep(unit=_HOUR, time=lead, length=None, text=f"{lead} hour fcst" if lead else "anl")
 
 
 def at_minute(minutes: int) -> ForecastStep:
     """Return the step of a field that is valid some minutes after the run."""
-    return ForecastStep(unit=_MINUTE, time=minutes, hours=None, text=f"{minutes} min fcst" if minutes else "anl")
+    return ForecastStep(unit=_MINUTE, time=minutes, length=None, text=f"{minutes} min fcst" if minutes else "anl")
 
 
-def over_hours(begin: int, end: int) -> ForecastStep:
-    """Return the step of a sum from one lead to another, in hours."""
-    text = f"{begin}-{end} hour acc fcst" if end else "0-0 day acc fcst"
-    return ForecastStep(unit=_HOUR, time=begin, hours=end - begin, text=text)
+_STATISTICS = {"ave": 0, "acc": 1, "max": 2, "min": 3}
+"""wgrib2's texts for code table 4.10."""
+
+
+def over_hours(begin: int, end: int, statistic: str = "acc") -> ForecastStep:
+    """Return the step of a sum, or another statistic, from one lead to another, in hours."""
+    text = f"{begin}-{end} hour {statistic} fcst" if end else f"0-0 day {statistic} fcst"
+    return ForecastStep(unit=_HOUR, time=begin, length=end - begin, text=text, statistic=_STATISTICS[statistic])
+
+
+def over_minutes(begin: int, end: int, statistic: str) -> ForecastStep:
+    """Return the step of a statistic from one lead to another, in minutes."""
+    text = f"{begin}-{end} min {statistic} fcst"
+    return ForecastStep(unit=_MINUTE, time=begin, length=end - begin, text=text, statistic=_STATISTICS[statistic])
 
 
 def lat_lon_grid(
@@ -114,11 +130,26 @@ def lat_lon_grid(
     return _grid(0, columns, rows, earth, points)
 
 
+def gaussian_grid(columns: int, rows: int, *, north: int, east: int, step: int) -> GridSection:
+    """Build template 3.40 round the earth from Greenwich on, rows from `north` to its south; in microdegrees."""
+    corners = ((north, 0), (0x80000000 | north, east))
+    points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, 0, *corners[0], 0x30, *corners[1], step, rows // 2, 0)
+    return _grid(40, columns, rows, SPHERE, points)
+
+
 def mercator_grid(
-    columns: int, rows: int, *, first: tuple[int, int], last: tuple[int, int], true_at: int, spacing: int, earth: bytes
+    columns: int,
+    rows: int,
+    *,
+    first: tuple[int, int],
+    last: tuple[int, int],
+    true_at: int,
+    spacing: int,
+    earth: bytes,
+    scan: int = 0x40,
 ) -> GridSection:
     """Build template 3.10, rows from south to north; angles in microdegrees, `spacing` in millimetres."""
-    points = struct.pack(">IIIIBIIIBIII", columns, rows, *first, 0x38, true_at, *last, 0x40, 0, spacing, spacing)
+    points = struct.pack(">IIIIBIIIBIII", columns, rows, *first, 0x38, true_at, *last, scan, 0, spacing, spacing)
     return _grid(10, columns, rows, earth, points)
 
 
@@ -202,13 +233,14 @@ def _section(number: int, body: bytes) -> bytes:
 def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) -> bytes:
     """Build section 4: template 4.0, 4.8 for an accumulation, 4.10 for an accumulation's percentile.
 
-    An ensemble's templates are 4.1 and 4.2, and 4.11 and 4.12 for accumulations.
+    An ensemble's templates are 4.1 and 4.2, and 4.11 and 4.12 for accumulations; a probability's are 4.5 and 4.9.
     """
-    template, role = (0 if step.hours is None else 8 if field.percentile is None else 10), b""
+    template, role = (0 if step.length is None else 8 if field.percentile is None else 10), b""
     if field.percentile is not None:
         role = bytes([field.percentile])
     if field.ensemble:
-        template, role = field.ensemble.template + (0 if step.hours is None else 10), field.ensemble.octets
+        further = 4 if field.ensemble.template == _PROBABILITY else 10
+        template, role = field.ensemble.template + (0 if step.length is None else further), field.ensemble.octets
     body = struct.pack(
         ">HHBBBBBHBBIBBIBBI",
         0,
@@ -224,9 +256,24 @@ def _product(field: Field, step: ForecastStep, run: datetime, origin: Origin) ->
         0,
         0,
     )
-    if step.hours is None:
+    if step.length is None:
         return body + role
-    end = run + timedelta(hours=step.time + step.hours)
-    # One interval: accumulation (1) over successive times of the same run (2), in hours.
-    interval = (end.year, end.month, end.day, end.hour, 0, 0, 1, 0, 1, 2, _HOUR, step.hours, 255, 0)
+    end = run + (step.time + step.length) * timedelta(hours=step.unit == _HOUR, minutes=step.unit == _MINUTE)
+    # One interval: a statistic over successive times of the same run (2).
+    interval = (
+        end.year,
+        end.month,
+        end.day,
+        end.hour,
+        end.minute,
+        0,
+        1,
+        0,
+        step.statistic,
+        2,
+        step.unit,
+        step.length,
+        255,
+        0,
+    )
     return body + role + struct.pack(">H5BBIBBBIBI", *interval)

@@ -64,7 +64,7 @@ def field_of(
     """A field of `assembled`. Constant values stay as the sample packs them, in no bit."""
     parameter, surface = _PARAMETERS[variable, level]
     described = {"name": variable, "level": level, "parameter": parameter, "surface": surface}
-    field = Field(**described, value=float(values.flat[0]), accumulated=step.hours is not None)
+    field = Field(**described, value=float(values.flat[0]), accumulated=step.length is not None)
     made = message(field, step, run=RUN, origin=Origin(process=(2, 0, 83, 0, 0)), grid=_GRID)
     return field, step, made if (values == values.flat[0]).all() else packed(made, values, packing)
 

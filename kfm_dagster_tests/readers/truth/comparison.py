@@ -163,11 +163,6 @@ NO_OBJECTS = {
     "messages": "what SNS and SQS send: notifications, no objects",
 }
 """Families that no reader reads, and why; `.idx` files beside an object count as `idx`."""
-APART = {
-    "files/ndfd/ds.snow.2005.grib2": "the end of its interval is the begin of its step range",
-    "objects/noaa-ndfd-pds/": "no contract takes its bucket",
-}
-"""Beginnings of paths that are not compared although their family is, and why."""
 
 
 def compares(
@@ -210,7 +205,7 @@ def why_not_compared(path: str, entry: Mapping[str, Any]) -> str | None:
     if reason := NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"]):
         return reason
     if entry["family"] in FAMILIES:
-        return next((reason for beginning, reason in APART.items() if path.startswith(beginning)), None)
+        return None
     top, _, rest = path.partition("/")
     if top == "files":
         return "files/ has no key, and its family has no comparison"

@@ -7,7 +7,7 @@ import lzma
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ ROTATED = 1e-5
 """Degrees; ecCodes rounds positions of rotated grids to microdegrees."""
 CENTRE = {"latitudeOfLastGridPointInDegrees", "longitudeOfLastGridPointInDegrees"}
 """Of template 3.32769 ecCodes has no positions, and the centre for the last point."""
+WITHIN = {"rotated_ll": ROTATED, "regular_gg": 1e-3}
+"""Degrees by grid type: NCEP rounds the latitudes of a Gaussian grid to millidegrees, ecCodes computes them."""
 
 
 def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
@@ -76,10 +78,13 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
 def _box(name: str, box: tuple[float, ...], grid: Mapping[str, Any]) -> Iterator[Compared]:
     """A box, and that of all points as ecCodes computes them; over a pole the box is beyond the points."""
     if "error" not in grid:
-        of_points = tuple(grid[side] for side in ("lon_min_raw", "lat_min", "lon_max_raw", "lat_max"))
+        # Raw longitudes of a grid over Greenwich are from 0 to 360.
+        west, east = grid["first"][1], grid["last"][1]
+        if not (grid["gridType"] == "mercator" and west > east):
+            west, east = grid["lon_min_raw"], grid["lon_max_raw"]
+        of_points = west, grid["lat_min"], east, grid["lat_max"]
         of_sides = slice(1, 2) if grid["gridType"] == "rotated_ll" and box[3] == 90 else slice(4)
-        within = ROTATED if grid["gridType"] == "rotated_ll" else EXACT
-        yield degrees(name, box[of_sides], of_points[of_sides], within=within)
+        yield degrees(name, box[of_sides], of_points[of_sides], within=WITHIN.get(grid["gridType"], EXACT))
 
 
 def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
@@ -95,8 +100,8 @@ def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
 
 
 @compares(
-    "hrrr", "hrrr-subh", "aqm", "gefs", "gfs", "gfs-wave", "mrms", "nam", "nbm", "ndfd", "rap", "rotated-ll", "rrfs",
-    "rtma",
+    "hrrr", "hrrr-subh", "aqm", "cfs", "gefs", "gfs", "gfs-sflux", "gfs-wave", "mrms", "nam", "nbm", "ndfd", "rap",
+    "rotated-ll", "rrfs", "rtma",
     reader="grib2", open_file=open_file,
 )  # fmt: skip
 def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
@@ -130,6 +135,11 @@ def held_times(fields: Sequence[Mapping[str, Any]], key: str) -> tuple[datetime,
         unit = timedelta(minutes=1) if field["stepUnits"] == "m" else timedelta(hours=1)
         first, _, last = field["stepRange"].replace("m", "").partition("-")
         begin, end = int(first) * unit, int(last or first) * unit
+        # NDFD's older windows begin with their end, and state the true one.
+        valid = datetime.strptime(f"{field['validityDate']}{field['validityTime']:04}", "%Y%m%d%H%M").replace(
+            tzinfo=UTC
+        )
+        end = min(end, valid - run) if last else end
         if named := re.search(r"_QPE_(\d\d)H", key):
             begin = end - timedelta(hours=int(named[1]))
         windows[end - begin] += [run + begin, run + end]
