@@ -33,7 +33,7 @@ class ExportFile:
 
 @contextmanager
 def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
-    """Open files of a folder for writing; the block's end puts them in place, an error does not.
+    """Open files of a folder for writing; the end of the block puts them in place, unless it raises.
 
     `option` is the command-line option that names the place.
     Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.

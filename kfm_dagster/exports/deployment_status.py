@@ -29,7 +29,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.views.feeds import GAP_DAYS
 
 LATE = timedelta(minutes=15)
-"""Longest normal wait of units of a dataset without a run: a tick takes seconds, a run a minute or two."""
+"""Longest normal wait of a dataset's units before a run starts: a tick takes seconds, a run a minute or two."""
 GAPS_SINCE = timedelta(days=GAP_DAYS)
 """The default period of `kfm gaps`."""
 REJECTED_SINCE = timedelta(days=1)
@@ -59,7 +59,7 @@ class Matter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentStatus:
-    """`units` counts by dataset and status, every status; `matters` are sorted by urgency, then by age."""
+    """`units` has counts by dataset, for every status; `matters` are sorted by urgency, then by age."""
 
     at: datetime
     well: bool
@@ -169,7 +169,7 @@ def _of_alert(alert: Alert) -> Matter:
     return Matter(
         urgency=Urgency.NOW if firing else Urgency.KNOW,
         what=f"alert {alert.rule} ({alert.level}) of {alert.subject}"
-        + ("" if firing else f", taken on by {alert.acknowledged_by}"),
+        + ("" if firing else f", acknowledged by {alert.acknowledged_by}"),
         since=alert.opened_at,
         next_step=f"kfm alerts ack {alert.alert_id}" if firing else "kfm alerts list",
         path=f"/alerts?rule={alert.rule}",

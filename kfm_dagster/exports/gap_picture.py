@@ -30,7 +30,7 @@ class GapRow:
 
     label: str
     shares: Mapping[datetime, float]
-    """Share of each due hour, from 0 to 1; of a dataset the least of its products'."""
+    """Share of each due hour, from 0 to 1; for a dataset, the minimum over its products."""
     now: GapKind | None = None
 
     @property

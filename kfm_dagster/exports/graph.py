@@ -3,8 +3,8 @@
     (:Artifact)-[:WAS_DERIVED_FROM]->(:Artifact | :Source)      (:Artifact | :Item)-[:WAS_GENERATED_BY]->(:Activity)
     (:Item)-[:WAS_DERIVED_FROM]->(:Object)                      (:Activity)-[:USED]->(:Object)
 
-An Activity is a node in a run, a Source an external input, an Object a version of an Item's object. An Item is a
-writing of an Item: the next writing is another node, so that no edge is ever removed, and `state` shows whether it is
+An Activity is a node in a run, a Source an external input, an Object a version of an Item's object. An Item
+is one write of an Item: the next write is another node, so no edge is ever removed. `state` shows whether the write is
 still current. The export streams a snapshot of the database: memory does not grow with it.
 Every statement is a MERGE on a node's key, so statements may be repeated, in any order.
 """

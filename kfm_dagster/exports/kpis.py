@@ -55,10 +55,10 @@ KPIS: Mapping[str, Kpi] = {
         definition="units settled, over the seconds from the first to the last line of the audit",
         citation=f"{_CARD}, section XI",
     ),
-    "retry_count": Kpi(definition="stages tried again", citation=f"{_CARD}, section VI"),
+    "retry_count": Kpi(definition="retried stages", citation=f"{_CARD}, section VI"),
     "replay_count": Kpi(definition="selections and runs replayed", citation=f"{_CARD}, section VII"),
     "idempotency_conflicts": Kpi(
-        definition="triggers that came again with other inputs than the first time", citation=f"{_CARD}, section V"
+        definition="triggers repeated with inputs that differ from the first", citation=f"{_CARD}, section V"
     ),
     "Q_res": Kpi(
         definition="share of evaluated gates that did not pass, 0 to 1; the card names a robust residual, "
@@ -67,7 +67,7 @@ KPIS: Mapping[str, Kpi] = {
     ),
     "p_dim": Kpi(
         definition="share of quantities that close dimensionally: in each dataset's newest metadata and newest path; "
-        "by day, all that G4 checked",
+        "by day, in all quantities that G4 checked",
         citation=f"{_CARD}, sections I and IX",
     ),
     "delta_t_abs_seconds": Kpi(
@@ -114,7 +114,7 @@ class RecordedSpan:
             "latency_p95_seconds": p95,
             "throughput_units_per_second": _throughput(self.lines),
             "retry_count": sum(line["kind"] == AuditKind.RETRY for line in self.lines),
-            # Of selected units, and of runs.
+            # Replayed selections of units, and replayed runs.
             "replay_count": len(self.replays) + len({(line["run_id"], line["stage"]) for line in self.replayed()}),
             "idempotency_conflicts": ask("reports.conflicts", attempts=table)[0][0],
             "Q_res": sum(gate["outcome"] != "passed" for gate in gates) / len(gates) if gates else 0.0,

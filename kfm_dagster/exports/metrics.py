@@ -72,7 +72,7 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
     yield _family(
         GaugeMetricFamily,
         "nodd_sns_queue_depth",
-        "Messages to be received; of the dead-letter queue all of them.",
+        "Messages that can be received; for the dead-letter queue, all messages.",
         ("queue", "env"),
         {(queue, env): messages for queue, messages in sorted(depths.items())},
     )
@@ -81,13 +81,13 @@ def families(pipeline: Pipeline, depths: Mapping[str, int] = NO_DEPTHS) -> Itera
         for queue in queues
         for quantile, member in QUANTILES.items()
     }
-    help_text = "Time since their event of live units that wait or are in work, by quantile."
+    help_text = "Time since the event, over live units that wait or are in progress, by quantile."
     yield _family(GaugeMetricFamily, "nodd_sns_queue_age_seconds", help_text, ("queue", "env", "quantile"), ages)
     batches: Amounts = {(destination, env): waits.batches for destination, waits in lineage}
     help_text = "Batches of lineage not delivered yet."
     yield _family(GaugeMetricFamily, "nodd_sns_lineage_waiting", help_text, ("destination", "env"), batches)
     oldest: Amounts = {(destination, env): _age(waits.oldest, now) for destination, waits in lineage}
-    help_text = "Time since the oldest of them was recorded."
+    help_text = "Time since the oldest undelivered batch was recorded."
     yield _family(GaugeMetricFamily, "nodd_sns_lineage_age_seconds", help_text, ("destination", "env"), oldest)
     help_text = "Moves of records, by status."
     yield _family(CounterMetricFamily, "nodd_sns_wal_records", help_text, ("dataset", "status"), entered)
@@ -118,7 +118,7 @@ def _attempts(moves: Iterable[MoveCount], datasets: Iterable[str]) -> Metric:
             bound = next((bound for bound in ATTEMPTS if move.attempt <= bound), math.inf)
             claims[move.dataset,].update({bound_label(bound): move.moves, SUM: move.attempt * move.moves})
     family = HistogramMetricFamily(
-        "nodd_sns_wal_attempts_histogram", "Claims, by which attempt of their unit each began.", labels=["dataset"]
+        "nodd_sns_wal_attempts_histogram", "Claims, by the number of the attempt that each began.", labels=["dataset"]
     )
     return _histogram(family, ATTEMPTS, claims)
 

@@ -1,8 +1,8 @@
 """/validate: results of units and stages of the last days, and the pipeline card's KPIs.
 
-    units       units of the ledger by status, and how many a run of the window returned for another attempt
-    p_dim       share of quantities that close dimensionally, in the newest metadata of each dataset and the newest path
-                quantities; none without values
+    units       units of the ledger by status, and the number that runs in the window returned for another attempt
+    p_dim       share of quantities that close dimensionally, in each dataset's newest metadata and newest path; none
+                without quantities
 
 Belongs here: counting, and the report's tables with its figures as text, for pages and terminals. Does not belong here:
 KPIs (`kpis.py`), the rules behind the counts (`stages/`), a terminal's tables (`cli/report.py`), pages
@@ -44,7 +44,7 @@ BY_DAY = "KPIs by day (UTC)"
 
 def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     """Return the report from `since` on as JSON. Raises ArtifactError for damaged outputs."""
-    # Not through `pipeline.stages`, which decides where run-state is kept; a report must not.
+    # Not `pipeline.stages`, which may claim the store of run-state; a report must not claim it.
     store = StageStore(pipeline.database, clock=pipeline.clock)
     at = pipeline.clock()
     with pipeline.database.snapshot() as view:
@@ -60,7 +60,7 @@ def validate_report(pipeline: Pipeline, *, since: datetime) -> dict[str, Any]:
     kpis = {**recorded.kpis(), "p_dim": closure["p_dim"]}
     retries = [line for line in lines if line["kind"] == AuditKind.RETRY]
     states: dict[str, dict[str, int]] = defaultdict(dict)
-    # Of the newest attempt of every run.
+    # Counts the newest attempt of every run.
     for stage, state, runs in ask("reports.stage_states", attempts=attempts_table(attempts)):
         states[stage][state] = runs
     return {

@@ -166,7 +166,7 @@ ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
         "/alerts?rule=covariance",
     ),
     "an alert that a person has acknowledged": (
-        taken_on, "know", "alert covariance (warning) of nexrad-l2.metadata_extract G7, taken on by person",
+        taken_on, "know", "alert covariance (warning) of nexrad-l2.metadata_extract G7, acknowledged by person",
         "kfm alerts list", "/alerts?rule=covariance",
     ),
     "a silent product": (

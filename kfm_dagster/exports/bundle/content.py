@@ -32,7 +32,7 @@ PUBLISHABLE_P_DIM = 1.0
 
 
 BUNDLE = "PTN_EXPORT"
-"""Name of the bundle's folder (pipeline card, chapter 7, section XIII); so are the names below."""
+"""Folder of the bundle; this and the names below are from the pipeline card, chapter 7, section XIII."""
 MACHINE = f"configs/{STATE_MACHINE}"
 PLAN = f"configs/{REPLAY_PLAN}"
 DIMENSIONS = "reports/check_dim_report.json"
@@ -90,7 +90,7 @@ class Attempt:
 class Release:
     """The parts of a release: the same parts in the same order give the same files.
 
-    Times are aware. The card's files are released as they were in force. `audit_lines` are JSON objects, one per line,
+    Times are aware. The card's files have the content that was in force. `audit_lines` are JSON objects, one per line,
     with line ends. The reports must be JSON values, without NaN and infinity.
     """
 
@@ -114,7 +114,7 @@ OPENING = b"# kfm export: manifest of a release bundle, version 1\n"
 
 
 class BundleFaultError(Exception):
-    """A part of a bundle is not as an export signs it; the text is a short reason."""
+    """A part of a bundle does not have the form that an export signs; the text is a short reason."""
 
 
 class _Strict(BaseModel):
@@ -145,7 +145,7 @@ class Manifest(_Strict):
 
     version: Literal[1] = 1
     versions: dict[str, str]
-    """Of this package, of the two configurations, and of the library that drew the figures."""
+    """Versions of this package, of the two configurations, and of the library that drew the figures."""
     code: dict[str, str]
     """Version of the code: commit or digest of the files, lockfile, image."""
     recorded: Recorded
@@ -201,8 +201,8 @@ def _refuse_other_files(paths: Sequence[str]) -> None:
 def gather_release(pipeline: Pipeline) -> Release:
     """Return the release of all records.
 
-    Raises KfmError for a changed audit, and RefusedError for a quantity that does not close, even if the card's gate
-    passed it, and without any checked quantity.
+    Raises KfmError for a changed audit. Raises RefusedError if no quantity was checked, or if a quantity does not
+    close, even if the card's gate passed it.
     """
     closure = dimensional_closure(pipeline, since=EVER)
     if closure["p_dim"] is None:
@@ -222,7 +222,7 @@ def gather_release(pipeline: Pipeline) -> Release:
         )
     report = validate_report(pipeline, since=EVER)
     audit = StageStore(pipeline.database, clock=pipeline.clock).audit
-    # As of the report: in a working deployment, the audit grows while it is read.
+    # Only the lines that the report counted: in a working deployment, the audit grows while it is read.
     lines = list(takewhile(lambda line: line["seq"] <= report["audit"]["lines"], audit.lines()))
     verify_chain(lines, head=report["audit"]["head"])
     return Release(

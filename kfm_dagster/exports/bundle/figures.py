@@ -101,7 +101,7 @@ def timeline_pdf(transitions: Sequence[StageTransition], attempts: Sequence[Atte
 
 
 def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[str]:
-    """Return every stage once, in the order of its first record: the pipeline's own."""
+    """Return every stage once, in the order of its first record, which is the pipeline's order."""
     records: tuple[StageTransition | Attempt, ...] = (*transitions, *attempts)
     return list(dict.fromkeys(stage for _, stage in sorted((record.at, record.stage) for record in records)))
 

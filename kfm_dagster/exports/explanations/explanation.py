@@ -143,7 +143,7 @@ class Explanations:
 
 
 def _audited(node: NodeAccount, lines: Sequence[Mapping[str, Any]], window: Window) -> NodeAccount:
-    """Return an account with the audit's attempts, and a success under other inputs."""
+    """Add the audit's facts to an account: the attempts, or that the success was under other inputs."""
     within = [line for line in lines if window.holds(datetime.fromisoformat(line["at"]))]
     attempts = len({line["attempt"] for line in within})
     if node.fate is StepResult.RAN and attempts > 1:

@@ -132,7 +132,7 @@ def node_accounts(states: Sequence[RunState], intents: Sequence[Any], window: Wi
 def node_account(name: str, state: RunState | None, intents: Sequence[Any], window: Window) -> NodeAccount:
     """Return a node's account from record and intents, oldest first (`explanation.intents`)."""
     within = [row for row in intents if window.holds(row.started_at)]
-    # A node that a re-execution did not run itself has its last intent before it.
+    # If the re-execution did not run the node, the node's last intent is from before the re-execution.
     last = (within or [row for row in intents if row.started_at < window.since] or [None])[-1]
     fate, cause = _fate(state, within[-1] if within else None, window)
     if state is not None and state.recorded_at > window.until:
@@ -180,7 +180,7 @@ UNDER_OTHER_INPUTS = "it had succeeded in this run under another contract, card 
 _PLAIN = {
     StepResult.SKIPPED: "was skipped",
     StepResult.UNFINISHED: "began and recorded no end: it is at work, or its process died",
-    StepResult.OVERTAKEN: "died, and a later run has done its work, or none was left",
+    StepResult.OVERTAKEN: "died, and a later run has done its work, or no work was left",
     StepResult.NOT_RUN: "did not run: no part of this re-execution, or not reached by it",
 }
 
