@@ -46,7 +46,7 @@ class GovernanceAction(StrEnum):
     REPLAY_STOPPED = "replay_stopped"
     REPLAY_FINISHED = "replay_finished"
     REPLAY_MISMATCH = "replay_mismatch"
-    """A replay's result differs from the previous success's, without permission."""
+    """A replay's result differs from the previous success's, although no approval allows this."""
     DLQ_DRAIN = "dlq_drain"
     DLQ_REDRIVE = "dlq_redrive"
     DLQ_DISCARD = "dlq_discard"

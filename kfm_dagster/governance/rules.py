@@ -94,7 +94,7 @@ def hard_fails(unit: Envelope) -> bool:
 
 
 def embargo_end(embargo: Embargo, unit: Envelope) -> datetime:
-    """Return the end of a unit's embargo, counted from the later of the ends in key and header."""
+    """Return the end of a unit's embargo, counted from the latest end that key and header state."""
     if embargo.until is not None:
         return embargo.until
     observed: datetime = max([unit.time_range_end, *(_header_ends(unit.metadata) if unit.metadata else ())])

@@ -1,11 +1,10 @@
 """A dataset's chain without Dagster, and a run's rollback after a final failure (PCS-03).
 
-A rollback also undoes the run's other stages, both those before the failed stage and later ones that an earlier
-process of the run has executed, because a re-execution may fail at an earlier stage. One transaction first releases the
-claims, so that only effects are undone that no other run may rely on. Then, in reverse topological order, it withdraws
-lineage, restores Items byte for byte, and revokes each stage's output in run-state (after the commit if run-state is
-outside the database). A run whose process died is not rolled back, because the next attempt of its units completes its
-effects.
+A rollback also undoes the run's other stages. Some of them may follow the failed stage, because a re-execution may fail
+at an earlier stage than the process before it. One transaction first releases the claims, so that it undoes no effect
+on which another run may rely. Then, in reverse topological order, it withdraws lineage, restores Items byte for byte,
+and revokes each stage's output in run-state (after the commit if run-state is outside the database). A run whose
+process died is not rolled back, because the next attempt of its units completes its effects.
 
 Belongs here: running the nodes, and rolling a run back. Does not belong here: the nodes (`nodes.py`), the run contract
 around each (`stages/run_contract.py`), or the failed stage's own compensation (`stages/lifecycle.py`).
@@ -265,7 +264,7 @@ def _release_claims(
 
 
 def _revoke_outputs(node: ChainNode, states: Iterable[RunState], tx: Transaction) -> None:
-    """Revoke each stage's output in run-state; outside the database only after the commit."""
+    """Revoke each stage's output in run-state; if that is outside the database, after the commit."""
     for state in states:
         node.pipeline.stages.port.revoke(state, by=node.kind, tx=tx)
 

@@ -35,7 +35,7 @@ class Configuration:
         _refuse_days_before_all(settings, registry)
         card = Card.load(settings.configs_dir)
         followers = FollowerSources.load(settings, registry)
-        # Only checked, because retention reads the policy again, which may change while a deployment runs.
+        # Only checked here: retention reads the policy itself, because the file may change while a deployment runs.
         RetentionPolicy.load(settings.configs_dir)
         energy = open_energy_meter(settings.energy_grid)
         return cls(registry=registry, card=card, followers=followers, energy=energy)

@@ -63,7 +63,7 @@ _WHY_LEFT_OUT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayListing:
-    """The progress of a day's listing, as the backfill that requested it records it."""
+    """The progress of a day's listing, recorded for the backfill that requested it."""
 
     clock: Callable[[], datetime]
     backfill_id: str

@@ -1,6 +1,6 @@
 """Feed watch: times and records of the deployment's checks for missing data (BEY-05).
 
-There are three checks. A run that settles records its day without a query, because its gate G6 has counted the day.
+There are three checks. When a run settles, it records its day without a query, because its gate G6 has counted it.
 Every hour, a schedule checks the days with newly settled hours, because missing data start no run. Each tick of a
 sensor or worker checks the newest announcements for silences and drops. Belongs here: when to check, and by which
 contracts. Does not belong here: the arithmetic (`contracts/cadence.py`), the rows (`ledger/gaps.py`).

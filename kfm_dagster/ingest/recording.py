@@ -156,7 +156,7 @@ def complete(ledger: Ledger, parsed: Iterable[ParsedMessage], tx: Transaction) -
 def completion_of(unit: Envelope, suffix: str, version: str, message_id: str) -> Envelope:
     """Return the unit that reads an object with a late sidecar; one for each pair of versions.
 
-    `version` is the sidecar's ETag, or empty. The unit has the times of the object's own; a newer unit supersedes both.
+    `version` is the sidecar's ETag, or empty. It has the times of the object's own unit; a newer unit supersedes both.
     """
     versions = f"{unit.object_version or ''}{COMPLETED_BY}{suffix}={version}"
     return _read_again(unit, version=versions, message_id=message_id)

@@ -33,7 +33,7 @@ from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.storage.database import Database, Transaction
 
 MOST = 500
-"""Rows that a transaction publishes at most, about the steps of 30 runs."""
+"""Maximum rows that a transaction publishes, about the steps of 30 runs."""
 
 PublicName = Callable[[str], str]
 """Returns the public name of a dataset."""

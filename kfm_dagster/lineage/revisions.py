@@ -40,8 +40,8 @@ from kfm_dagster.storage.database import Transaction
 class Revision:
     """A unit's publication on a path; `content_sha256` is the hash of the unit's Item.
 
-    The hash is None if no Item was registered, or if a release before revisions published it. `invalidated` means
-    withdrawn.
+    The hash is None if no Item was registered, or if a release without revisions published the unit. `invalidated`
+    means withdrawn.
     """
 
     path: LineagePath

@@ -1,9 +1,8 @@
 """Lineage store: records each unit's lineage once per path and revision, whatever crashes.
 
-A transaction per partition of a batch checks the fence and writes, per path, a row per unit, the batch, and the batch's
-bytes into the outbox. This commit records the lineage and the outbox delivers it later, so that a dead lineage root or
-backend fails no unit. The primary key (wal_id, path, revision) decides between workers: a batch contains the units
-whose rows it wrote.
+One transaction per partition of a batch checks the fence. For each path it writes a row per unit, the batch, and the
+batch's bytes into the outbox, which delivers them after the commit. So a dead lineage root or backend fails no unit.
+The primary key (wal_id, path, revision) decides between workers: a batch contains the units whose rows it wrote.
 
 Belongs here: recording, and the queries that link a record with its runs and activities. Does not belong here:
 documents (`openlineage.py`, `prov.py`), the choice of a unit's revision and withdrawing (`revisions.py`), or delivery

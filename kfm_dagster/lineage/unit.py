@@ -43,7 +43,7 @@ class IngestRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineageUnit:
-    """A registered envelope and its lineage ids: UUIDv8 of stable fields, in PROV `urn:uuid:`.
+    """A registered envelope and its lineage ids: UUIDv8 of stable fields, as `urn:uuid:` in PROV.
 
     Ids of the object derive from its URI and version, ids of messages from SNS and SQS, ids of this ingest's results
     from the unit's wal_id and the revision. So a second emit, in any process or release, gives the same ids, and a

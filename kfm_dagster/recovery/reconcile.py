@@ -159,7 +159,7 @@ def _listed(
     units_of: dict[str, list[Any]] = defaultdict(list)
     for row in units:
         units_of[row.object_uri].append(row)
-    # Other datasets' versions are not compared: a chunk is written once, and only AWS announces the ETag that it lists.
+    # Compared only if messages name versions (a chunk is written once), and on AWS, where they name the listed ETag.
     versions = contract.notifications.names_versions and contract.storage.provider == "aws"
     etags: dict[str, str | None] = {}
     unknown: list[ListedObject] = []
@@ -212,7 +212,7 @@ def _indexed(succeeded: Sequence[Any], contract: DatasetContract, view: Transact
 def _without_item(
     succeeded: Sequence[Any], indexed: Mapping[str, Any], names: _Names, catalog: Publisher | None
 ) -> dict[WalId, str]:
-    """Return units without an indexed Item, or whose file is missing or (if `catalog` is given) differs, by Item id."""
+    """Return units by Item id whose Item is not indexed, or whose file is missing or, with `catalog`, differs."""
     lost = {row.wal_id for row in succeeded if row.stac_item_id not in indexed}
     # Only the unit that wrote the current Item can create that Item again.
     makers = {
@@ -270,7 +270,7 @@ def _answered_for(row: Any) -> bool:
 
 
 ITEMS_PER_REPLAY = 10_000
-"""Units that a selection names at most (`Filters.wal_ids`)."""
+"""Maximum units that a selection names (`Filters.wal_ids`)."""
 
 
 def repair_day(

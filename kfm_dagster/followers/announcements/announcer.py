@@ -2,7 +2,7 @@
 
 The transaction of a change also writes the change to the catalog's outbox (`catalog_changes`). Each event is recorded
 before it is sent, and again once the receiver has accepted it. If the process dies, or the receiver accepts only some
-events, only the others are sent again, under the same ids.
+events, the events without recorded acceptance are sent again, under the same ids.
 
 Belongs here: the choice of events. Does not belong here: content of events (`event.py`), handling of answers
 (`sending.py`), retries (`catalog/following.py`).

@@ -61,7 +61,7 @@ def search(
     """
     for collection in collections:
         for year in years(publisher, collection):
-            # The folder of an accumulation that ends at New Year is the new year's.
+            # An accumulation that ends at New Year is in the new year's folder.
             if criteria.end is None or int(year) <= criteria.end.year + 1:
                 directory = folder(collection, year)
                 for name, day in sorted(_days(publisher, directory).items()):

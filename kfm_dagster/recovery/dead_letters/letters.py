@@ -28,7 +28,7 @@ from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.statements import value_of
 
 LOOK_LIMIT = 10_000
-"""Dead letters of a look at most; SQS allows 120,000 messages of a queue in flight."""
+"""Maximum dead letters per look; SQS allows 120,000 messages in flight per queue."""
 OLDEST_SAMPLE = 100
 """Dead letters that a status receives to find the oldest, because SQS has no attribute for the oldest message's age."""
 

@@ -213,7 +213,7 @@ def _why_not_discarded(letter: DeadLetter) -> str | None:
     if letter.kind is not DeadLetterClass.UNREADABLE:
         return "it can be read: drain it"
     if any(unit.status not in {Status.SUCCEEDED, Status.QUARANTINED} for unit in letter.units):
-        return "a part of it can be read and is not done: drain it first"
+        return "a part of it can be read and has unfinished units: drain it first"
     return None
 
 

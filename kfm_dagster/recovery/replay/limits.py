@@ -160,7 +160,7 @@ class Request:
 
     @property
     def max_batches(self) -> int:
-        """Maximum number of batches, for bounded days at least as many as the records may fill."""
+        """Maximum number of batches; for bounded days, at least enough for the maximum of records."""
         if self.selection.spec.filters.days.are_bounded:
             return max(self.limits.max_batches, -(-self.max_records // self.batch_size))
         return self.limits.max_batches

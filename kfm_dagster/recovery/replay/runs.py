@@ -139,7 +139,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Differing:
-    """A unit whose result differs from its earlier result, without permission."""
+    """A unit whose result differs from its earlier result, although no approval allows this."""
 
     wal_id: WalId
     dataset: str
@@ -249,7 +249,7 @@ def outcome_line(counts: Mapping[UnitOutcome, int], *, among: Iterable[UnitOutco
 
 
 def differing(tx: Transaction, replay_run_id: str) -> list[Differing]:
-    """Return a replay's units with a result unlike the earlier result, without permission."""
+    """Return a replay's units whose result differs from the earlier result without approval."""
     return tx.rows(Differing, "replay.differing", replay_run_id=replay_run_id)
 
 

@@ -74,7 +74,7 @@ class _Span(_Strict):
 
 
 class EventTime(_Span):
-    """The objects' writing times by their source, from the start up to but without the end."""
+    """The objects' writing times as the source reports them, from start (inclusive) to end (exclusive)."""
 
     start: AwareDatetime | None = None
     end: AwareDatetime | None = None
@@ -94,7 +94,7 @@ class Days(_Span):
 
 
 class Created(_Span):
-    """The units' discovery times, from `after` up to but without `before`."""
+    """The units' discovery times, from `after` (inclusive) to `before` (exclusive)."""
 
     after: AwareDatetime | None = None
     before: AwareDatetime | None = None
@@ -115,7 +115,7 @@ class Filters(_Strict):
     event_time: EventTime = Field(EventTime(), description="Only objects written within this time.")
     days: Days = Field(Days(), description="Only units of these days, whenever their objects were written.")
     created: Created = Field(Created(), description="Only units discovered within this time.")
-    attempts: Attempts | None = Field(None, description="Only units with few attempts.")
+    attempts: Attempts | None = Field(None, description="Only units with a limited number of attempts.")
     wal_ids: list[WalIdText] = Field([], max_length=10_000, description="Only these units; no other filter is needed.")
 
 
@@ -131,13 +131,13 @@ class Options(_Strict):
     """Options of the replay."""
 
     dry_run: bool = Field(default=False, description="Plan only; change nothing.")
-    allow_repair_and_replace: bool = Field(default=False, description="Needed, with an approval, for that mode.")
+    allow_repair_and_replace: bool = Field(default=False, description="Required for mode repair-and-replace.")
     must_match: bool = Field(default=False, description="Repeat successes; a different result stops the replay.")
     allow_downgrade: bool = Field(default=False, description="Also replace results of a newer release.")
     respect_kill_switch: bool = Field(
         default=True,
         description="true: wait while a dataset of the selection is switched off. false: skip and count the units of "
-        "such a dataset. No option requeues them.",
+        "such a dataset. No option requeues these units.",
     )
     approval: Text | None = Field(None, description="Change or incident of the approval.")
     records_per_second: float | None = Field(None, ge=1, description="Maximum rate, below the environment's limit.")
