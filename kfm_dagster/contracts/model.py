@@ -190,7 +190,9 @@ class KeyGrammar(Strict):
         description="A long pattern may be a list of pieces, which are joined."
     )
     implied: dict[str, ImpliedGroup] = Field(
-        {}, description="Groups that the reader, the Item's id and mirrors can use in addition to the pattern's."
+        {},
+        description="Groups that times, key values, mirrors, the Item's id and the reader can use in addition to the "
+        "pattern's. An Item's fields of GRIB2 begin with the group `prefix`, else with the key's first word.",
     )
     start: TimeField | Literal["event"] = Field(
         description="event: the keys have no time. A unit then belongs to the UTC day of its event (from a listing: of "
@@ -206,9 +208,9 @@ class KeyGrammar(Strict):
             "start": set(re.findall(r"{(\w+)}", self.start.value)) if isinstance(self.start, TimeField) else set(),
             "end": set(re.findall(r"{(\w+)}", self.end.value)) if self.end else set(),
             "end_offset_hours": {self.end_offset_hours} if self.end_offset_hours else set(),
-            "implied": {group.by for group in self.implied.values()},
         }
-        _refuse_missing(used, groups)
+        _refuse_missing(used, groups | self.implied.keys())
+        _refuse_missing({"implied": {group.by for group in self.implied.values()}}, groups)
         if shadowed := sorted(groups & self.implied.keys()):
             raise ValueError(f"implied {shadowed} are groups of the pattern")
         if self.end and self.end_offset_hours:
@@ -580,7 +582,8 @@ class DatasetContract(Strict):
             "virtual": {name for store in self.virtual for name in store.groups},
             "metadata_extract.key_values": {
                 name for by_group in self.metadata_extract.key_values.values() for name in by_group
-            },
+            }
+            - implied,
         }
         _refuse_missing(used, groups)
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):

@@ -70,7 +70,11 @@ class Quantity(Strict):
     """Unit and possible range of a reader's numbers. Units are pint's (stages/gates/units.txt)."""
 
     fields: list[FieldPattern] = Field(min_length=1)
-    unit: str = Field(max_length=40, description='E.g. "m", "degree", "m/s"; "1" for counts, codes and fractions.')
+    unit: str = Field(
+        max_length=40,
+        description='E.g. "m", "degree", "m/s"; "1" for counts, codes and fractions. If a dataset has grids in several '
+        "units, the fields of a projection are declared in each, and the unit of an object's own axes counts.",
+    )
     dimension: str | None = Field(
         None,
         pattern=r"^(1|\[[a-z]+\]( ?[*/] ?\[[a-z]+\]| ?\*\* ?-?\d)*)$",

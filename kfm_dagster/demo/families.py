@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kfm_dagster.demo.samples import cfs, gefs, gfs, nbm, nexrad_level3
+from kfm_dagster.demo.samples import cfs, gefs, gfs, nbm, nexrad_level3, rapid_refresh
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
@@ -29,20 +29,44 @@ _LEADS = [{"lead": lead} for lead in (1, 3, 6, 12)]
 _FLUXES = {"lead": 6, "product": "sfluxgrb", "resolution": ""}
 _CLIMATE = [{"lead": 6 * number, "member": f"{number:02}"} for number in (1, 2, 3, 4)]
 _MEMBERS = [{"lead": 6, "member": member} for member in ("c00", "p01", "avg", "spr")]
+_RRFS: list[dict[str, Any]] = [{"lead": 1, "region": "na"}, {"lead": 1, "member": 1}, {"lead": 2, "minutes": True},
+         {"lead": 6, "region": "hi", "product": "prslev"}]  # fmt: skip
+_REFS: list[dict[str, Any]] = [{"lead": 1}, {"lead": 6}, {"lead": 1, "product": "prob"}, {"lead": 6, "product": "prob"}]
+_RAP: list[dict[str, Any]] = [
+    {"lead": 0},
+    {"lead": 3},
+    {"lead": 0, "product": "wrfprs"},
+    {"lead": 3, "product": "wrfprs"},
+]
 _LEVEL_3 = (("KTLX", "N0B"), ("KFTG", "NVW"), ("KLOT", "NST"), ("TMCI", "TZ0"))
 """Sites and products that the contract lists, too; a TDWR is the last."""
 
 
-def _indexed(bucket: str, make: Callable[..., tuple[str, bytes, str]], options: Sequence[Mapping[str, Any]]) -> Samples:
-    """Return samples of a model's run, each with its index beside it."""
+def _indexed(
+    bucket: str,
+    make: Callable[..., tuple[str, bytes, str]],
+    options: Sequence[Mapping[str, Any]],
+    *,
+    since: date = date.min,
+) -> Samples:
+    """Return samples of a model's run, which is not before `since`, each with its index beside it."""
 
     def samples(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
         for chosen in options[:count]:
-            key, content, index = make(run=datetime.combine(day, time(12), UTC), **chosen)
+            key, content, index = make(run=datetime.combine(max(day, since), time(12), UTC), **chosen)
             yield bucket, key, content
             yield bucket, f"{key}.idx", index.encode()
 
     return samples
+
+
+def _of_rrfs(make: Callable[..., tuple[str, bytes, str]], options: Sequence[Mapping[str, Any]]) -> Samples:
+    return _indexed(rapid_refresh.RRFS_BUCKET, make, options, since=rapid_refresh.SAMPLE_DAY)
+
+
+def _analyses(system: str) -> Samples:
+    options = [{"system": system, "product": product} for product in ("anl", "err")]
+    return _indexed(rapid_refresh.RTMA_BUCKETS[system], rapid_refresh.make_rtma, options)
 
 
 def _level3(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
@@ -64,7 +88,12 @@ FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
         "nexrad-l2-chunks": (nexrad_chunk_samples, OF_EACH),
         "nexrad-l3": (_level3, OF_EACH),
         "ocean": (oisst_samples, 2),
+        "rap": (_indexed(rapid_refresh.RAP_BUCKET, rapid_refresh.make_rap, _RAP), OF_EACH),
+        "refs": (_of_rrfs(rapid_refresh.make_refs, _REFS), OF_EACH),
+        "rrfs": (_of_rrfs(rapid_refresh.make_rrfs, _RRFS), OF_EACH),
+        "rtma": (_analyses("rtma2p5"), 2),
         "surface-obs": (isd_samples, OF_EACH),
+        "urma": (_analyses("urma2p5"), 2),
     }
 )
 """Samples and their number, by dataset."""

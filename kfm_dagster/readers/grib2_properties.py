@@ -106,9 +106,6 @@ DATA_TYPES: Mapping[int, str] = {
 OBSERVATIONS = frozenset({6, 7})
 """Codes of table 1.4 for data valid at their reference time: these are not forecasts."""
 
-MODEL_PREFIXES: Mapping[str, str] = {"blend": "nbm", "gdas": "gfs", "ds": "ndfd", "aqm": "naqfc"}
-"""Prefix of STAC properties for models whose keys start with another word."""
-
 _MODEL = re.compile(r"[a-z][a-z0-9]{1,15}(?=[._])")
 
 
@@ -170,14 +167,13 @@ def _bands(request: ReadRequest, first: GribMessage) -> list[dict[str, Any]] | N
 
 
 def _of_key(request: ReadRequest) -> dict[str, Any]:
-    """Return the key's groups as `<model>:<name>`.
+    """Return the key's groups as `<prefix>:<name>`.
 
-    The model is the first word of the key, else of the file's name, else `grib`.
+    The prefix is the group of this name, else the first word of the key, else of the file's name, else `grib`.
     """
     match = _MODEL.match(request.key) or _MODEL.match(request.key.rpartition("/")[2].lower())
-    word = match[0] if match else "grib"
-    prefix = MODEL_PREFIXES.get(word, word)
     groups = request.groups
+    prefix = groups.get("prefix") or (match[0] if match else "grib")
     values: dict[str, Any] = {name: groups[name] for name in NAMED_GROUPS if groups.get(name)}
     if groups.get("cycle", "").isdecimal():
         values["cycle"] = int(groups["cycle"][:2])

@@ -51,6 +51,8 @@ MD5 = "d50110"
 """Multihash prefix of an MD5 digest (table of multiformats). Items have their object's ETag in this form."""
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
 """Coordinates of a field by GDAL's tags, which are seconds since 1970."""
+UNPLACED = 32769
+"""GRIB2 grid template for which GDAL has values and no places; the Item has both."""
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 """Maximum unpacked bytes of a gzipped object; real ones have up to 72 MiB (`readers/isd.py`)."""
 _CHUNK = re.compile(r"\d{3}-[SIE]$")
@@ -229,12 +231,17 @@ def _grid(item: Item, name: str | None) -> Any:
         only(item, name or "no field", [elements[number] for number in numbers], sorted(set(elements.values())))
         tags = bands.tags(numbers[0])
         grid = rioxarray.open_rasterio(bands, masked=True).sel(band=numbers[0], drop=True).load()
-    numpy = package("numpy")
-    parallels = item["properties"].get("grib:gaussian-parallels")
+    numpy, properties = package("numpy"), item["properties"]
+    parallels = properties.get("grib:gaussian-parallels")
     if parallels is not None and grid.sizes["y"] == 2 * parallels:
         # GDAL spaces the rows evenly. Those of a Gaussian grid are at the roots of a Legendre polynomial.
         sines = numpy.polynomial.legendre.leggauss(grid.sizes["y"])[0]
         grid = grid.assign_coords(y=numpy.degrees(numpy.arcsin(sines))[::-1])
+    if properties.get("grib:grid-template") == UNPLACED:
+        width, _, west, _, height, north = properties["proj:transform"]
+        x, y = west + width * (numpy.arange(grid.x.size) + 0.5), north + height * (numpy.arange(grid.y.size) + 0.5)
+        # Rows as RAP writes them begin in the south.
+        grid = grid[::-1].assign_coords(x=x, y=y).rio.write_crs(properties["proj:wkt2"]).rio.write_transform()
     variable = variable or elements[numbers[0]]
     description = variables_of(item).get(variable, {})
     attributes = {"units": description.get("unit"), "long_name": description.get("description")}

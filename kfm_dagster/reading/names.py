@@ -61,12 +61,11 @@ def only(item: Item, wanted: str, named: Sequence[str], names: Sequence[str]) ->
 
 def _matches(item: Item, field: str, level: str | None) -> list[str]:
     wanted = _words(field, level)
-    layers = layers_of(item)
-    if wanted in layers:
-        return [wanted]
-    if layers:
+    # The qualifier of a probability has colons, too.
+    if layers := {name: _words(name, None) for name in layers_of(item)}:
+        whole = [name for name, words in layers.items() if words == wanted]
         # After this, a layer's name has its forecast time, and the member of an ensemble.
-        return [name for name in layers if name.startswith(wanted + " ")]
+        return whole or [name for name, words in layers.items() if words.startswith(wanted + " ")]
     return [field] if field in variables_of(item) else []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.demo.samples.hrrr import make_hrrr
+from kfm_dagster.demo.samples.rapid_refresh import make_refs, make_rrfs, make_rtma
 from kfm_dagster.operators.metadata_extract import metadata_extract
 from kfm_dagster.operators.stac_register import may_register, stac_register
 from kfm_dagster.readers.base import READERS
@@ -105,6 +107,18 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "nbm": {
         "nbm/blend.t00z.core.f001.tmp.co.grib2": f"{NBM}/blend.t00z.core.f001.co.grib2",
     },
+    # Real objects, and grids as they are documented, whose fields are made up.
+    "rap": {"rap/rap.tsoil.gdt32769.grib2": "noaa-rap-pds/rap.20230910/rap.t00z.wrfnatf01.grib2"},
+    "rrfs": {
+        "synthetic-grids/rrfs.t00z.2dfld.13km.f001.na.SYNTHETIC.grib2": (
+            "noaa-rrfs-ops-pds/rrfs.20260924/00/rrfs.t00z.2dfld.13km.f001.na.grib2"
+        )
+    },
+    "rtma": {
+        "synthetic-grids/rtma2p5.t00z.2dvaranl_ndfd.grb2_wexp.SYNTHETIC": (
+            "noaa-rtma-pds/rtma2p5.20260810/rtma2p5.t00z.2dvaranl_ndfd.grb2_wexp"
+        ),
+    },
     # By the volume scan's start, as Unidata names them.
     "nexrad-l3": {
         "nexrad-l3/KOUN_SDUS54_N0QTLX_201305202016": "unidata-nexrad-level3/TLX_N0Q_2013_05_20_20_16_43",
@@ -148,6 +162,14 @@ def _samples(dataset: str) -> dict[str, bytes]:
     elif dataset == "gefs":
         key, content, index = make_gefs(run=_RUN, lead=3)
         path = f"noaa-gefs-pds/{key}"
+    elif dataset in {"refs", "rrfs", "urma"}:
+        run = datetime(2026, 9, 20, 12, tzinfo=UTC)
+        key, content, index = {
+            "refs": partial(make_refs, lead=6, product="prob"),
+            "rrfs": partial(make_rrfs, lead=1, member=1),
+            "urma": partial(make_rtma, system="urma2p5"),
+        }[dataset](run=run)
+        path = f"{'noaa-urma-pds' if dataset == 'urma' else 'noaa-rrfs-ops-pds'}/{key}"
     else:
         return {}
     return {path: content, f"{path}.idx": index.encode()}

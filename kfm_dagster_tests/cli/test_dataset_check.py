@@ -180,7 +180,7 @@ def test_a_group_that_the_pattern_has_not_is_named_with_the_fields_that_use_it(
 def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(call: Call, tmp_path: Path) -> None:
     for changed_options, said in (
         ({"DATASET": "My_Data"}, "malformed dataset id"),
-        ({"--like": "rap"}, "no such contract ships"),
+        ({"--like": "sref"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
         ({"--topic": "NewGFSObject"}, "the topic is not an ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
         ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),

@@ -22,6 +22,7 @@ import h5py
 
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
+from kfm_dagster.demo.families import FAMILIES
 from kfm_dagster.demo.samples.cfs import make_cfs
 from kfm_dagster.demo.samples.gefs import PRODUCTS as GEFS_PRODUCTS
 from kfm_dagster.demo.samples.gefs import make_gefs
@@ -129,7 +130,7 @@ class Subject:
 
 _HDF5 = Bounds(requests=MAX_BLOCKS, read_bytes=MAX_BLOCKS * BLOCK_BYTES)
 # The first message, the index, the last message's ends; or each section of what is walked, and the object's end.
-MODELS = ("hrrr", "gfs", "gefs", "nbm", "cfs", "naqfc", "ndfd")
+MODELS = ("hrrr", "gfs", "gefs", "nbm", "cfs", "naqfc", "ndfd", "rap", "refs", "rrfs", "rtma", "urma")
 _GRIB2_REQUESTS = 8 * grib2.WALK_MESSAGES + 6
 _GRIB2 = Bounds(
     requests=_GRIB2_REQUESTS,
@@ -190,6 +191,10 @@ def _grib2() -> Iterator[Specimen]:
     kinds = product(NBM_REGIONS, NBM_PRODUCTS, (1, 36, 264))
     made += [("nbm", make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds]
     made += [("cfs", make_cfs(run=run, lead=lead)) for lead in (6, 240)]
+    for dataset in ("rap", "refs", "rrfs", "rtma", "urma"):
+        samples, count = FAMILIES[dataset]
+        objects = {key: content for _, key, content in samples(DAY, count)}
+        made += [(dataset, (key, objects[key], objects[key + INDEX].decode())) for key in objects if INDEX not in key]
     for dataset, (key, content, index) in made:
         yield Specimen(dataset=dataset, key=key, content=content, index=index.encode())
     # All leads in one object, probabilities, and WMO headings before each message; without indexes.

@@ -169,7 +169,7 @@ MOST = {
     "surface-obs": Most(2, lambda size: size),
     # Beginning, index, and the last message whole (`grib2.LAST_MESSAGE_BYTES`): two requests more would cost more time
     # than its bytes. Without an index each message's beginning is read, which is what `completeness_unchecked` bounds.
-    **dict.fromkeys(("cfs", "gefs", "gfs", "hrrr", "nbm"), Most(3, lambda size: front(size) + 2 * MIB)),
+    **dict.fromkeys({*MODELS} - {"naqfc", "ndfd"}, Most(3, lambda size: front(size) + 2 * MIB)),
 }
 
 

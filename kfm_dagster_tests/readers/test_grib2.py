@@ -516,8 +516,8 @@ def test_codes_of_the_first_message_have_their_names() -> None:
 
 
 def test_properties_of_the_key_begin_with_the_model_s_name() -> None:
-    for key, prefix in (("gdas.20251203/06/x", "gfs"), ("blend.20251203/06/x", "nbm"), ("6", "grib")):
-        assert read(SAMPLE, key=key, groups=groups_of()).properties[f"{prefix}:cycle"] == 6
+    for key, implied, prefix in (("gdas.20251203/06/x", "gfs", "gfs"), ("blend.2025", "", "blend"), ("6", "", "grib")):
+        assert read(SAMPLE, key=key, groups=groups_of() | {"prefix": implied}).properties[f"{prefix}:cycle"] == 6
 
 
 def test_a_horizon_is_in_the_largest_unit_that_is_whole() -> None:

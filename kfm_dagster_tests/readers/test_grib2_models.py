@@ -79,11 +79,11 @@ def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
         found = read(source, key=key, groups=match.groups, index=specimen.index)
         assert (found.findings, found.sidecars) == ((), (".idx",))
         assert source.requests == [4096]
-        assert MODEL_RUN <= found.start <= found.end == match.end
-        # Of HRRR's steps within the hour the first counts.
-        assert found.datetime == (found.start if "wrfsubhf" in key else found.end)
-        assert found.start == match.end - timedelta(minutes=45) or "wrfsubhf" not in key or "f00." in key
-        assert found.properties["forecast:horizon"] == duration(found.datetime - MODEL_RUN)
+        assert match.start <= found.start <= found.end == match.end
+        # Of steps within the hour the first counts.
+        assert found.datetime == (found.start if "subh" in key else found.end)
+        assert found.start == match.end - timedelta(minutes=45) or "subh" not in key or "f00." in key
+        assert found.properties["forecast:horizon"] == duration(found.datetime - match.start)
         assert found.properties["grib:message-count"] == len(found.layers) == (specimen.index or b"").count(b"\n")
         assert sum(layer.length for layer in found.layers) == len(specimen.content)
         assert set(contracts[specimen.dataset].metadata_extract.required) <= found.properties.keys()
@@ -111,6 +111,8 @@ def test_what_keys_say_stands_under_the_name_of_the_dataset() -> None:
 GFS, GEFS, NBM, MRMS = "noaa-gfs-bdp-pds", "noaa-gefs-pds", "noaa-nbm-grib2-pds", "noaa-mrms-pds"
 CFS, NAQFC, NDFD = "noaa-cfs-pds", "noaa-nws-naqfc-pds", "noaa-ndfd-pds"
 HI = "AQMv7/HI/20240516/06"
+RRFS, RAP, RTMA, URMA = "noaa-rrfs-ops-pds", "noaa-rap-pds", "noaa-rtma-pds", "noaa-urma-pds"
+RRFS_MEMBER = "rrfsens.20260920/00/m001/rrfs.t00z.m001.2dfldnomads.3km.f001.conus.grib2"
 LIGHTNING = "LightningProbabilityNext30minGrid_scale_1"
 DATA: list[tuple[str, str, str]] = [
     # bucket, key, Item
@@ -129,6 +131,20 @@ DATA: list[tuple[str, str, str]] = [
         "gefs.20250801.t00z.p01.pgrb2s.0p25.f015",
     ),
     (NBM, "blend.20250901/00/core/blend.t00z.core.f001.co.grib2", "nbm.20250901.t00z.core.co.f001"),
+    (RRFS, "rrfs.20260924/00/rrfs.t00z.2dfld.13km.f001.na.grib2", "rrfs.20260924.t00z.2dfld.13km.f001.na"),
+    (RRFS, "rrfs.20260924/01/rrfs.t01z.2dfld.3km.subh.f018.ak.grib2", "rrfs.20260924.t01z.2dfld.3km.subh.f018.ak"),
+    (RRFS, RRFS_MEMBER, "rrfsens.20260920.t00z.m001.2dfldnomads.3km.f001.conus"),
+    (
+        RRFS,
+        "firewx.20260920/06/rrfs.t06z.prslev.1p5km.f036.firewx_lcc.grib2",
+        "firewx.20260920.t06z.prslev.1p5km.f036.firewx_lcc",
+    ),
+    (RRFS, "refs.20260813/00/ensprod/refs.t00z.pmmn.f03.conus.grib2", "refs.20260813.t00z.pmmn.f03.conus"),
+    (RAP, "rap.20260730/rap.t03z.wrfnatf51.grib2", "rap.20260730.t03z.wrfnatf51"),
+    (RTMA, "rtma2p5.20260810/rtma2p5.t00z.2dvaranl_ndfd.grb2_wexp", "rtma2p5.20260810.t00z.2dvaranl_wexp"),
+    (RTMA, "rtma2p5_ru.20260810/rtma2p5_ru.t0015z.2dvaranl_ndfd.grb2", "rtma2p5_ru.20260810.t0015z.2dvaranl"),
+    (RTMA, "akrtma.20260810/akrtma.t00z.2dvarerr_ndfd_3p0.grb2", "akrtma.20260810.t00z.2dvarerr"),
+    (URMA, "prurma.20260810/prurma.t05z.2dvaranl_ndfd.grb2", "prurma.20260810.t05z.2dvaranl"),
     (
         MRMS,
         "CONUS/H50_Above_-20C_00.50/20260219/MRMS_H50_Above_-20C_00.50_20260219-042039.grib2.gz",
@@ -163,6 +179,15 @@ NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
     (NBM, "blend.20250901/00/qmd/blend.t00z.qmd.f264.pr.grib2.idx", KeyKind.SIDECAR),
     (NBM, "blend.20250901/00/qmd/blend.t00z.core.f024.pr.grib2", KeyKind.FOREIGN),
     (NBM, "blend.20250901/00/text/blend_nbhtx.t00z", KeyKind.IGNORED),
+    (RRFS, f"{RRFS_MEMBER}.idx", KeyKind.SIDECAR),
+    (RRFS, RRFS_MEMBER.replace(".m001.", ".m002."), KeyKind.FOREIGN),
+    (RRFS, RRFS_MEMBER.replace("rrfsens", "rrfs"), KeyKind.FOREIGN),
+    (RRFS, "rrfs.20260924/00/rrfs.t00z.bufrsnd.tar.gz", KeyKind.IGNORED),
+    (RRFS, "rrfs.20260924/00/rrfs.t00z.class1.bufr", KeyKind.IGNORED),
+    (RRFS, "refs.20260813/00/ensprod/refs.t00z.pmmn.f003.conus.grib2", KeyKind.FOREIGN),
+    (RAP, "rap.20260730/rap_smokeCS.t03z.sfc.1hr_227.grib2", KeyKind.IGNORED),
+    (RTMA, "rtma2p5.20260810/rtma2p5.2026081000.pcp.184.grb2", KeyKind.IGNORED),
+    (RTMA, "rtma2p5.20260810/rtma2p5.t00z.2dvarges_ndfd.grb2_wexp", KeyKind.IGNORED),
     (MRMS, "CONUS/PrecipRate_00.00/20260219/MRMS_PrecipFlag_00.00_20260219-042039.grib2.gz", KeyKind.FOREIGN),
     (MRMS, "CONUS/PrecipRate_00.00/20260219/MRMS_PrecipRate_00.00_20260218-042039.grib2.gz", KeyKind.FOREIGN),
     (MRMS, "ProbSevere/PROBSEVERE/20260219/MRMS_PROBSEVERE_20260219_042039.json", KeyKind.IGNORED),
