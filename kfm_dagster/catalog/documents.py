@@ -25,7 +25,7 @@ MIRROR_ASSET = "geoparquet-items"
 MIRROR = {
     "title": "Items as GeoParquet",
     "description": "The Items of each day as stac-geoparquet 1.0.0; while files are replaced, the newest "
-    "items/YYYY/YYYY-MM-DD-*.json of a day names those that are its.",
+    "items/YYYY/YYYY-MM-DD-*.json of a day names its current files.",
     # A pattern, which readers of Parquet accept (DuckDB, GDAL, Polars), because a list of days would grow large.
     "href": "./items/*/*.parquet",
     "type": "application/vnd.apache.parquet",

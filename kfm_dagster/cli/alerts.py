@@ -49,7 +49,7 @@ def list_() -> None:
 @actor_option
 @object_as_json
 def ack(*, alert_id: int, reason: str, actor: str | None, as_json: bool) -> None:
-    """Acknowledge an alert: it is not sent again, unless it still repeats after its time of escalation.
+    """Acknowledge an alert: it is not sent again, unless it still fires after its escalation time.
 
     Exit code 3 when it does not fire, 2 when there is none.
 

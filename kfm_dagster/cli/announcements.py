@@ -76,7 +76,7 @@ def failing(*, subscription: str | None, as_json: bool) -> None:
 
 @announcements.command()
 @click.argument("subscription")
-@click.option("--all", "everything", is_flag=True, help="All current Items, for a receiver that has lost its data.")
+@click.option("--all", "everything", is_flag=True, help="All current Items instead, for a receiver that lost its data.")
 @object_as_json
 def resend(*, subscription: str, everything: bool, as_json: bool) -> int:
     """Resend the events that were given up, with their ids.

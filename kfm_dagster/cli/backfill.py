@@ -55,7 +55,7 @@ def backfill() -> None:
 @backfill.command()
 @click.argument("datasets", type=DATASET, nargs=-1, required=True, metavar="DATASET...")
 @click.option("--from", "first", type=DAY, required=True, help="First day, UTC.")
-@click.option("--to", "last", type=DAY, required=True, help="Last day, itself included.")
+@click.option("--to", "last", type=DAY, required=True, help="Last day, inclusive.")
 @dry_run_option
 @decision_options
 def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decided: Any) -> None:
@@ -87,14 +87,14 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
     _show_left_out(left_out)
     if first_day < before:
         click.echo(
-            f"the partitions begin on {first_day} now, not on {before}: a running deployment learns of it within a "
-            "minute, a code server or web server of its own when its code location is reloaded",
+            f"the partitions begin on {first_day} now, not on {before}: a running deployment applies this within a "
+            "minute, a separate code server or web server when its code location is reloaded",
             err=True,
         )
     if started is not None:
         click.echo(
-            f"{counted(sum(map(len, days.values())), 'day')} to list; the running deployment does it; "
-            f"kfm backfill status {started.backfill_id} --follow shows how far it is",
+            f"{counted(sum(map(len, days.values())), 'day')} to list by the running deployment; "
+            f"kfm backfill status {started.backfill_id} --follow shows the progress",
             err=True,
         )
 
@@ -102,7 +102,7 @@ def run(*, datasets: Sequence[str], first: date, last: date, dry: bool, **decide
 @backfill.command()
 @click.argument("backfill_id", type=BACKFILL, required=False)
 @click.option(
-    "--follow", is_flag=True, help="Show a progress bar until the backfill is over; 4 if units did not succeed."
+    "--follow", is_flag=True, help="Show a progress bar until the end; exit code 4 if any unit did not succeed."
 )
 @rows_as_json
 @ids_option

@@ -47,7 +47,7 @@ def clock(*, ask: bool, as_json: bool) -> int:
         log = ClockLog(database)
         now = measure(rule, clock=utc_now, endpoint=endpoint)
         if endpoint is not None and len(now) == 1:
-            click.echo(f"kfm: {endpoint} did not answer; the state is by the kernel and what was recorded", err=True)
+            click.echo(f"kfm: {endpoint} did not answer; the state is from the kernel and earlier readings", err=True)
         if ask:
             log.record(now)
         started = utc_now()

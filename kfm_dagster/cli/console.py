@@ -16,7 +16,7 @@ from kfm_dagster.console.serving import is_loopback, serve
 def console(*, host: str, port: int) -> None:
     """Serve the console, its JSON API, metrics and health checks.
 
-    GET / shows whether it is well, and if not, what to do; every number leads to its units, every unit to its history.
+    GET / shows the deployment's problems and next steps; every number leads to its units, every unit to its history.
     GET / and GET /validate answer browsers with pages, others with JSON; ?format= selects either. GET /metrics is for
     Prometheus; with OTEL_EXPORTER_OTLP_ENDPOINT set the metrics are sent there, too. Everyone who reaches the
     address may read; decisions (release, discard, retry, kill switch, replays) need a token of KFM_CONSOLE_TOKENS.

@@ -109,7 +109,7 @@ def _only_one(names: Collection[str], option: str) -> str | None:
 @click.option(
     "--sample",
     type=click.Path(path_type=Path),
-    help="An object DIR/BUCKET/KEY, sidecars beside it: what would an ingest make of it?",
+    help="Object DIR/BUCKET/KEY, with sidecars beside it, to run through an ingest.",
 )
 @object_as_json
 def check(*, file: Path, sample: Path | None, as_json: bool) -> ExitCode:
@@ -164,7 +164,7 @@ def registry() -> None:
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @rows_as_json
 def check_registry(*, folder: Path, as_json: bool) -> ExitCode:
-    """Print each difference of the contracts in force from the registry's files, one a line.
+    """Print the differences between the contracts in force and the registry's files, one per line.
 
     It compares topics, buckets, regions and licences, and reports sentences that retire data, and NOAA's topics that
     no contract takes, unless registry-exceptions.yaml has them. DIR has the YAML files; nothing is fetched. Exit code 0

@@ -46,7 +46,7 @@ actor_option = click.option("--actor", help="Actor of the decision. Default: KFM
 change_ref_option = click.option("--change-ref", help="Change or incident of the approval. Needed in prod.")
 # Eager, so that --reason, which a dry run does not need, sees it wherever it is typed.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
-REPLAY_REASON = "Word of the ledger's vocabulary, or of reasons in replay_plan.yaml."
+REPLAY_REASON = "Replay reason: one of the ledger's, or of `reasons` in replay_plan.yaml."
 
 
 class _Reason(click.Option):
@@ -69,7 +69,7 @@ def decision_of(settings: Settings, *, actor: str | None, reason: str, change_re
 
 
 def proposed_line(proposal_id: int, units: int) -> str:
-    """Return the line that an override waits for a second person."""
+    """Return the line about an override that waits for a second person."""
     what = f"proposal {proposal_id} ({counted(units, 'unit')})"
     return f"{what} waits for a second person: kfm governance approve {proposal_id}"
 

@@ -38,7 +38,7 @@ OUTAGE_BEFORE = timedelta(days=7)
 @click.option(
     "--outage",
     is_flag=True,
-    help="Publish two more days first, whose messages are on the dead-letter queue, as after days without a consumer.",
+    help="First publish two more days to the dead-letter queue, as after days without a consumer.",
 )
 @click.option("--env-file", type=NewFile(), help="Also write the export lines to this file.")
 def cloud(*, outage: bool, env_file: Path | None) -> None:
@@ -80,7 +80,7 @@ COUNTS = ("received", "succeeded", "failed", "quarantined", "duplicates")
     type=click.Path(path_type=Path),
     help="Folder of real objects laid out as DIR/<bucket>/<key>, instead of the samples.",
 )
-@click.option("--mend", is_flag=True, help="Only store the spoilt samples of a running kfm ui whole, for a retry.")
+@click.option("--mend", is_flag=True, help="Only repair the broken samples of a running kfm ui, for a retry.")
 @click.option("--all-datasets", is_flag=True, help="Samples of every dataset that ships, not of three alone.")
 @click.option(
     "--home",
@@ -97,13 +97,13 @@ def demo(*, objects: Path | None, mend: bool, all_datasets: bool, home: Path, ti
 
     Starts an S3, SNS and SQS server and a Dagster deployment on loopback, publishes the objects' notifications
     (the samples with a duplicate, a malformed message, a missing and a truncated object), waits until the queue
-    is drained, and stops what it started. Exit code 4 when any result is unexpected: a sample must end as it was
-    made to, and an object of a folder in the catalog or in quarantine.
+    is drained, and stops what it started. Exit code 4 when any result is unexpected: a sample must have its
+    intended result, and an object of --objects must be in the catalog or in quarantine.
 
     Example: kfm demo --objects ./nodd --json
     """
     if objects is not None and all_datasets:
-        raise click.UsageError("--objects and --all-datasets exclude each other: a folder has the datasets that it has")
+        raise click.UsageError("--objects and --all-datasets exclude each other: the folder determines the datasets")
     refuse_unwritable_home(home)
     if mend:
         if objects is not None or all_datasets:
@@ -130,7 +130,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
     show_rows(rows, ("dataset", *COUNTS))
     if result.earlier:
         before = counted(result.earlier, "message")
-        click.echo(f"all that this home has ever taken in is counted; {before} came before this demo")
+        click.echo(f"the counts include everything in this home; {before} came before this demo")
     click.echo(_messages(result, kfm))
     if result.failing:
         click.echo(f"in quarantine ({kfm} units cases):")
@@ -139,7 +139,7 @@ def show_result(result: DrainResult, *, kfm: str = "kfm") -> None:
     for name, why in islice(result.skipped.items(), MAX_SKIPPED_SHOWN):
         click.echo(f"  skipped {name}: {why}")
     if (more := len(result.skipped) - MAX_SKIPPED_SHOWN) > 0:
-        click.echo(f"  and {more} files more were skipped; --json names them all")
+        click.echo(f"  and {more} more files were skipped; --json names them all")
     published = f"{counted(result.published, 'object')} published"
     if result.unexpected:
         click.echo(f"NOT as expected, of {published}:")

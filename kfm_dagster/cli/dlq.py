@@ -255,7 +255,7 @@ def _show_report(done: DeadLetterWork) -> None:
         f"quarantined {units['quarantined']}"
     )
     if waiting := done.outcomes[LetterOutcome.WAITS]:
-        click.echo(f"{counted(waiting, 'message')} left until the daemon (or kfm drain) has worked their units")
+        click.echo(f"{counted(waiting, 'message')} left until the daemon (or kfm drain) has ingested their units")
     for message_id in sorted(done.unmet):
         click.echo(f"not done: {message_id}", err=True)
     if done.end not in {None, End.EMPTY, End.LIMIT}:

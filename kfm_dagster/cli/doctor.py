@@ -79,7 +79,7 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Envi
     faults, warnings = counted(counts[Health.FAULT], "fault"), counted(counts[Health.WARNING], "warning")
     click.echo(f"{faults}, {warnings}, {counts[Health.OK]} ok")
     if counts[Health.FAULT] and env is Environment.DEV:
-        show_folded("", "kfm demo and kfm ui have a queue and buckets of their own: faults of both concern production")
+        show_folded("", "kfm demo and kfm ui have their own queue and buckets: these faults concern production only")
 
 
 def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:
@@ -92,7 +92,7 @@ def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:
 
 
 def _checks(alike: Sequence[Diagnosis]) -> str:
-    """Return the checks' names: of several with the same first word that word, else the first names."""
+    """Return the checks' names: the first word if all share it, else the first names."""
     names = list(dict.fromkeys(diagnosis.check for diagnosis in alike))
     first_words = {name.partition(" ")[0] for name in names}
     return first_words.pop() if len(first_words) < len(names) else ", ".join(names[:EXAMPLES])

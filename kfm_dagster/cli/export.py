@@ -29,8 +29,8 @@ _OUT = click.option(
 @click.option(
     "--verify",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Verify this release bundle, or the one in this folder, as --out had it: its signature, every sum, and that "
-    "no file is missing or extra.",
+    help="Verify a release bundle, by its folder or the folder of --out: the signature, all sums, and that no file is "
+    "missing or extra.",
 )
 @click.option(
     "--certificate",

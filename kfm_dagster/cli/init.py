@@ -29,8 +29,8 @@ from kfm_dagster.storage.roots import deployment_id, hold, refuse_foreign, roots
 
 
 @click.command()
-@click.option("--role", help="Role that the deployment runs with: it gets its rights, which alter no evidence.")
-@click.option("--retention-role", help="Role that retention runs with: it only reads (docs/retention.md).")
+@click.option("--role", help="Role of the deployment; it gets its rights, but none to change evidence.")
+@click.option("--retention-role", help="Role of retention; it gets rights to read (docs/retention.md).")
 @click.option("--adopt", is_flag=True, help="Take over stores that have files and no deployment's id (docs/deploy.md).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: bool) -> None:
@@ -38,8 +38,8 @@ def init(*, role: str | None, retention_role: str | None, adopt: bool, as_json: 
 
     Run it before the first start and after every upgrade, then start the daemon and the web server. It may be repeated,
     also concurrently. It creates folders of this machine, and neither queues nor buckets. On PostgreSQL it works as
-    the role that the DSN names, which owns the tables from then on; with --role the deployment then runs under that
-    role (created if missing, without a password), and migrates nothing; --retention-role names the role in
+    the role that the DSN names, which then owns the tables. With --role, it also creates that role if missing, without
+    a password; a deployment under it migrates nothing. --retention-role does the same for the role of
     KFM_RETENTION_DSN. Where KFM_STAC_API_DSN is set, pgstac is installed or upgraded in that database.
 
     Example: kfm init --role kfm_deployment

@@ -99,7 +99,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
             raise ConfigurationError(
                 f"there is no {place} here",
                 expected=", ".join(places) or "a follower",
-                next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, or install what follows",
+                next_step="set KFM_GEOPARQUET=true or KFM_VIRTUAL_URL, or install the follower",
             )
         hold_roots(pipeline.settings, pipeline.database)
         if not isinstance(follower, PgstacFollower):

@@ -1,9 +1,9 @@
 """The console's web application: pages, the JSON API, metrics for Prometheus, health for monitors.
 
 Each request is answered from a database that refuses writes; only the decision of a signed-in person uses a connection
-that accepts them. Headers forbid a page everything but showing itself. Belongs here: the common parts of all answers,
-and the form of a refusal. Does not belong here: pages (the modules that return routes), the API's answers and their
-OpenAPI document (`operations.py`), or the server (`serving.py`).
+that accepts them. Headers allow a page only its own styles, pictures and forms. Belongs here: the common parts of all
+answers, and the form of a refusal. Does not belong here: pages (the modules that return routes), the API's answers and
+their OpenAPI document (`operations.py`), or the server (`serving.py`).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _hardened(app: ASGIApp) -> ASGIApp:
 
 
 def _refusal(error: Exception, *, hint: str) -> tuple[int, str, Mapping[str, str] | None]:
-    """Return status, line and headers; `hint` follows a line that Starlette has for every such status."""
+    """Return status, line and headers; `hint` is added to Starlette's generic line for a status."""
     if isinstance(error, HTTPException):
         is_default = error.detail in {phrase.phrase for phrase in HTTPStatus}
         return error.status_code, f"{error.detail.lower()}; {hint}" if is_default else error.detail, error.headers

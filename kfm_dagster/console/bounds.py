@@ -34,7 +34,7 @@ class BoundedConnection(H11Protocol):
     """HTTP/1.1 with a deadline for each request; beyond MOST_CONNECTIONS it closes the longest waiting."""
 
     deadline: asyncio.TimerHandle | None = None
-    """When it is closed, while the server waits for a request of it."""
+    """When the connection will be closed, while the server waits for its request."""
     turn: int = 0
     """Its place among the waiting connections: a loop's clock may give several the same time."""
 

@@ -360,7 +360,7 @@ def named_units(parts: Parts, unit_filter: UnitFilter) -> list[str]:
             if row is None or len(wal_ids) > MOST_NAMED:
                 raise BadFilterError(
                     observed=f"more than {MOST_NAMED} units, or too many to look through",
-                    expected="a dataset, a code or a time that means fewer",
+                    expected="a dataset, a code or a time that matches fewer",
                 )
             wal_ids += [row["wal_id"]] if row["is_match"] else []
     if not wal_ids:

@@ -48,7 +48,7 @@ def _every_unit_succeeded(dataset: str, days: dg.PartitionsDefinition) -> dg.Ass
         name="every_unit_succeeded",
         partitions_def=days,
         description="Fails when a unit of the day failed or is quarantined, in whichever run; the table names each "
-        "with its reason. Fails when a repeated unit gave another result than before without permission. Warns when "
+        "with its reason. Fails when a repeated unit gave another result than before without approval. Warns when "
         "another run had taken over units before this run settled them, and when no unit of the day is known.",
     )
     @redacted
@@ -104,7 +104,7 @@ def _result(
 
 
 def _mismatched(ledger: StageBatch, known: Ledger) -> list[str]:
-    """Return the units of a run whose result differs from an earlier result without permission."""
+    """Return the units of a run whose result differs from an earlier result without approval."""
     if not ledger.state.validation_summary.get("mismatched"):
         return []
     attempts = {(unit.wal_id, unit.attempt) for unit in ledger.envelopes}

@@ -158,7 +158,7 @@ def retention_job() -> dg.JobDefinition:
     @dg.op(
         name="remove_what_is_old",
         description="Deletes runs of Dagster, landed messages, outputs of stages and evidence of closed cases that are "
-        "older than retention.yaml keeps them and are not needed. No row of the ledger's database is deleted.",
+        "older than their ages in retention.yaml and not needed. No row of the ledger's database is deleted.",
     )
     @redacted
     def remove_what_is_old(context: dg.OpExecutionContext, pipeline: PipelineResource) -> dict[str, Any]:

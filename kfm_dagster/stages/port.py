@@ -96,7 +96,7 @@ class RunStatePort:
         return StageBatch(envelopes=envelopes, state=state, stored_bytes=len(content), columns=columns)
 
     def reuse(self, key: RunStateKey, skipped: NodeResult, *, tx: Transaction) -> StageBatch:
-        """Record content that an earlier run applied as skipped; return its output."""
+        """Record a skip, because an earlier run applied the content; return its output."""
         record, by = skipped.output.record, skipped.applied_by.payload["context"]["run_id"]
         summary = {**record["validation_summary"], "cause": SkipCause.CONTENT_APPLIED.value, "applied_by": by}
         artifact = ArtifactReference(uri=record["artifact_uri"], sha256=record["artifact_sha256"])

@@ -394,7 +394,7 @@ def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "  skipped noaa-goes17/[00].nc: its key matches no contract\n" in shown
     assert shown.count("  skipped ") == MAX_SKIPPED_SHOWN
-    assert "and 2 files more were skipped" in shown
+    assert "and 2 more files were skipped" in shown
     assert result.as_json()["skipped"] == why
 
 

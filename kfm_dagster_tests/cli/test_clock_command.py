@@ -100,4 +100,4 @@ def test_a_store_that_does_not_answer_is_named(
     told = capsys.readouterr()
     assert (ended.value.code, json.loads(told.out)["kernel"]) == (ExitCode.DONE, "locked")
     assert told.err.startswith("kfm: http://127.0.0.1:1")
-    assert "did not answer; the state is by the kernel and what was recorded" in told.err
+    assert "did not answer; the state is from the kernel and earlier readings" in told.err

@@ -1,9 +1,9 @@
 """Gate G4, dimensional closure: extracted numbers have fitting units and possible values.
 
-A quantity is a numeric field of an ingested unit. A quantity closes if its declared unit of measurement has the
-dimension that STAC or the contract expects, and is the unit that STAC or the projection prescribes, if any, and if its
-values are finite and in range. The contract declares the units, this package those of its own fields. p_dim is the
-share of quantities that close. Does not belong here: parsing units of measurement (`units.py`).
+A quantity is a numeric field of an ingested unit. A quantity closes if (1) its declared unit of measurement
+has the dimension that STAC or the contract expects, (2) it is the unit that STAC or the projection prescribes, if any,
+and (3) its values are finite and in range. The contract declares the units, this package those of its own fields. p_dim
+is the share of quantities that close. Does not belong here: parsing units of measurement (`units.py`).
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def closure_of(contract: DatasetContract, path: str, axes: str = "") -> Closure:
 
 
 def _declared(contract: DatasetContract, path: str, axes: str) -> Quantity | None:
-    """Return the first declaration of a field; if its axes have a unit, the first in that unit before all others."""
+    """Return a field's first declaration in the unit of its axes, if any; otherwise its first declaration."""
     units = contract.metadata_extract.units
     declared = [quantity for quantity in units if any(covers(pattern, path) for pattern in quantity.fields)]
     of_axes = (quantity for quantity in declared if quantity.unit == axes or (axes, quantity.unit) in SAME)

@@ -56,8 +56,8 @@ class OnFailure(StrEnum):
     """The effect of a failing gate."""
 
     FAIL_UNITS = "fail_units"
-    """The units at fault leave the chain. A fault of the batch stops the stage, as does a fault of all of several units
-    if the gate has a stop."""
+    """The units at fault leave the chain. A fault of the batch stops the stage. So does a fault of every unit of
+    several, if the gate has a stop."""
     STOP = "stop"
     """The stage fails."""
     RESTRICT = "restrict"
