@@ -338,8 +338,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Ent
     """Return the text of a contract for `dataset`, derived from the shipped contract of `like`.
 
     Names, bucket and topic are replaced, with an `entry` of the open-data registry also title, description, region and
-    license; status, coverage and peers are left out. Raises ContractError for a malformed or taken id, a topic that is
-    not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
+    license. Status, coverage, peers and virtual stores are left out. Raises ContractError for a malformed or taken id,
+    a topic that is not an SNS ARN, a missing or superfluous topic, or a `like` that does not ship.
     """
     if not DATASET_ID.fullmatch(dataset):
         raise ContractError("malformed dataset id", observed=dataset, expected="small letters, digits and hyphens")
@@ -356,7 +356,12 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Ent
     if dataset in shipped:
         raise ContractError("a contract of that id ships already", observed=dataset, expected="an id of its own")
     text = shipped[like].read_text(encoding="utf-8")
-    if (topic is not None) != (_TOPICS.search(text) is not None):
+    is_announced = _TOPICS.search(text) is not None
+    if topic is None and entry is not None and is_announced:
+        # The registry knows no topic, so the bucket is listed once a day.
+        text = re.sub(r"(?m)^  topics:\n(?:    .*\n)+", "", text)
+        text = text.replace("\nstorage:\n", "\nstorage:\n  scheduled_listing: {every_seconds: 86400, days_back: 31}\n")
+    elif (topic is not None) != is_announced:
         raise ContractError(
             f"{like} is announced by {'no topic' if topic else 'a topic'}",
             observed=f"--topic {topic}" if topic else "no --topic",
@@ -381,5 +386,6 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Ent
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
     # The variation of the new dataset's sizes is not known yet.
     text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
-    text = re.sub(r"(?ms)^coverage:\n.*?(?=^\S|\Z)", "", text)
+    # Arrivals and the fields to open together are not known yet.
+    text = re.sub(r"(?ms)^(?:coverage|virtual):\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

@@ -68,8 +68,8 @@ class Entry(BaseModel):
 
     @property
     def description(self) -> str:
-        """The first sentences of the entry's text, without addresses; the registry has pages."""
-        sentences = _SENTENCE_END.split(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", self.text))
+        """The first sentences of the entry's text, without Markdown; the registry has pages."""
+        sentences = _SENTENCE_END.split(re.sub(r"\[([^\]]*)\]\([^)]*\)|#{2,} |\*\*", r"\1", self.text))
         return " ".join(sentences[:3]) or self.title
 
     @property

@@ -238,9 +238,10 @@ def test_an_unreadable_registry_is_refused(call: Call, tmp_path: Path, monkeypat
 
 @pytest.mark.clause("BEY-18")
 def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
-    text = '<p>Rapid \\1 refresh: [RAP](https://x) is a "model".</p> Hourly.\n\n<br/> Since 2012. More.'
+    text = '## News <p>**Rapid** \\1 refresh: [RAP](https://x) is a "model".</p> Hourly.\n\n<br/> Since 2012. More.'
     entries = {
         "noaa-rap": entry(f"{OTHER}6", "arn:aws:s3:::noaa-rap-pds", Name="RAP", Description=text),
+        "noaa-old": entry("arn:aws:s3:::noaa-old-pds"),
         "noaa-two": entry(f"{OTHER}7", f"{OTHER}8", "arn:aws:s3:::one", "arn:aws:s3:::two", License="[CC BY 4.0](x)"),
     }
     folder = tmp_path / "open-data-registry" / "datasets"
@@ -251,11 +252,12 @@ def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
     assert call(*begin, "noaa-rap").code == ExitCode.DONE
     contract = yaml.safe_load((tmp_path / "rap.yaml").read_text("utf-8"))
     assert contract["metadata"]["title"] == "RAP"
-    assert contract["metadata"]["description"] == 'Rapid \\1 refresh: RAP is a "model". Hourly. Since 2012.'
+    assert contract["metadata"]["description"] == 'News Rapid \\1 refresh: RAP is a "model". Hourly. Since 2012.'
     assert (contract["storage"]["buckets"], contract["storage"]["region"]) == (["noaa-rap-pds"], "us-west-2")
     assert contract["notifications"]["topics"] == [{"arn": f"{OTHER}6".replace("us-east-1", "us-west-2")}]
     assert contract["governance"]["license"] == "CC0-1.0"
     assert call("dataset", "check", "rap.yaml").code == ExitCode.DONE
+    assert not {"coverage", "virtual"} & contract.keys()
     (tmp_path / "rap.yaml").unlink()
     call(*begin, "noaa-two").refused("the entry has several; observed one, two; next: choose one by --bucket")
     call(*begin, "noaa-two", "--bucket", "two").refused("choose one by --topic")
@@ -268,3 +270,9 @@ def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
     )
     contract = yaml.safe_load((tmp_path / "rap.yaml").read_text("utf-8"))
     assert (contract["storage"]["buckets"], contract["governance"]["license"]) == (["two"], "CC-BY-4.0")
+    # An entry without a topic: the bucket is listed.
+    assert call(*begin[:6], "old.yaml", *begin[7:], "noaa-old").code == ExitCode.DONE
+    contract = yaml.safe_load((tmp_path / "old.yaml").read_text("utf-8"))
+    assert "topics" not in contract["notifications"]
+    assert contract["storage"]["scheduled_listing"] == {"every_seconds": 86400, "days_back": 31}
+    assert call("dataset", "check", "old.yaml").code == ExitCode.DONE
