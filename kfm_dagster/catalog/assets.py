@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
@@ -35,8 +36,8 @@ _SCHEME = "aws"
 """Key of an Item's only storage scheme."""
 _PLATFORM = "https://{bucket}.s3.{region}.amazonaws.com"
 """Template of a bucket's address (storage extension 2.0.0, platforms/aws-s3.json)."""
-_GZIP = "application/gzip"
-"""IANA's media type of any gzipped content (RFC 6713)."""
+_TYPES = {".gz": "application/gzip", ".parquet": "application/vnd.apache.parquet"}
+"""IANA's media types by the end of a key, whatever the contract's; any gzipped content has the first (RFC 6713)."""
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MULTIHASH_MD5 = "d50110"
 """Multihash prefix of MD5: varint of code 0xd5 (multiformats' multicodec table), then the digest's length, 16 bytes."""
@@ -69,7 +70,7 @@ def assets(
     definition = contract.stac.data_asset
     data: dict[str, Any] = {
         "title": definition.title,
-        "type": _GZIP if envelope.object_uri.endswith(".gz") else definition.media_type,
+        "type": _TYPES.get(PurePosixPath(envelope.object_uri).suffix, definition.media_type),
         "roles": list(definition.roles),
         **addresses(envelope.object_uri, contract, groups),
         **_file(envelope),

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kfm_dagster.demo.samples import cfs, gefs, gfs, nbm, nexrad_level3, rapid_refresh
+from kfm_dagster.demo.samples.ghcn import ghcn_daily_samples, ghcn_hourly_samples
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.isd import isd_samples
 from kfm_dagster.demo.samples.mrms import mrms_samples
@@ -80,6 +81,8 @@ FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
         "cfs": (_indexed(cfs.BUCKET, cfs.make_cfs, _CLIMATE), OF_EACH),
         "gefs": (_indexed(gefs.BUCKET, gefs.make_gefs, _MEMBERS), OF_EACH),
         "gfs": (_indexed(gfs.BUCKET, gfs.make_gfs, [*_LEADS[:3], _FLUXES]), OF_EACH),
+        "ghcnd": (ghcn_daily_samples, OF_EACH),
+        "ghcnh": (ghcn_hourly_samples, OF_EACH),
         "goes-glm": (goes_glm_samples, OF_EACH),
         "mrms": (mrms_samples, OF_EACH),
         "naqfc": (naqfc_samples, OF_EACH),

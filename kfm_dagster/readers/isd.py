@@ -4,9 +4,8 @@ Belongs here: the control data section of each report (station, time, place, kin
 columns of the mandatory data section. Does not belong here: the values of this section, and the additional data
 section.
 
-Only a complete read of a gzip stream shows whether it is whole, so an object of up to MAX_OBJECT_BYTES is read to its
-end without keeping it: a range request of FIRST_BYTES, and another for each MiB after it. If an object is larger, or
-unpacks to more than MAX_TEXT_BYTES, only its beginning is read, with a finding of unchecked completeness.
+If an object is larger than MAX_OBJECT_BYTES, or unpacks to more than MAX_TEXT_BYTES, only its beginning is read
+(`text_lines.py`), with a finding of unchecked completeness.
 
 Source: NOAA NCEI and US Air Force 14th Weather Squadron, Federal Climate Complex Data Documentation for Integrated
 Surface Data (ISD), 12 January 2018, "Control Data Section" and "Mandatory Data Section"; positions count from 1.
@@ -17,26 +16,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from itertools import chain
+from datetime import datetime, timedelta
 from typing import Any
 
-from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.unpacked import Gunzip, Unpacked, pieces
+from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, station_places, utc
 
-FIRST_BYTES = 256 * 1024
-"""Bytes of an object that its first request reads."""
-
-READ_BYTES = 1024 * 1024
-"""Bytes of each request after the first."""
+FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
 """Maximum size of an object read to its end: reports every 20 minutes make 0.8 MB a year, every 5 minutes 3.5 MB."""
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """Maximum unpacked bytes. Real objects unpack to 9 times their size, an object of MAX_OBJECT_BYTES would to 72 MiB."""
-STEP_BYTES = 256 * 1024
-"""Bytes of text in memory at a time."""
 MANDATORY_BYTES = 105
 """Bytes of the control and mandatory data sections; positions 1 to 4 state the number of bytes after these sections."""
 MAX_REPORT_BYTES = MANDATORY_BYTES + 9999
@@ -44,8 +35,6 @@ MAX_PADDING = 5
 """Maximum blanks missing at the end of real reports, where the code of element quality data has six characters."""
 MAX_KINDS = 16_384
 """Maximum combinations of place, report type, call sign: a drifting buoy may have 8,784 places, one for each hour."""
-MAX_POSITIONS = 100
-"""Maximum places listed in an Item; a station moves once in several years."""
 
 _NO_USAF, _NO_WBAN, _NO_TEXT = "999999", "99999", "99999"
 """Texts that mean a missing value; a missing number is outside its valid range."""
@@ -171,35 +160,22 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
         datetime=first,
         geometry={"type": "Point", "coordinates": (places[-1][1], places[-1][0])} if places else {},
         properties=_properties(groups["usaf"], groups["wban"], reports, places, elevations)
-        | _cube(first, None if reports.unread else last),
+        | cube(first, None if reports.unread else last, _variables()),
         native={"records": reports.records},
         findings=tuple(_findings(reports)),
     )
 
 
 def _read(source: ByteSource, *, station: bytes) -> _Reports:
-    reports, gunzip, end = _Reports(station=station), Gunzip(), min(source.size, MAX_OBJECT_BYTES)
-    first = pieces(source, 0, min(end, FIRST_BYTES), step=FIRST_BYTES)
-    requests = chain(first, pieces(source, FIRST_BYTES, end, step=READ_BYTES))
-    text = Unpacked(requests, gunzip, step=STEP_BYTES, limit=MAX_TEXT_BYTES)
-    place, rest = 0, b""
-    while place < MAX_TEXT_BYTES and (block := text.read(place, STEP_BYTES)):
-        place += len(block)
-        *lines, rest = (rest + block).split(b"\n")
+    reports = _Reports(station=station)
+    text = TextLines(
+        source=source, most_bytes=MAX_OBJECT_BYTES, most_line=MAX_REPORT_BYTES, most_unpacked=MAX_TEXT_BYTES
+    )
+    for lines in text:
         reports.take(lines)
-        if len(rest) > MAX_REPORT_BYTES:
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"a line has more than {MAX_REPORT_BYTES} bytes")
-    # The last step may have passed the bound and reached the end of the stream.
-    if text.complete and not text.read(place, 1):
-        if gunzip.unused_data or next(requests, b""):
-            raise ReadError(MetadataIssue.UNREADABLE_FORMAT, "bytes follow the gzip stream")
-        _take_last(reports, rest)
-    elif source.size > MAX_OBJECT_BYTES:
-        reports.unread = f"{source.size} gzipped bytes; up to {MAX_OBJECT_BYTES} are read"
-    elif place >= MAX_TEXT_BYTES:
-        reports.unread = f"the object unpacks to more than the {MAX_TEXT_BYTES} bytes that are read"
-    else:
-        raise ReadError(MetadataIssue.TRUNCATED_OBJECT, f"the gzip stream continues past the {source.size} bytes")
+    reports.unread = text.unread
+    if not text.unread:
+        _take_last(reports, text.rest)
     return reports
 
 
@@ -214,52 +190,43 @@ def _take_last(reports: _Reports, rest: bytes) -> None:
 
 def _moment(stamp: bytes) -> datetime:
     """Return the time of a stamp; hour 2400, which real stations report, ends its day."""
-    day, hour = stamp[:8].decode("ascii"), stamp[8:].decode("ascii")
-    at_midnight = hour == "2400"
+    at_midnight = stamp[8:] == b"2400"
     try:
-        moment = datetime.strptime(day + ("0000" if at_midnight else hour), "%Y%m%d%H%M").replace(tzinfo=UTC)
-        return moment + timedelta(days=at_midnight)
-    except (ValueError, OverflowError):
+        return utc(stamp[:8] if at_midnight else stamp) + timedelta(days=at_midnight)
+    except OverflowError:
         raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"{stamp!r} is not the time of a report") from None
 
 
 def _properties(
     usaf: str, wban: str, reports: _Reports, places: Sequence[tuple[float, float]], elevations: Sequence[int]
 ) -> dict[str, Any]:
-    distinct = sorted(set(places))
     kinds = reports.kinds.values()
-    listed = [{"latitude": latitude, "longitude": longitude} for latitude, longitude in distinct]
     optional = {
         "isd:usaf": None if usaf == _NO_USAF else usaf,
         "isd:wban": None if wban == _NO_WBAN else wban,
         "isd:call-signs": _texts(kind.call_sign for kind in kinds),
         "isd:report-types": _texts(kind.report_type for kind in kinds),
-        "isd:elevation-m": elevations[-1] if elevations else None,
-        "isd:positions": listed if 0 < len(listed) <= MAX_POSITIONS else None,
         # The total is unknown when only the beginning was read.
-        "isd:position-count": None if reports.unread else len(distinct),
         "isd:records": None if reports.unread else reports.records,
-        "isd:end-known": False if reports.unread else None,
     }
-    return {"platform": f"{usaf}-{wban}"} | {name: value for name, value in optional.items() if value is not None}
+    return (
+        {"platform": f"{usaf}-{wban}"}
+        | {name: value for name, value in optional.items() if value is not None}
+        | station_places("isd", places, elevations, unread=reports.unread)
+    )
 
 
-def _cube(first: datetime, last: datetime | None) -> dict[str, Any]:
-    """Return the mandatory columns as variables over the times (datacube extension 2.2.0)."""
+def _variables() -> dict[str, dict[str, Any]]:
+    """Return the mandatory columns."""
     return {
-        "cube:dimensions": {"time": {"type": "temporal", "extent": [rfc3339(first), last and rfc3339(last)]}},
-        "cube:variables": {
-            name: {
-                "dimensions": ["time"],
-                "type": "data",
-                "description": description,
-                "unit": unit,
-                "isd:positions": list(positions),
-                "isd:scale": scale,
-                "isd:missing": ("+" if unit == _SIGNED else "9") + "9" * (positions[1] - positions[0]),
-            }
-            for name, description, unit, positions, scale in _MANDATORY
-        },
+        name: {
+            "description": description,
+            "unit": unit,
+            "isd:positions": list(positions),
+            "isd:scale": scale,
+            "isd:missing": ("+" if unit == _SIGNED else "9") + "9" * (positions[1] - positions[0]),
+        }
+        for name, description, unit, positions, scale in _MANDATORY
     }
 
 

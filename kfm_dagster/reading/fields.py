@@ -49,6 +49,7 @@ PARALLEL = 8
 """Fields that `best` reads at once."""
 MD5 = "d50110"
 """Multihash prefix of an MD5 digest (table of multiformats). Items have their object's ETag in this form."""
+PARQUET = "application/vnd.apache.parquet"
 TIMES = {"valid_time": "GRIB_VALID_TIME", "reference_time": "GRIB_REF_TIME"}
 """Coordinates of a field by GDAL's tags, which are seconds since 1970."""
 UNPLACED = 32769
@@ -112,6 +113,8 @@ def open_source(
                 return package("xradar").io.open_nexradlevel2_datatree(_volume(item))
         if any("isd:positions" in column for column in variables_of(item).values()):
             return _reports(item)
+        if asset.get("type") == PARQUET or "ghcn:csv" in item["properties"]:
+            return _rows(item)
     raise ConfigurationError(
         "no client of xarray for this format",
         observed=asset.get("title"),
@@ -280,6 +283,25 @@ def _reports(item: Item) -> Any:
         reports[name] = known.astype(float) * column["isd:scale"]
     reports["time"] = pandas.to_datetime(reports["time"], format="%Y%m%d%H%M", utc=True)
     return reports
+
+
+def _rows(item: Item) -> Any:
+    """Return rows of delimited text or Parquet with their `time`, and a `value` in the element's unit (GHCN-Daily)."""
+    pandas, properties, content = package("pandas"), item["properties"], io.BytesIO(_content(item))
+    if dialect := properties.get("ghcn:csv"):
+        names = {} if dialect["header"] else {"names": properties["ghcn:columns"]}
+        # One character, because a longer one would be a regular expression.
+        rows = pandas.read_csv(content, sep=dialect["delimiter"][:1], dtype={"DATE": str}, low_memory=False, **names)
+    else:
+        rows = pandas.read_parquet(content)
+    if "DATA_VALUE" in rows:
+        scales = {name: variable["ghcn:scale"] for name, variable in variables_of(item).items()}
+        if "ELEMENT" not in rows:  # the key alone has it
+            rows["ELEMENT"] = next(iter(scales))
+        rows["value"] = rows["DATA_VALUE"] * rows["ELEMENT"].map(scales)
+    moments = rows["DATE"] if "DATE" in rows else rows[["Year", "Month", "Day", "Hour", "Minute"]]
+    rows["time"] = pandas.to_datetime(moments, utc=True, errors="coerce")
+    return rows
 
 
 @contextmanager

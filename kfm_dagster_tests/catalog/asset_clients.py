@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,25 @@ def station(item: pystac.Item) -> None:
     assert reports["time"].iloc[0] == item.common_metadata.start_datetime
 
 
+def rows(item: pystac.Item) -> None:
+    found, said = kfm.open(item), item.properties
+    assert len(found) == said["ghcn:rows"]
+    times = found["time"].dropna()
+    extent = said["cube:dimensions"]["time"]["extent"]
+    assert [times.min(), times.max()] == [datetime.fromisoformat(moment) for moment in extent]
+    read = run("ghcn:csv", item)["rows"]
+    if "ghcn:columns" in said:
+        assert list(read.columns) == said["ghcn:columns"]
+        assert set(found["ELEMENT"]) == said["cube:variables"].keys()
+        # Stored values are tenths.
+        assert found["value"].tolist() == pytest.approx((read["DATA_VALUE"] / 10).tolist())
+    else:
+        variables = said["cube:variables"]
+        assert variables.keys() <= set(read.columns) <= set(found.columns)
+        assert all(found[name].notna().any() for name in variables)
+        assert found["temperature"].dropna().between(-60, 60).all()
+
+
 CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {
     **dict.fromkeys(
         ("cfs", "gefs", "gfs", "hrrr", "mrms", "naqfc", "nbm", "ndfd", "rap", "refs", "rrfs", "rtma", "urma"), grib
@@ -211,5 +231,6 @@ CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {
     "nexrad-l2-chunks": chunks,
     "nexrad-l3": nids,
     "ocean": ocean,
+    **dict.fromkeys(("ghcnd", "ghcnh"), rows),
     "surface-obs": station,
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema_rs
 
-NOT_HERE = {"alternate-assets", "classification", "datacube", "storage", "xarray-assets"}
+NOT_HERE = {"alternate-assets", "classification", "datacube", "storage", "version", "xarray-assets"}
 """Extensions whose schemas the folder does not have; the profile alone covers their fields."""
 CORE = {"Catalog": "catalog-spec/json-schema/catalog", "Collection": "collection-spec/json-schema/collection"}
 

@@ -79,6 +79,8 @@ _RUN = datetime(2025, 4, 2, 12, tzinfo=UTC)
 REAL: Mapping[str, tuple[str, ...]] = {
     "cfs": ("flxf2026080506.01.2026080500.grb2",),
     "gfs": ("gfswave.t18z.atlocn.0p16.f001.grib2", "gfs.t12z.pgrb2.0p25.f023", "gfs.t12z.sfluxgrbf006.grib2"),
+    "ghcnd": ("AGE00147704.csv.gz", "1763.csv.gz", "0_rebuilt_0.snappy.parquet"),
+    "ghcnh": ("GHCNh_FPI0000NTAT_por.psv", "GHCNh_USW00013967_por.psv", "GHCNh_USW00026442_por.psv"),
     "goes-abi": (
         "OR_ABI-L1b-RadM1-M6C01_G16_s20200010001262_e20200010001320_c20200010001364.nc",
         "OR_ABI-L1b-RadC-M6C06_G17_s20193002001196_e20193002003575_c20193002004003.nc",

@@ -28,6 +28,7 @@ from kfm_dagster.demo.samples.gefs import PRODUCTS as GEFS_PRODUCTS
 from kfm_dagster.demo.samples.gefs import make_gefs
 from kfm_dagster.demo.samples.gfs import PRODUCTS as GFS_PRODUCTS
 from kfm_dagster.demo.samples.gfs import WAVES, make_gfs, make_gfs_wave
+from kfm_dagster.demo.samples.ghcn import ghcn_daily_samples, ghcn_hourly_samples
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples, make_goes_abi
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import PRODUCTS as HRRR_PRODUCTS
@@ -45,14 +46,26 @@ from kfm_dagster.demo.samples.nexrad_level2 import nexrad_level2_samples
 from kfm_dagster.demo.samples.nexrad_level3 import PRODUCTS as LEVEL3_PRODUCTS
 from kfm_dagster.demo.samples.nexrad_level3 import make_nexrad_level3
 from kfm_dagster.demo.samples.oisst import make_oisst
-from kfm_dagster.readers import grib2, grib2_gzip, grib_index, isd, nexrad_end, nexrad_level3, nexrad_messages
+from kfm_dagster.readers import (
+    ghcn_daily,
+    ghcn_hourly,
+    grib2,
+    grib2_gzip,
+    grib_index,
+    isd,
+    nexrad_end,
+    nexrad_level3,
+    nexrad_messages,
+    parquet_footer,
+    text_lines,
+)
 from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.readers.ranges import MAX_BLOCKS
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
 from kfm_dagster_tests.readers.reading import index_of, match_of
 
 CONTRACTS = ContractRegistry.load()
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+DATA = [Path(__file__).resolve().parents[3] / "shared" / name for name in ("data", "nodd")]
 DAY = date(2025, 12, 3)
 INDEX = ".idx"
 MIB = 1 << 20
@@ -170,7 +183,22 @@ SUBJECTS: Mapping[str, Subject] = {
     "isd": Subject(
         reader="isd",
         datasets=("surface-obs",),
-        bounds=Bounds(requests=1 + isd.MAX_OBJECT_BYTES // isd.READ_BYTES, read_bytes=isd.MAX_OBJECT_BYTES),
+        bounds=Bounds(requests=1 + isd.MAX_OBJECT_BYTES // text_lines.READ_BYTES, read_bytes=isd.MAX_OBJECT_BYTES),
+    ),
+    "ghcn-hourly": Subject(
+        reader="ghcn-hourly",
+        datasets=("ghcnh",),
+        bounds=Bounds(
+            requests=1 + ghcn_hourly.MAX_OBJECT_BYTES // text_lines.READ_BYTES, read_bytes=ghcn_hourly.MAX_OBJECT_BYTES
+        ),
+    ),
+    "ghcn-daily": Subject(
+        reader="ghcn-daily",
+        datasets=("ghcnd",),
+        bounds=Bounds(
+            requests=1 + ghcn_daily.MAX_OBJECT_BYTES // text_lines.READ_BYTES,
+            read_bytes=max(ghcn_daily.MAX_OBJECT_BYTES, parquet_footer.MAX_FOOTER_BYTES + BLOCK_BYTES),
+        ),
     ),
 }
 """Every reader, and the sidecar; by the names that the soak gives them."""
@@ -267,14 +295,15 @@ _SAMPLES: Mapping[str, Any] = {
     "nexrad-level3": _nexrad_level3,
     "grib2": _grib2,
     "grib2-gzip": lambda: _plain("mrms", islice(mrms_samples(DAY, 8), 8)),
+    "ghcn-daily": lambda: _plain("ghcnd", islice(ghcn_daily_samples(DAY, 6), 6)),
+    "ghcn-hourly": lambda: _plain("ghcnh", islice(ghcn_hourly_samples(DAY, 4), 4)),
     "isd": lambda: _plain("surface-obs", islice(isd_samples(DAY, 4), 4)),
 }
 
 
 def _real(datasets: tuple[str, ...]) -> Iterator[Specimen]:
     """Real objects of some datasets under their real keys."""
-    root = DATA / "objects"
-    for path in sorted(root.rglob("*")):
+    for root, path in ((data / "objects", path) for data in DATA for path in sorted(data.glob("objects/**/*"))):
         bucket, _, key = path.relative_to(root).as_posix().partition("/")
         if not path.is_file() or path.name.endswith(INDEX):
             continue

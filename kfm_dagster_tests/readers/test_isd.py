@@ -12,7 +12,8 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples.isd import Station, isd_samples, make_isd, sample_station
 from kfm_dagster.readers import isd
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata
-from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES, READ_BYTES
+from kfm_dagster.readers.isd import FIRST_BYTES, MAX_OBJECT_BYTES
+from kfm_dagster.readers.text_lines import MAX_POSITIONS, READ_BYTES, STEP_BYTES
 from kfm_dagster_tests.readers.reading import code_of, header_of, match_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
@@ -120,9 +121,9 @@ def test_a_station_that_moved_has_every_place_and_stands_at_the_last_one_that_it
 
 @pytest.mark.clause("OPR-07")
 def test_a_drifting_platform_lists_no_places_but_counts_them_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(isd.MAX_POSITIONS + 1)]
+    drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(MAX_POSITIONS + 1)]
     found = read(packed(*drift)).properties
-    assert ("isd:positions" in found, found["isd:position-count"]) == (False, isd.MAX_POSITIONS + 1)
+    assert ("isd:positions" in found, found["isd:position-count"]) == (False, MAX_POSITIONS + 1)
     monkeypatch.setattr(isd, "MAX_KINDS", 10)
     assert refusal(packed(*drift[:11])) is MetadataIssue.RESOURCE_LIMIT
 
@@ -228,16 +229,16 @@ def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_uncheck
 @pytest.mark.clause("OPR-20", "OPR-07")
 @pytest.mark.parametrize("limit", [1, 2])
 def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(isd, "MAX_TEXT_BYTES", limit * isd.STEP_BYTES)
+    monkeypatch.setattr(isd, "MAX_TEXT_BYTES", limit * STEP_BYTES)
     report = REPORTS[0]
     for content in (
-        packed(report * (isd.STEP_BYTES * 20 // len(report))),
+        packed(report * (STEP_BYTES * 20 // len(report))),
         # A step past the bound holds its end, too.
-        stored(report * (limit * isd.STEP_BYTES // len(report) + 10)),
+        stored(report * (limit * STEP_BYTES // len(report) + 10)),
     ):
         found = read(content)
         assert not is_whole(found)
-        assert 0 < found.native["records"] * len(report) <= limit * isd.STEP_BYTES
+        assert 0 < found.native["records"] * len(report) <= limit * STEP_BYTES
 
 
 # --- samples

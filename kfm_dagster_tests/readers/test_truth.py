@@ -66,6 +66,7 @@ def test_every_path_of_the_reference_is_compared_or_no_object(shared_data: Path,
         ("gfs-wave hrrr-subh rotated-ll rrfs rtma", 7, 38, 99), ("cfs gfs-sflux", 2, 42, 2),
         ("hrrr", 4, 1, 999), ("mrms", 5, 1, 2), ("oisst", 1, 60, 1), ("isd", 2, 20, 99),
         ("cdr-seaice nclimgrid-daily nclimgrid-monthly nwm nwm-retro-chrtout nwm-retro-forcing ofs rtofs", 19, 12, 5),
+        ("ghcnd ghcnh", 6, 12, 1),
         ("nexrad-l2-chunks", 50, 12, 2), ("nexrad-l2", 10, 15, 99), ("nexrad-l3", 13, 4, 1),
     ],
 )  # fmt: skip
@@ -103,7 +104,8 @@ def test_every_real_object_of_a_dataset_has_what_its_contract_and_its_key_say(
             continue
         found = real.read(BytesSource(real.content))
         assert set(contract.metadata_extract.required) <= found.properties.keys(), real.path
-        assert {code for code, _ in found.findings} <= {MetadataIssue.SIDECAR_MISSING}, real.path
+        short_row = {MetadataIssue.COMPLETENESS_UNCHECKED} if "USW00013967" in real.path else set()
+        assert {code for code, _ in found.findings} <= {MetadataIssue.SIDECAR_MISSING, *short_row}, real.path
         for name in ("level", "member", "model", "product", "region", "resolution"):
             said = found.properties.get(f"{contract.id}:{name}")
             assert said is None or said == real.groups[name], real.path

@@ -152,10 +152,7 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     with working(stand):
         answer = call("run", *SCOPE, "--batch-size", "2", "--change-ref", "INC-1", *START, "--json")
     assert (answer.code, answer.document["state"], answer.document["outcomes"]["succeeded"]) == (0, "finished", 5)
-    assert (
-        "nothing is selected; these datasets and times have 5 succeeded; next: "
-        in call("run", *SCOPE, *START).out
-    )
+    assert "nothing is selected; these datasets and times have 5 succeeded; next: " in call("run", *SCOPE, *START).out
     [entry] = own_tx(stand.pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED)
     assert (entry.reason, entry.change_ref, bool(entry.actor)) == ("reader fixed", "INC-1", True)
     shown = call("status", answer.document["replay_run_id"]).out

@@ -22,6 +22,7 @@ from kfm_dagster.contracts.envelope import (
 from kfm_dagster.contracts.key_grammar import KeyKind
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples import gfs, nbm
+from kfm_dagster.demo.samples.ghcn import ghcn_daily_samples, ghcn_hourly_samples
 from kfm_dagster.demo.samples.goes_abi import goes_abi_samples
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.hrrr import BUCKET, PRODUCTS, REGIONS, make_hrrr
@@ -57,6 +58,8 @@ def sample_objects(dataset: str, count: int) -> Objects:
             yield bucket, key, content, lambda _, index=index: BytesSource(index.encode())
         return
     samples = {
+        "ghcnd": ghcn_daily_samples,
+        "ghcnh": ghcn_hourly_samples,
         "goes-abi": goes_abi_samples,
         "goes-glm": goes_glm_samples,
         "mrms": mrms_samples,

@@ -64,8 +64,8 @@ from kfm_dagster_tests.stages.batches import (
 DATASETS = ("gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "nbm", "nexrad-l2")
 EVERY = (*DATASETS, "surface-obs")
 """Of the last nobody expects an age, nor so many objects an hour."""
-CITED = (*EVERY, "nexrad-l2-chunks")
-"""Besides, those whose objects share Items, so that a batch of them has one unit whose Item stands."""
+CITED = (*EVERY, "ghcnd", "ghcnh", "nexrad-l2-chunks")
+"""Besides, GHCN, of which there are few samples, and chunks, which share Items: of a batch one unit's Item stays."""
 GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)
 
 
