@@ -124,7 +124,7 @@ class Total(StrEnum):
         (5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 420, 600, 900, 1800, 3600, 7200, 21600),
     )  # fmt: skip
     DEAD_LETTERS = (
-        "nodd_sns_dlq_messages", "Messages received before that were found on the dead-letter queue.",
+        "nodd_sns_dlq_messages", "Messages found on the dead-letter queue after a receive from another queue.",
         ("queue", "env", "dataset"),
     )  # fmt: skip
     DEAD_LETTERS_REPROCESSED = (
@@ -137,7 +137,7 @@ class Total(StrEnum):
         ("dataset",), (), (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
     )  # fmt: skip
     ENERGY_KWH = ("nodd_sns_energy_kwh", "Energy of all steps, measured or assumed.", ("env",))
-    CARBON_GCO2E = ("nodd_sns_carbon_gco2e", "Grams of CO2e of that energy.", ("env",))
+    CARBON_GCO2E = ("nodd_sns_carbon_gco2e", "CO2e of the energy of all steps, in grams.", ("env",))
 
     @property
     def subject(self) -> str:
