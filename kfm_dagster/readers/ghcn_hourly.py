@@ -162,7 +162,7 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
     """Read a station's observations; `request.groups` must have `station`, and `year` for a year's.
 
     `start` and `end` are the times of the first and last row, and `datetime` is that of the first; rows may be in any
-    order. When only the object's ends were read (`ghcn:end-known` is False), they are those of the rows in them. The
+    order. When only the object's ends were read, they are those of the rows in them, and `ghcn:rows` is missing. The
     geometry is a Point at the place of the last row; it is empty when no row has a place. Raises ReadError:
     UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the
     bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
@@ -189,7 +189,9 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
         datetime=first,
         geometry={"type": "Point", "coordinates": positions[-1][::-1]} if positions else {},
         properties=_properties(station, rows, text.unread)
-        | station_places("ghcn", positions, [metres for *_, metres in places if metres is not None], unread=text.unread)
+        | station_places(
+            "ghcn", positions, [metres for *_, metres in places if metres is not None], whole=not text.unread
+        )
         | cube(first, last, _variables(rows)),
         native={
             "columns": len(rows.columns),

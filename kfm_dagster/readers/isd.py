@@ -208,11 +208,12 @@ def _properties(
         "isd:report-types": _texts(kind.report_type for kind in kinds),
         # The total is unknown when only the beginning was read.
         "isd:records": None if reports.unread else reports.records,
+        "isd:end-known": False if reports.unread else None,
     }
     return (
         {"platform": f"{usaf}-{wban}"}
         | {name: value for name, value in optional.items() if value is not None}
-        | station_places("isd", places, elevations, unread=reports.unread)
+        | station_places("isd", places, elevations, whole=not reports.unread)
     )
 
 

@@ -86,7 +86,7 @@ class TextLines:
 
 
 def station_places(
-    prefix: str, places: Sequence[tuple[float, float]], elevations: Sequence[float], *, unread: str
+    prefix: str, places: Sequence[tuple[float, float]], elevations: Sequence[float], *, whole: bool
 ) -> dict[str, Any]:
     """Return the properties of a station's places: latitudes and longitudes in order, and the last elevation."""
     distinct = sorted(set(places))
@@ -95,7 +95,7 @@ def station_places(
         listed = [{"latitude": latitude, "longitude": longitude} for latitude, longitude in distinct]
         properties[f"{prefix}:positions"] = listed
     # The total is unknown when only a part was read.
-    return properties | ({f"{prefix}:end-known": False} if unread else {f"{prefix}:position-count": len(distinct)})
+    return properties | ({f"{prefix}:position-count": len(distinct)} if whole else {})
 
 
 def utc(stamp: bytes) -> datetime:
