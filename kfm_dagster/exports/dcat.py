@@ -86,7 +86,9 @@ _DAY = 86_400
 _TOPICS = "http://inspire.ec.europa.eu/metadata-codelist/TopicCategory"
 _ATMOSPHERE = ("climatologyMeteorologyAtmosphere", "Climatology, meteorology, atmosphere")
 _TOPIC_OF = {
-    **dict.fromkeys(("lightning", "model", "radar", "satellite", "surface observations"), _ATMOSPHERE),
+    **dict.fromkeys(
+        ("air quality", "forecast", "lightning", "model", "radar", "satellite", "surface observations"), _ATMOSPHERE
+    ),
     "ocean": ("oceans", "Oceans"),
 }
 """Topic category of ISO 19115 for each theme of our contracts; another theme has only its own concept."""
