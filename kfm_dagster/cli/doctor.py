@@ -79,7 +79,7 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Envi
     faults, warnings = counted(counts[Health.FAULT], "fault"), counted(counts[Health.WARNING], "warning")
     click.echo(f"{faults}, {warnings}, {counts[Health.OK]} ok")
     if counts[Health.FAULT] and env is Environment.DEV:
-        show_folded("", "kfm demo and kfm ui have their own queue and buckets: these faults concern production only")
+        show_folded("", "kfm demo and kfm ui have their own queue and buckets: faults of these concern production")
 
 
 def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:

@@ -170,7 +170,7 @@ NODE = "path_arrival"
 READER = "nexrad-level2"
 """The reader of datasets with beams."""
 LOOKS_BACK = timedelta(days=2)
-"""Maximum age of metadata for which a day is requested. Older days were requested before, or are by a person."""
+"""Maximum age of metadata for which a day is requested. Older days were requested earlier, or by a person."""
 PAUSE = timedelta(minutes=10)
 """Least time between two tables of a day, because its volumes may arrive singly."""
 AT_WORK = (Status.PENDING, Status.IN_PROGRESS, Status.FAILED)
