@@ -123,7 +123,12 @@ def _read(
     if match is None:
         return None, [(MetadataIssue.UNREADABLE_FORMAT, "the key no longer matches the contract's key grammar")]
     request = ReadRequest(
-        key=envelope.key, groups=match.groups, source=store, sidecar=store.sidecar, closed=envelope.is_closing
+        key=envelope.key,
+        groups=match.groups,
+        source=store,
+        sidecar=store.sidecar,
+        closed=envelope.is_closing,
+        has_sidecars=bool(grammar.contract.storage.sidecars),
     )
     try:
         header = reader(request)

@@ -41,6 +41,7 @@ class ReadRequest:
     """An object to read. `groups` are the named groups of the key grammar.
 
     `sidecar(suffix)` opens key + suffix. `closed`: a later volume has begun, so the object is its volume's last chunk.
+    `has_sidecars`: the dataset has sidecars, so that a missing one may still come.
     """
 
     key: str
@@ -48,6 +49,7 @@ class ReadRequest:
     source: ByteSource
     sidecar: Callable[[str], ByteSource | None]
     closed: bool = False
+    has_sidecars: bool = True
 
 
 class Layer(NamedTuple):

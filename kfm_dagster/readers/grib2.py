@@ -9,7 +9,8 @@ because packed data may contain `7777` where an object was cut, and an object ma
 bytes. A last message over LAST_MESSAGE_BYTES costs a request for its start and another for its end.
 
 Without an index, an object of any size is walked from message to message, with a request for each, or two when a bit
-map is long. After WALK_MESSAGES messages only the object's end is checked, with a finding of unchecked completeness.
+map is long. If the dataset has no indexes, the fields have the names that wgrib2 would give them (`grib2_names.py`).
+After WALK_MESSAGES messages only the object's end is checked, and a finding says so; no field is named.
 
 The key grammar's groups have fixed meanings here. The run is `date` (YYYYMMDD) with `cycle` (HH, HHMM or HHMMSS), or
 with `time` (HHMMSS) if there are no cycles; `lead` is the number of forecast hours. The fields of a file are valid
@@ -23,7 +24,7 @@ An object's time is the time of its fields, with an index and without; the run i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -31,6 +32,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, Layer, ReadError, ReadRequest
 from kfm_dagster.readers.grib2_cube import cube
 from kfm_dagster.readers.grib2_grids import describe_grid
+from kfm_dagster.readers.grib2_names import layers_of
 from kfm_dagster.readers.grib2_properties import duration, named, native, parameters, properties
 from kfm_dagster.readers.grib2_sections import (
     REQUEST_BYTES,
@@ -84,6 +86,8 @@ class Inventory:
     variables: tuple[str, ...] = ()
     layers: tuple[Layer, ...] = ()
     indexed: bool = False
+    fields: tuple[GribMessage, ...] = ()
+    """Fields of messages that were walked."""
 
 
 TakeInventory = Callable[[HeaderWindow, GribMessage, timedelta | None, Findings], Inventory]
@@ -94,7 +98,7 @@ def read_grib2(request: ReadRequest) -> HeaderMetadata:
     """Read the header of a GRIB edition 2 object. Conforms to `Reader`; raises ReadError."""
 
     def listed(window: HeaderWindow, first: GribMessage, lead: timedelta | None, findings: Findings) -> Inventory:
-        return _from_index(request, window, first, lead, findings) or _from_walk(window, first, findings)
+        return _from_index(request, window, first, lead, findings) or _from_walk(request, window, first, findings)
 
     return describe(request, request.source, take_inventory=listed)
 
@@ -240,12 +244,16 @@ def _from_index(
     )
 
 
-def _from_walk(window: HeaderWindow, first: GribMessage, findings: Findings) -> Inventory:
+def _from_walk(request: ReadRequest, window: HeaderWindow, first: GribMessage, findings: Findings) -> Inventory:
     inventory = walk(window, first)
     if inventory.messages is None:
         text = f"no index lists the messages; without an index only {WALK_MESSAGES} are followed"
         findings.append((MetadataIssue.COMPLETENESS_UNCHECKED, text))
-    return inventory
+    if request.has_sidecars:
+        return inventory
+    named_layers = layers_of(inventory.fields, first)
+    variables = sorted({layer.variable for layer in named_layers})
+    return replace(inventory, layers=named_layers, variables=tuple(variables[:MAX_VARIABLES]))
 
 
 def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
@@ -255,7 +263,7 @@ def walk(window: HeaderWindow, first: GribMessage) -> Inventory:
     if len(fields) > WALK_MESSAGES:
         check_tail(window)
         return Inventory(messages=None, spans=spans)
-    return Inventory(messages=len({field.offset for field in fields}), spans=spans)
+    return Inventory(messages=len({field.offset for field in fields}), spans=spans, fields=tuple(fields))
 
 
 def _index_faults(entries: tuple[IndexEntry, ...], window: HeaderWindow, first: GribMessage) -> Iterator[str]:

@@ -70,11 +70,11 @@ _OLDER_NAMES: Mapping[str, str] = {"CLWMR": "CLMR"}
 @cache
 def _by_abbreviation() -> Mapping[str, Parameter]:
     """Return parameters by abbreviation; NCEP's local table has priority, as in NCEP's files."""
-    ordered = sorted(parameters().items(), key=lambda row: row[0][2] >= _LOCAL)
+    ordered = sorted(parameters().items(), key=lambda row: row[0][2] >= LOCAL)
     return {parameter.abbreviation: parameter for codes, parameter in ordered if codes[0] != MRMS}
 
 
-_LOCAL = 192
+LOCAL = 192
 """First parameter number that WMO leaves to each centre."""
 
 

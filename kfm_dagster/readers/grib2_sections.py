@@ -52,6 +52,14 @@ class Span(NamedTuple):
     end: datetime
 
 
+class Probability(NamedTuple):
+    """Event of a probability (code table 4.9) with its lower and upper limit; a missing limit is 0."""
+
+    kind: int
+    lower: float
+    upper: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """Section 4, the product.
@@ -72,6 +80,11 @@ class Product:
     begin: timedelta | None
     step: timedelta | None
     origin: Mapping[str, int]
+    second_surface: int | None
+    """Type of the second fixed surface (code table 4.5); 255 for none."""
+    statistic: int | None
+    """Code table 4.10, of a product over one time range."""
+    probability: Probability | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,24 +325,28 @@ _UNITS: Mapping[int, timedelta] = {
 """Code table 4.4. Months and longer units have no fixed length and so no step."""
 
 
+_PROBABILITY_TEMPLATES = frozenset({5, 9})
 _MEMBER_TEMPLATES, _DERIVED_TEMPLATES = frozenset({1, 11, 60, 61}), frozenset({2, 3, 4, 12, 13, 14})
 
 
 def _product(section: bytes, reference: datetime) -> Product:
     template, category, number = struct.unpack_from(">HBB", section, 7)
     layout = _LAYOUTS.get(template)
-    forecast_time = surface_type = level = begin = step = None
+    forecast_time = surface_type = level = begin = step = second_surface = statistic = None
     if layout is not None:
         unit_octet, surface_octet, end_octet = layout
         unit, forecast_time = struct.unpack_from(">BI", section, unit_octet - 1)
         forecast_time = signed(forecast_time, 32)
         if surface_octet is not None:
             surface_type, level = _surface(section, surface_octet - 1)
+            second_surface = section[surface_octet + 5]
         if unit in _UNITS:
             begin = step = _scaled_step(forecast_time, _UNITS[unit])
         if end_octet is not None:
             step = _time(section, end_octet - 1) - reference
             begin = None if begin is None else min(begin, step)
+            # After the end: number of time ranges (1 octet), missing values (4), statistic of the first range.
+            statistic = section[end_octet + 11] if section[end_octet + 6] == 1 else None
         if step is not None and not timedelta(0) <= step <= MAX_STEP:
             raise ReadError(MetadataIssue.INVALID_TIME_RANGE, f"a message's time is {step} after its reference")
     return Product(
@@ -342,7 +359,17 @@ def _product(section: bytes, reference: datetime) -> Product:
         begin=begin,
         step=step,
         origin=_origin(section, template),
+        second_surface=second_surface,
+        statistic=statistic,
+        probability=_probability(section) if template in _PROBABILITY_TEMPLATES else None,
     )
+
+
+def _probability(section: bytes) -> Probability:
+    """Return octets 37 (kind), 38-42 (lower limit) and 43-47 (upper limit)."""
+    kind, *scaled = struct.unpack_from(">BBIBI", section, 36)
+    lower, upper = (_scaled(*limit) or 0.0 for limit in zip(*[iter(scaled)] * 2, strict=True))
+    return Probability(kind, lower, upper)
 
 
 def _origin(section: bytes, template: int) -> dict[str, int]:
@@ -364,9 +391,13 @@ def _scaled_step(count: int, unit: timedelta) -> timedelta:
 
 def _surface(section: bytes, at: int) -> tuple[int, float | None]:
     surface_type, factor, value = struct.unpack_from(">BBI", section, at)
-    if factor == 0xFF or value == _MISSING_32:
-        return surface_type, None
-    return surface_type, signed(value, 32) / 10.0 ** signed(factor, 8)
+    return surface_type, _scaled(factor, value)
+
+
+def _scaled(factor: int, value: int) -> float | None:
+    """Return a value with its decimal scale factor; None if either is missing."""
+    missing = factor == 0xFF or value == _MISSING_32
+    return None if missing else signed(value, 32) / 10.0 ** signed(factor, 8)
 
 
 def signed(value: int, bits: int) -> int:

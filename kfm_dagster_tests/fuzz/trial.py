@@ -127,7 +127,13 @@ def _read(subject: Subject, drawn: Input, asked: list[Question]) -> Reading:
         return shared if drawn.index is not None and suffix == INDEX else None
 
     specimen = drawn.specimen
-    request = ReadRequest(key=specimen.key, groups=specimen.groups, source=source, sidecar=sidecar)
+    request = ReadRequest(
+        key=specimen.key,
+        groups=specimen.groups,
+        source=source,
+        sidecar=sidecar,
+        has_sidecars=specimen.index is not None,
+    )
     try:
         outcome: HeaderMetadata | ReadError = READERS[subject.reader](request)
     except ReadError as refusal:

@@ -87,9 +87,9 @@ def header_of(
     key: str = "x",
     groups: Mapping[str, str] | None = None,
     index: bytes | str | None = None,
-    closed: bool = False,
+    **more: bool,
 ) -> HeaderMetadata:
-    """Read an object by the reader of a name; `index` is what is beside it."""
+    """Read an object by the reader of a name; `index` is what is beside it, `more` are fields of the request."""
 
     def sidecar(suffix: str) -> BytesSource | None:
         assert suffix == ".idx"
@@ -97,7 +97,7 @@ def header_of(
         return None if beside is None else BytesSource(beside)
 
     source = BytesSource(content) if isinstance(content, bytes) else content
-    return READERS[reader](ReadRequest(key=key, groups=groups or {}, source=source, sidecar=sidecar, closed=closed))
+    return READERS[reader](ReadRequest(key=key, groups=groups or {}, source=source, sidecar=sidecar, **more))
 
 
 def code_of(read: Callable[..., object], *args: Any, **options: Any) -> MetadataIssue:

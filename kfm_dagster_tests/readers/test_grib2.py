@@ -16,6 +16,7 @@ import shapely.geometry
 from kfm_dagster.contracts.bounding_box import bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples.cfs import make_cfs
+from kfm_dagster.demo.samples.gfs import make_gfs
 from kfm_dagster.demo.samples.grib2_messages import (
     SPHERE,
     Field,
@@ -41,6 +42,7 @@ RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 
 
 read = partial(header_of, "grib2")
+unindexed = partial(read, has_sidecars=False)
 
 
 def groups_of(*, lead: int = 7, cycle: str = "06", day: str = "20251203") -> dict[str, str]:
@@ -439,12 +441,36 @@ def test_a_gaussian_grid_has_all_its_parallels_or_a_fault() -> None:
         assert (fault or "") in (described.fault or "")
 
 
+def test_fields_without_an_index_have_the_names_that_one_would_give_them() -> None:
+    fluxes = {"product": "sfluxgrb", "resolution": ""}
+    for _, content, index in (
+        make_hrrr(run=RUN, lead=7),
+        make_cfs(run=RUN, lead=6),
+        make_gfs(run=RUN, lead=6, **fluxes),
+    ):
+        alone, indexed = unindexed(content), read(content, index=index)
+        assert alone.layers == indexed.layers != ()
+        assert alone.properties == indexed.properties
+        assert read(content).layers == ()
+    pop = unindexed(make_ndfd(issued=RUN, element="pop12")[1])
+    assert [(layer.variable, layer.step, layer.qualifier) for layer in pop.layers[:1]] == [
+        ("APCP", "2-14 hour acc fcst", "prob >0.254")
+    ]
+    assert list(pop.properties["cube:variables"]) == ["APCP prob"]
+    # Relative humidity has a number that each centre defines for itself, and NWS's table is not here.
+    assert unindexed(make_ndfd(issued=RUN, element="minrh")[1]).layers == ()
+
+
 def test_all_hours_of_a_run_in_one_object_are_its_time() -> None:
     _, content = make_naqfc(run=RUN)
-    found = read(content)
+    found = unindexed(content)
     assert (found.start, found.end, found.datetime) == (RUN, *[RUN + timedelta(hours=72)] * 2)
     assert (found.properties["forecast:horizon"], found.properties["grib:message-count"]) == ("PT72H", 72)
     assert len(found.properties["cube:dimensions"]["valid_time"]["values"]) == 72
+    assert (found.layers[-1].name, found.layers[-1].offset) == (
+        "PMTF 1 sigma level 71-72 hour ave fcst",
+        len(content) - 212,
+    )
 
 
 @pytest.mark.clause("OPR-20")

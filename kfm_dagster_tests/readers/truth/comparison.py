@@ -116,7 +116,13 @@ class RealObject:
 
     def read(self, source: BytesSource) -> HeaderMetadata:
         """What the reader says. Raises ReadError."""
-        request = ReadRequest(key=self.key, groups=self.groups, source=source, sidecar=self._sidecar)
+        request = ReadRequest(
+            key=self.key,
+            groups=self.groups,
+            source=source,
+            sidecar=self._sidecar,
+            has_sidecars=self.contract is None or bool(self.contract.storage.sidecars),
+        )
         return READERS[self.reader](request)
 
     def _sidecar(self, suffix: str) -> BytesSource | None:
