@@ -14,11 +14,13 @@ import numpy as np
 import pyproj
 import pytest
 
+import kfm_dagster as kfm
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
+from kfm_dagster.reading.icechunk_form import write_icechunk
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.catalog.real_objects import REAL, item_of_file
 from kfm_dagster_tests.followers.changes import change
@@ -189,6 +191,19 @@ def test_a_run_is_one_cube_with_the_values_that_eccodes_reads(
     assert np.isnan(run[VISIBILITY].values[0]).any()
     assert run[TEMPERATURE].attrs["units"] == "K"
     points_are_where_eccodes_has_them(run, by_lead[0][0])
+    the_same_in_icechunk(run, tmp_path / "icechunk")
+
+
+def the_same_in_icechunk(run: Any, place: Path) -> None:
+    import icechunk
+    import xarray
+
+    assert write_icechunk(kfm.stores("hrrr"), str(place)) == run.sizes["valid_time"]
+    noaa = icechunk.containers_credentials({"s3://noaa-hrrr-bdp-pds/": icechunk.s3_anonymous_credentials()})
+    storage = icechunk.local_filesystem_storage(str(place))
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=noaa)
+    found = xarray.open_zarr(repository.readonly_session("main").store, consolidated=False, chunks=None)
+    xarray.testing.assert_equal(found, run)
 
 
 def points_are_where_eccodes_has_them(run: Any, message: bytes) -> None:

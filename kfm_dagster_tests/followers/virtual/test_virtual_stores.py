@@ -15,14 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kfm_dagster.catalog.changes import ChangeKind, FollowError
+from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.item import canonical
 from kfm_dagster.catalog.publisher import FolderPublisher, Staged
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
-from kfm_dagster.storage.object_handle import FolderObject, ObjectReadError
+from kfm_dagster.storage import object_handle
+from kfm_dagster.storage.object_handle import FolderObject, ObjectHead, ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores
 from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, put
 from kfm_dagster_tests.moments import deaths, dying
@@ -196,8 +197,39 @@ def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_publish
     assert stores.uris() == {good.uri, away.uri}
 
 
-@pytest.mark.parametrize("what", ["gone", "cut", "another format", "another size", "elsewhere"])
-def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else(stores: Stores, what: str) -> None:
+def without(granule: Granule, *names: str) -> ItemChange:
+    """The change of an Item that lacks fields of its object."""
+    changed = change_of(granule)
+    item = dict(changed.item or {})
+    for name in names:
+        del item["assets"]["data"][name]
+    return replace(changed, content=canonical(item))
+
+
+def test_an_upload_in_parts_that_does_not_answer_is_read_again(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its ETag is no checksum, so its Item has none.
+    stores.store(Granule())
+    answer, refusals = FolderObject.head, iter(["503"])
+
+    def head(self: FolderObject) -> ObjectHead:
+        for status in refusals:
+            raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, f"the store answers {status}")
+        return answer(self)
+
+    monkeypatch.setattr(FolderObject, "head", head)
+    changes = [without(Granule(), "file:checksum")]
+    with pytest.raises(FollowError, match="503"):
+        stores.follower.follow(stores.contract, changes)
+    stores.follower.follow(stores.contract, changes)
+    assert stores.uris() == {Granule().uri}
+
+
+@pytest.mark.parametrize(
+    "what", ["gone", "cut", "another format", "another size", "another version", "no ETag", "elsewhere"]
+)
+def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else(
+    stores: Stores, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good, bad = Granule(minute=0), Granule(minute=1)
     stores.store(good, bad)
     path, outside = stores.objects / "noaa-goes19" / bad.key, stores.objects.parent / "outside.nc"
@@ -210,16 +242,21 @@ def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else
             path.write_bytes(b"CDF\1" + bytes(len(bad.content) - 4))
         case "another size":
             path.write_bytes(bad.content + b"more")
+        case "another version":
+            path.write_bytes(replace(bad, revision=1).content)
+        case "no ETag":
+            # As a folder has none for an object that would be uploaded in parts.
+            monkeypatch.setattr(object_handle, "SINGLE_PART_BYTES", 16)
         case "elsewhere":
             path.rename(outside)
             path.symlink_to(outside)
-    changed = change_of(bad)
-    if what == "another size":
-        # Of an upload in parts, whose ETag is no checksum, nothing but its size tells the version.
-        item = dict(changed.item or {})
-        del item["assets"]["data"]["file:checksum"]
-        changed = replace(changed, content=canonical(item))
-    stores.follower.follow(stores.contract, [change_of(good), changed])
+    # Of an upload in parts, whose ETag is no checksum, nothing but its size tells the version.
+    unknown = {
+        "another size": ["file:checksum"],
+        "another version": ["file:size"],
+        "no ETag": ["file:checksum", "file:size"],
+    }
+    stores.follower.follow(stores.contract, [change_of(good), without(bad, *unknown.get(what, []))])
     assert stores.follower.report == Counter(added=1, left_out=1)
     assert stores.uris() == {good.uri}
 
