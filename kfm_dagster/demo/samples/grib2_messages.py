@@ -140,36 +140,9 @@ def gaussian_grid(columns: int, rows: int, *, north: int, east: int, step: int) 
 def rotated_grid(
     columns: int, rows: int, *, first: tuple[int, int], last: tuple[int, int], step: int, pole: tuple[int, int]
 ) -> GridSection:
-    """Build template 3.1 by its southern pole, rows from south to north; angles in microdegrees."""
-    corners = map(_sign_and_magnitude, (*first, *last))
-    points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, MISSING, *_with(0x38, corners), step, step, 0x40)
-    return _grid(1, columns, rows, SPHERE, points + struct.pack(">IIf", *map(_sign_and_magnitude, pole), 0.0))
-
-
-def centred_grid(
-    columns: int,
-    rows: int,
-    *,
-    first: tuple[int, int],
-    centre: tuple[int, int],
-    last: tuple[int, int],
-    step: int,
-) -> GridSection:
-    """Build NCEP's template 3.32769 by its corners on the earth, rows from south to north; angles in microdegrees."""
-    corners = map(_sign_and_magnitude, (*first, *centre))
-    points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, 0, *_with(0x38, corners), step, step, 0x40)
-    end = struct.pack(">II", *map(_sign_and_magnitude, last))
-    return _grid(32769, columns, rows, SPHERE, points + end)
-
-
-def _with(flags: int, corners: Iterable[int]) -> tuple[int, ...]:
-    """Return two points with the resolution flags between them."""
-    latitude, longitude, *other = corners
-    return (latitude, longitude, flags, *other)
-
-
-def _sign_and_magnitude(value: int) -> int:
-    return abs(value) | (0x80000000 if value < 0 else 0)
+    """Build template 3.1 by its southern pole, rows from south to north; in microdegrees with GRIB's sign bit."""
+    points = struct.pack(">IIIIIIBIIIIB", columns, rows, 0, MISSING, *first, 0x38, *last, step, step, 0x40)
+    return _grid(1, columns, rows, SPHERE, points + struct.pack(">IIf", *pole, 0.0))
 
 
 def mercator_grid(

@@ -21,7 +21,6 @@ from kfm_dagster.demo.samples.grib2_messages import (
     assembled,
     at_hour,
     at_minute,
-    centred_grid,
     mercator_grid,
     message,
     over_hours,
@@ -34,6 +33,7 @@ RTMA_BUCKETS = {"rtma2p5": "noaa-rtma-pds", "urma2p5": "noaa-urma-pds"}
 SAMPLE_DAY = date(2026, 9, 20)
 """A day on which RRFS's members were there; its bucket has no object before 2026-08-12."""
 
+_SOUTH = 0x80000000
 _TMP = Field(name="TMP", level="2 m above ground", parameter=(0, 0, 0), surface=(103, 2), value=288.0)
 _GUST = Field(name="GUST", level="surface", parameter=(0, 2, 22), surface=(1, 0), value=7.0)
 _SUM = Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0, accumulated=True)
@@ -47,10 +47,10 @@ _RRFS_GRIDS = {
     "na": rotated_grid(
         1127,
         683,
-        first=(-36_930_300, 299_000_000),
+        first=(_SOUTH | 36_930_300, 299_000_000),
         last=(36_930_300, 60_945_800),
         step=108_300,
-        pole=(-35_000_000, 247_000_000),
+        pole=(_SOUTH | 35_000_000, 247_000_000),
     ),
     "conus": _CONUS,
     "hi": mercator_grid(
@@ -64,13 +64,13 @@ _RRFS_GRIDS = {
 }
 _RESOLUTIONS = {"na": "13km", "conus": "3km", "hi": "2p5km"}
 _RAP_GRIDS = {
-    "wrfprs": centred_grid(
-        953,
-        834,
-        first=(-10_590_603, 220_914_154),
-        centre=(54_000_000, 254_000_000),
-        last=(46_591_976, 22_661_009),
-        step=121_813_000,
+    # The definition of real objects, byte for byte.
+    "wrfprs": GridSection(
+        section=bytes.fromhex(
+            "000000500300000c20b20000800106000000000000000000000000000000000003b900000342000000000000000080a1998b"
+            "0d2ae1ea380337f9800f23bb800742b8080742b8084002c6efe80159c791"
+        ),
+        points=953 * 834,
     ),
     "awp130pgrb": projected_grid(
         451, 337, template=30, first=(16281000, 233862000), true_at=25000000, meridian=265000000, spacing=13_545_087
