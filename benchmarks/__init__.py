@@ -1,1 +1,1 @@
-"""Measurements that are too long for the tests; each prints what it measured."""
+"""Measurements that are too long for the tests; each prints its figures."""

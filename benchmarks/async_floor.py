@@ -1,10 +1,10 @@
-"""The floor of the benchmark by an event loop: the same reads and writes, asynchronous, in one process for each core.
+"""The floor of the benchmark by event loops: the same reads and writes, asynchronous, in one process per core.
 
     python -m benchmarks.async_floor HOME [--all-remote]
 
-Readers are synchronous: one that needs bytes which were not read yet is interrupted, and begins again once they came.
-Does not belong here: the loop of threads and what an Item is (`floor.py`). Needs a store: a folder has nothing to wait
-for.
+Readers are synchronous. A reader that needs bytes that were not read yet is interrupted, and restarted with them.
+Needs a store, because reads from a folder do not wait. Does not belong here: the loop of threads and the form of an
+Item (`floor.py`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from kfm_dagster.readers.base import ByteSource
 from kfm_dagster.settings import Settings
 
 BATCHES = 2
-"""Batches of messages in one loop at a time, so that one is received while another is read."""
+"""Batches of messages per loop at a time, so that a batch is received while another is read."""
 
 
 class _UnreadError(BaseException):
-    """Bytes are needed that were not read; no reader catches it."""
+    """Unread bytes are needed; no reader catches this error."""
 
     def __init__(self, fetch: Callable[[], Awaitable[None]]) -> None:
         self.fetch = fetch
 
 
 class _ReadParts:
-    """An object of which parts were read; the others raise _UnreadError."""
+    """An object with some parts read; the other parts raise _UnreadError."""
 
     def __init__(self, bucket_name: str, key: str, size: int) -> None:
         self._store, self._key, self.size = store_of(bucket_name), key, size
@@ -64,7 +64,7 @@ class _ReadParts:
 
 
 class _WholeObject:
-    """An object that was read whole."""
+    """An object that was read completely."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self.size = content, len(content)
@@ -135,7 +135,7 @@ async def work(home: Path, *, all_remote: bool) -> Done:
 @click.argument("home", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--all-remote", is_flag=True, help="Write Items to the store.")
 def main(*, home: Path, all_remote: bool) -> None:
-    """Print `ready`, wait for a line, work the queue, and print what was done."""
+    """Print `ready`, wait for a line, process the queue, and print the result."""
     click.echo("ready")
     sys.stdin.readline()
     print_done(asyncio.run(work(home, all_remote=all_remote)))

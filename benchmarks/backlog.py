@@ -5,9 +5,9 @@
 
 `run_per_message` starts one Dagster run for each message, the pattern that the documentation shows for S3 events.
 `floor` is plain loops of threads (`floor.py`), `async_floor` event loops (`async_floor.py`), `dbos` durable steps of
-another library (`dbos_chain.py`). With a store's latency objects are read from a server (`store_server.py`) instead of
-a folder. Without one, what gates and audit take of one run stands beside (`run_cost.py`). Figures are ratios of one
-call: machines are noisy.
+another library (`dbos_chain.py`). With a store's latency, objects are read from a server (`store_server.py`) instead of
+a folder; without it, the share of gates and audit in a run is measured, too (`run_cost.py`). Figures are ratios within
+a call, because machines are noisy.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from kfm_dagster.settings import Settings, environment
 
 DAY_OF_RUN = DAY + timedelta(days=1)
 UNITS_OF_RUN = 1_000
-"""Units at most of the run of which gates and audit may take a tenth: what is done once per process counts, too."""
+"""Maximum units of the run in which gates and audit may take a tenth, including work done once per process."""
 ASYNC_FLOOR, DBOS_CHAIN = "benchmarks.async_floor", "benchmarks.dbos_chain"
 RUNS_PER_MESSAGE_UNITS = 12
-"""Enough for a rate; each costs a run's start."""
+"""Enough units for a rate; each costs the start of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is measured, and where."""
+    """The measurement and its surroundings."""
 
     dataset: str
     units: int
@@ -66,11 +66,10 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """Figures of one call; rates in units per second, times per unit in ms, memory in MiB of the largest run.
+    """Figures of a call: rates in units per second, times per unit in ms, memory of the largest run in MiB.
 
-    CPU is that of the product's processes, the database's server included; `servers_cpu_ms_per_unit` is that of queue
-    and store. Requests and bytes (read from the store, sent to it) are those of the whole deployment; None where
-    objects lie in a folder.
+    CPU is of the product's processes, including the database's server; `servers_cpu_ms_per_unit` is of queue and store.
+    Requests and bytes (read from the store, sent to it) are of the whole deployment; None if objects are in a folder.
     """
 
     dataset: str
@@ -81,7 +80,7 @@ class BenchResult:
     peak_run_mib: float
     runs: int
     records: int = 0
-    """Of units that had succeeded before."""
+    """Records of units that had succeeded before."""
     succeeded: int | None = None
     store_latency_ms: float | None = None
     queue_latency_ms: float = 0.0
@@ -97,7 +96,7 @@ class BenchResult:
     servers_cpu_ms_per_unit: dict[str, float] = field(default_factory=dict)
     wall_ms_per_unit_by_node: dict[str, float] = field(default_factory=dict)
     run_cost: dict[str, Any] = field(default_factory=dict)
-    """What gates and audit take of a run (`RunCost.as_json`)."""
+    """The share of gates and audit in a run (`RunCost.as_json`)."""
     run_per_message_per_second: float | None = None
     floor_per_second: float | None = None
     floor_cpu_ms_per_unit: float | None = None
@@ -120,7 +119,7 @@ class BenchResult:
 def run_bench(
     home: Path, options: BenchOptions, *, report: Callable[[Progress], None], say: Callable[[str], None]
 ) -> BenchResult:
-    """Measure one dataset below `home`. Raises KfmError with one line."""
+    """Measure a dataset below `home`. Raises KfmError with one line."""
     samples_of(options.dataset)
     read_configuration(Settings.load())
     fauxqs = ensure_installed(home / "fauxqs")
@@ -156,14 +155,14 @@ def run_bench(
         say(f"draining {len(few)} messages with one run each ...")
         single = drained("single", few, {"KFM_MAX_UNITS_PER_RUN": "1"})
     if options.floor:
-        say("working the same messages in plain loops ...")
+        say("processing the same messages in plain loops ...")
         with surrounded(replace(options.place, database="sqlite"), objects, folder / "none") as around:
             floors["floor"] = floor_rate(folder / "floor", fauxqs, bodies, around)
             if around.store is not None:
-                say("working the same messages by an event loop ...")
+                say("processing the same messages by event loops ...")
                 floors["async_floor"] = floor_rate(folder / "async", fauxqs, bodies, around, module=ASYNC_FLOOR)
     if python is not None:
-        say("working the same messages in DBOS workflows ...")
+        say("processing the same messages in DBOS workflows ...")
         with surrounded(replace(options.place, database="postgresql"), objects, folder / "dbos-database") as around:
             floors["dbos"] = floor_rate(folder / "dbos", fauxqs, bodies, around, python=python, module=DBOS_CHAIN)
     return BenchResult(
@@ -242,9 +241,9 @@ def _ratio(one: float, other: float | None) -> float | None:
 )
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
-    """Drain a backlog of sample units through sensor, daemon and runs, and print what it cost.
+    """Drain a backlog of sample units through sensor, daemon and runs, and print the cost.
 
-    Needs Node.js for the queue: a local SQS that is fast enough not to be what is measured, installed once by npm.
+    Needs Node.js for the queue: a local SQS, installed once by npm, that is too fast to affect the figures.
 
     Example: python -m benchmarks.backlog --units 2000 --dataset hrrr --store-latency-ms 50 --all-remote
     """

@@ -1,7 +1,7 @@
 """A campaign: hundreds of SIGKILLs while thousands of units are ingested, and proof that nothing is lost or doubled.
 
 The workers (`campaign_workers.py`) use a real queue, a real database and real files; a chaos plan kills their processes
-at random failpoints, and each is started again. The balance is asked for all the while. At the end every unit
+at random failpoints, and each is started again. The balance is checked throughout. At the end every unit
 must have exactly one terminal record, one STAC Item and one set of lineage. Run as
 
     python -m benchmarks.campaign --units 1000 --kills 20 [--database postgresql]
@@ -51,29 +51,29 @@ FIRST_DAY = date(2025, 4, 1)
 DAYS = 4
 CREW = ("receiver", "keeper", "worker", "worker")
 RESIDENT = "resident"
-"""The member that `--worker` adds: a resident worker, which does all of the others' work over the same queue."""
+"""The process that `--worker` adds: a resident worker, which does the work of all others over the same queue."""
 LEASE_SECONDS = 20
-"""Short, so that the claims of the dead come back soon; living workers renew theirs."""
+"""Short, so that claims of dead workers are released soon; live workers renew their leases."""
 VISIBILITY_SECONDS = 30
 KILL_PROBABILITY = 0.003
-"""Per occasion. Some ten occasions a unit make more deaths than one for fifty units, the most that is asked for."""
+"""Per occasion. With some ten occasions a unit, this gives more deaths than the maximum option, one per fifty units."""
 UNITS_PER_RUN = 25
-"""Of runs over so few units every second one dies; of hundreds none would ever live until its settlement."""
+"""With so few units, every second run dies; of runs with hundreds of units, none would reach its settlement."""
 SAMPLE_SECONDS = 0.5
 STRIKES = 9
-"""On a server of PostgreSQL: three of each kind."""
+"""Faults of a PostgreSQL server: three of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignReport:
-    """What was done and found. `samples` is how often the balance was asked for; it held every time."""
+    """The campaign's figures. `samples` counts the checks of the balance, which all succeeded."""
 
     database: str
     units: int
     kills: int
     kills_by_failpoint: dict[str, int]
     strikes: dict[str, int]
-    """What befell the database's server."""
+    """Faults of the database's server, by kind."""
     samples: int
     most_attempts: int
     seconds: float
@@ -91,9 +91,9 @@ def run_campaign(
     with_worker: bool = False,
     odd_every: int = 0,
 ) -> CampaignReport:
-    """Run a campaign below `home`, with its strikes spread over the deaths. Raises CampaignError with what is wrong.
+    """Run a campaign below `home`, with its strikes spread over the deaths. Raises CampaignError naming the fault.
 
-    With `odd_every` a store serves the objects, and one of so many of its answers is one that S3 does not give.
+    With `odd_every`, a store serves the objects, and one in this number of its answers is one that S3 never gives.
     """
     home.mkdir(parents=True, exist_ok=True)
     registry = ContractRegistry.load()
@@ -139,7 +139,7 @@ def run_campaign(
 
 @dataclass
 class _Watch:
-    """Looks at the balance until every unit is terminal and every message gone."""
+    """Checks the balance until every unit is terminal and every message is deleted."""
 
     pipeline: Pipeline
     units: int
@@ -151,7 +151,7 @@ class _Watch:
             balance = self.pipeline.deliveries.conservation()
             depth = self.pipeline.queue.depth()
         except Exception:
-            # The database is struck.
+            # The database is down by a strike.
             return self._in_time()
         self.samples += 1
         if (balance.residual_units, balance.residual_messages) != (0, 0):
@@ -186,7 +186,7 @@ def _variables(home: Path, database_url: str, plan: Path) -> dict[str, str]:
 
 
 def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
-    """Let most deaths come in the stages of a run, and the others to receiver and keeper."""
+    """Write a plan in which most deaths are in the stages of a run, the others in receiver and keeper."""
     outside = kills // 5
     rules = [
         {"name": "in-a-run", "failpoint": "*", "where": {"run": "?*"}, "at_most": kills - outside},
@@ -203,7 +203,7 @@ def _write_plan(home: Path, *, kills: int, seed: int) -> Path:
 
 
 def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
-    """Write volumes of a few days below root; return what S3 would say of each."""
+    """Write volumes of a few days below root; return S3's event for each."""
     for number in range(DAYS):
         count = units // DAYS + (number < units % DAYS)
         for bucket, key, content in nexrad_level2_samples(FIRST_DAY + timedelta(days=number), count):
@@ -216,7 +216,7 @@ def _objects(root: Path, units: int) -> Iterator[ObjectEvent]:
 
 @contextmanager
 def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Start the workers; the value, called again and again, restarts those that have died."""
+    """Start the workers; yield a function that restarts the dead workers, to be called repeatedly."""
     members: dict[int, subprocess.Popen[bytes]] = {}
     stop = home / "stop"
     with (home / "workers.log").open("ab") as log:
@@ -247,8 +247,8 @@ def _workers(home: Path, crew: Sequence[str]) -> Iterator[Callable[[], None]]:
 @click.option("--database", type=click.Choice(["sqlite", "postgresql"]), default="sqlite", show_default=True)
 @click.option("--seed", default=1, show_default=True, type=int, help="Of deaths and disorder.")
 @click.option("--timeout", default=3600, show_default=True, type=click.IntRange(1), help="Seconds.")
-@click.option("--odd-every", default=0, type=click.IntRange(0), help="Of so many answers of the store one is odd.")
-@click.option("--worker", is_flag=True, help="Let a resident worker (kfm worker) share the queue, and be killed, too.")
+@click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
+@click.option("--worker", is_flag=True, help="Also run and kill a resident worker (kfm worker) on the same queue.")
 def main(*, units: int, kills: int, database: str, seed: int, timeout: int, odd_every: int, worker: bool) -> None:
     """Kill processes while units are ingested, prove that nothing is lost or doubled, and print the figures as JSON.
 

@@ -1,6 +1,6 @@
-"""The verdict on a campaign: what must be there, once each, when everything has come to its end.
+"""The verdict on a campaign: every unit has exactly one record, one Item and one set of lineage.
 
-Belongs here: comparing the ledger, the catalog and the lineage with what was announced. Does not belong here: starting
+Belongs here: comparing ledger, catalog and lineage with the announced objects. Does not belong here: starting
 and watching (`campaign.py`).
 """
 
@@ -20,15 +20,15 @@ from kfm_dagster.ledger.state_machine import Status
 
 
 class CampaignError(KfmError):
-    """The campaign found something lost, doubled or unfinished."""
+    """Units of the campaign are lost, duplicated or unfinished."""
 
     exit_code = ExitCode.FINISHED_WITH_FAILURES
 
 
 def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequence[ObjectEvent]) -> int:
-    """Hold that every unit has one terminal record, one Item and one set of lineage; return the most attempts of one.
+    """Check that every unit has one terminal record, Item and set of lineage; return the maximum attempts of a unit.
 
-    Raises CampaignError with what is lost, doubled or unfinished.
+    Raises CampaignError naming lost, duplicated or unfinished units.
     """
     with pipeline.database.snapshot() as tx:
         records = pipeline.ledger.find(limit=len(events) + 1, tx=tx)
@@ -39,7 +39,7 @@ def assert_whole(pipeline: Pipeline, home: Path, *, dataset: str, events: Sequen
     items = Counter(path.stem for path in (home / "catalog" / dataset).rglob("*_V0?.json"))
     _compare("Items", items, {str(record.stac_item_id) for record in records})
     told = list(_events(home))
-    # What a rolled-back run told stays in its files, and is withdrawn by an event of its own.
+    # Events of a rolled-back run remain in its files; a further event withdraws them.
     withdrawn = {event["run"]["runId"] for event in told if "kfmInvalidation" in event["run"]["facets"]}
     events_seen = [(event["eventType"], run) for event in told if (run := event["run"]["runId"]) not in withdrawn]
     links = [link for wal_id in wal_ids for link in pipeline.lineage.links_of(wal_id)]

@@ -1,13 +1,13 @@
-"""The workers of a campaign: one process per role, which lives until it is killed or told to stop.
+"""The workers of a campaign: one process per role, which runs until it is killed or stopped.
 
-    receiver  takes messages in, as the sensor `nodd_messages` does
+    receiver  receives and records messages, as the sensor `nodd_messages` does
     keeper    recovers, retries, acknowledges and publishes lineage, as the sensor `nodd_ledger` does
-    worker    runs the six nodes over what is pending, as a Dagster run does
+    worker    runs the six nodes over pending units, as a Dagster run does
     resident  does all of that in one process, as `kfm worker` does
 
-No Dagster: a death costs a process start and not a run's, so that hundreds fit into minutes; everything below is the
-product's own code. Run as `python -m benchmarks.campaign_workers ROLE`. Belongs here: the roles. Does not belong here:
-who starts them, and what is checked (`campaign.py`).
+Without Dagster, a death costs the start of a process instead of a run, so hundreds fit into minutes; all other code is
+the product's. Run as `python -m benchmarks.campaign_workers ROLE`. Belongs here: the roles. Does not belong here:
+starting and checking them (`campaign.py`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kfm_dagster.worker.resident import RunLocks, Worker
 
 PAUSE_SECONDS = 0.2
 MAX_ATTEMPTS = 20
-"""The most that a contract allows: a campaign kills more often than any outage, and every unit has to succeed."""
+"""The maximum in a contract, because a campaign kills more often than any outage, and every unit must succeed."""
 
 
 def patient(registry: ContractRegistry) -> ContractRegistry:
-    """Return the contracts with as many attempts as a contract may grant."""
+    """Return the contracts with the maximum number of attempts."""
     return ContractRegistry.of([_patient(contract) for contract in registry])
 
 
@@ -46,12 +46,12 @@ def _patient(contract: DatasetContract) -> DatasetContract:
 
 
 def receive(pipeline: Pipeline) -> None:
-    """Take in what the queue has."""
+    """Receive and record the messages of the queue."""
     take_in(pipeline, ProcessState())
 
 
 def keep(pipeline: Pipeline) -> None:
-    """Look after the ledger. Claims of dead workers come back when their lease runs out."""
+    """Maintain the ledger. Claims of dead workers are released when their leases expire."""
     with pipeline.database.transaction() as tx:
         pipeline.ledger.release_lost(tx=tx)
         pipeline.ledger.retry_due(now=pipeline.clock(), limit=pipeline.settings.max_in_flight_units, tx=tx)
@@ -60,7 +60,7 @@ def keep(pipeline: Pipeline) -> None:
 
 
 def work(pipeline: Pipeline) -> None:
-    """Run the chain over one partition that has something pending."""
+    """Run the chain over a partition with pending units."""
     for entry in pipeline.ledger.pending_by_partition():
         run_chain(
             MessageParse(
@@ -77,7 +77,7 @@ def work(pipeline: Pipeline) -> None:
 
 
 def reside(pipeline: Pipeline) -> None:
-    """Ingest until nothing is left to do."""
+    """Ingest until no work is left."""
     locks = RunLocks.of(pipeline.settings)
     Worker(pipeline=pipeline, locks=locks, report=lambda _: None, warn=logging.warning).work(until_empty=True)
 
@@ -91,7 +91,7 @@ ROLES: Mapping[str, Callable[[Pipeline], None]] = {
 
 
 def main(role: str) -> None:
-    """Do a role's work again and again, under the plan of KFM_CHAOS_PLAN; end when the file `stop` appears."""
+    """Repeat a role's work under the plan of KFM_CHAOS_PLAN; end when the file `stop` appears."""
     logging.basicConfig(level=logging.WARNING)
     settings = Settings.load()
     activate(settings)

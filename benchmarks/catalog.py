@@ -3,7 +3,7 @@
     python -m benchmarks.catalog --items 1000000 [--database postgresql] [--stac-api] [--json]
 
 Items are NEXRAD volumes of every site, 40,000 a day as the archive has them. With `--stac-api` pgstac follows, too.
-Belongs here: their registration and what is measured of it. Does not belong here: how a unit becomes an Item
+Belongs here: registering them, and its figures. Does not belong here: how a unit becomes an Item
 (`backlog.py`).
 """
 
@@ -63,9 +63,9 @@ SEARCHES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What it took. Rates are of registration, or of that and all followers; CPU is of this process; a few are ten.
+    """The figures. Rates are of registration, or of registration and all followers; CPU is of this process.
 
-    The calibrations say how quick the machine was at either end: rates of ends that differ in it are not comparable.
+    The calibrations show the machine's speed at both ends; if they differ, the rates of the ends are not comparable.
     """
 
     items: int
@@ -89,7 +89,7 @@ class Scale:
 
 
 class CountingFolder(FolderPublisher):
-    """A catalog in a folder that counts the bytes that are read of its Parquet files."""
+    """A catalog in a folder that counts the bytes read from its Parquet files."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -270,7 +270,7 @@ def figures(found: Scale) -> Iterator[dict[str, str]]:
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, items: int, database: str, stac_api: bool, home: Path, as_json: bool) -> None:
-    """Register many Items, follow them with GeoParquet, search a day and a box, and print what it took.
+    """Register many Items, follow them with GeoParquet, search a day and a box, and print the figures.
 
     Example: python -m benchmarks.catalog --items 100000
     """

@@ -1,4 +1,4 @@
-"""An OTLP collector that takes everything and keeps nothing.
+"""An OTLP collector that accepts and drops everything.
 
 Belongs here: that server, and the variables that send a deployment's traces to it. Does not belong here: what tracing
 costs (`backlog.py --traces`).
@@ -27,7 +27,7 @@ class _Takes(BaseHTTPRequestHandler):
 
 @contextmanager
 def collecting(share: float) -> Iterator[Mapping[str, str]]:
-    """Run a collector on a loopback port; give the variables by which this share of all attempts is traced."""
+    """Run a collector on a loopback port; yield the variables that trace this share of all attempts."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Takes) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks that start a deployment: their common options, and one line for what is wrong.
+"""The command line of the benchmarks that start a deployment: common options, and errors in one line.
 
 Does not belong here: what the options mean (`surroundings.py`).
 """
@@ -19,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def place_options(command: Command) -> Command:
-    """Give a command the options of a Place, and the folder that it works in."""
+    """Add the options of a Place, and the working folder, to a command."""
     milliseconds = click.FloatRange(0, 10_000)
     options = (
         click.option(
@@ -28,7 +28,7 @@ def place_options(command: Command) -> Command:
         click.option(
             "--store-latency-ms",
             type=milliseconds,
-            help="Read objects from a store that takes so long for each answer; default: from a folder.",
+            help="Read objects from a store with this delay per answer; default: from a folder.",
         ),
         click.option("--all-remote", is_flag=True, help="Artifacts, catalog and lineage are in that store, too."),
         click.option("--queue-latency-ms", default=0.0, type=milliseconds, help="Before each answer of SQS."),
@@ -41,7 +41,7 @@ def place_options(command: Command) -> Command:
             type=click.Path(path_type=Path, file_okay=False),
             default=Path(".kfm/bench"),
             show_default=True,
-            help="Where objects, databases and the queue server go.",
+            help="Folder for objects, databases and the queue server.",
         ),
         click.option(
             "--timeout",
@@ -59,7 +59,7 @@ def place_options(command: Command) -> Command:
 
 
 def in_one_line(name: str, command: click.Command) -> int:
-    """Run a command; what is wrong is one line on standard error. Returns the exit code."""
+    """Run a command; print an error as one line on standard error. Returns the exit code."""
     try:
         with stopped_by_signals():
             command.main(standalone_mode=False)

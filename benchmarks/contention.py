@@ -1,9 +1,9 @@
-"""Contention: eight processes that claim the same records, on both databases, and how fast.
+"""Contention: the rate at which eight processes claim the same records, on both databases.
 
     python -m benchmarks.contention [--records N]
 
-Every record must have one winner and one attempt, as in the test of the same (`test_ledger_plans.py`), whose
-processes these are.
+Every record must have one winner and one attempt. The processes are those of the test of contention
+(`test_ledger_plans.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROCESSES = 8
 
 
 def run(records: int) -> int:
-    """Print a line per database; 1 when a record had not exactly one winner and one attempt."""
+    """Print a line per database; return 1 unless every record has exactly one winner and one attempt."""
     wrong = False
     for kind in ("sqlite", "postgresql"):
         with fresh(kind) as url:
@@ -45,7 +45,7 @@ def run(records: int) -> int:
 
 
 def main() -> int:
-    """Let them contend for as many records as the command line asks for."""
+    """Run the contention over the command line's number of records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=10_000)
     return run(parser.parse_args().records)

@@ -1,9 +1,9 @@
-"""What a deployment costs a month, as docs/deploy.md has it: from prices.yaml, contracts and docs/performance.md.
+"""The monthly cost of a deployment for docs/deploy.md, from prices.yaml, contracts and docs/performance.md.
 
     python -m benchmarks.cost
-    python -m benchmarks.cost --prices FILE      # yours
+    python -m benchmarks.cost --prices FILE      # your prices
 
-Belongs here: arithmetic. Does not belong here: a price, or how often anything happens (`prices.yaml`).
+Belongs here: arithmetic. Does not belong here: prices and numbers of events (`prices.yaml`).
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ HERE = Path(__file__).parent
 PRICES = HERE / "prices.yaml"
 PERFORMANCE = HERE.parent / "docs" / "performance.md"
 MEASURED = "hrrr"
-"""The dataset of which docs/performance.md has both: all in the store, and all but its objects on the disk."""
+"""The dataset with both rows in docs/performance.md: all in the store, and all except objects on the disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Prices and assumptions by name, and how many requests a unit makes to buckets of one's own."""
+    """Prices and assumptions by name, and the requests of a unit to the deployment's own buckets."""
 
     prices: Mapping[str, float]
     assumptions: Mapping[str, float]
     requests_per_unit: float
 
     def per_unit(self, units: float) -> dict[str, float]:
-        """Return the US dollars of so many units, by service."""
+        """Return the cost of `units` units in US dollars, by service."""
         prices, given = self.prices, self.assumptions
         return {
             "SQS": units * given["sqs_requests_per_message"] * prices["sqs_million_requests"] / 1e6,
-            # As writes, which are the dearest.
+            # Counted as writes, which are the most expensive requests.
             "S3 requests": units * self.requests_per_unit * prices["s3_thousand_writes"] / 1e3,
             "S3 storage": units * given["kilobytes_kept_per_unit"] / 1e6 * prices["s3_gb_month"],
         }
 
     def fixed(self) -> dict[str, float]:
-        """Return the US dollars of what works all month, by part."""
+        """Return the cost of the permanent parts in US dollars a month, by part."""
         prices, given = self.prices, self.assumptions
         ticks = given["days"] * 86_400 / given["sensor_interval_seconds"]
         run_hours = given["hours"] * given["runs_per_hour"] * given["minutes_per_run"] / 60
@@ -68,14 +68,14 @@ class Costs:
 
 
 def costs(prices: Path = PRICES, performance: Path = PERFORMANCE) -> Costs:
-    """Read what the tables follow from. Raises LookupError where the measured rows are not there."""
+    """Read the tables' sources. Raises LookupError if the measured rows are missing."""
     given: dict[str, Any] = yaml.safe_load(prices.read_text(encoding="utf-8"))
     inside, outside = (_requests(performance, kept) for kept in ("store", "disk"))
     return Costs(prices=given["prices"], assumptions=given["assumptions"], requests_per_unit=inside - outside)
 
 
 def _requests(performance: Path, kept: str) -> float:
-    """Return the requests per unit of the measured row. Raises LookupError where there is none."""
+    """Return the requests per unit of the measured row. Raises LookupError without this row."""
     column: int | None = None
     for line in performance.read_text(encoding="utf-8").splitlines():
         cells = line.strip("| ").split(" | ")
@@ -87,7 +87,7 @@ def _requests(performance: Path, kept: str) -> float:
 
 
 def objects_a_day(contract: DatasetContract) -> int:
-    """Return how many objects the contract expects of a whole day; 0 where it says nothing."""
+    """Return the number of objects that the contract expects on a complete day; 0 without coverage."""
     products = contract.coverage.products if contract.coverage else ()
     return sum(product.per_hour * (len(product.hours) if product.hours else 24) for product in products)
 
@@ -124,7 +124,7 @@ def _row(*cells: str) -> str:
     help="Instead of prices.yaml.",
 )
 def main(*, prices: Path) -> None:
-    """Print what a deployment costs a month, by part and by dataset."""
+    """Print the monthly cost of a deployment, by part and by dataset."""
     click.echo(tables(costs(prices), ContractRegistry.load()))
 
 

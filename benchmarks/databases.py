@@ -16,13 +16,13 @@ from benchmarks.postgres import embedded_postgres
 
 KINDS = ("sqlite", "postgresql")
 SERVER = {"shared_buffers": "1GB"}
-"""What PostgreSQL's own documentation advises for a server with some gigabytes of memory (a quarter of it, section
-19.4.1) instead of its default of 128 MB, which does not hold the keys of a million records."""
+"""The value that PostgreSQL's documentation advises for a server with some gigabytes of memory (a quarter, section
+19.4.1). The default of 128 MB does not hold the keys of a million records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDatabase:
-    """Variables that name the database, and the process that serves it by its name in a report, if there is one.
+    """Variables that name the database, and its server process, if any, by the name in a report.
 
     Dagster's own storage is in the same server, in its schema `dagster`, as in production.
     """
@@ -33,7 +33,7 @@ class BenchDatabase:
 
 @contextmanager
 def bench_database(kind: str, folder: Path) -> Iterator[BenchDatabase]:
-    """Give a fresh database of that kind; a server keeps its data below `folder`, which is new."""
+    """Yield a new database of this kind; a server stores its data below `folder`, which is new."""
     if kind == "sqlite":
         yield BenchDatabase()
         return

@@ -1,4 +1,4 @@
-"""The same five steps as DBOS workflows, in an environment of their own: what durable steps alone cost.
+"""The same five steps as DBOS workflows, in a separate environment: the cost of durable steps alone.
 
     HOME/dbos/bin/python -m benchmarks.dbos_chain HOME [--all-remote]
 

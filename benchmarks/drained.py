@@ -1,4 +1,4 @@
-"""One backlog drained by a fresh deployment: how long it took, and what every process and every server had to do.
+"""A backlog drained by a new deployment: its duration, and the work of every process and server.
 
 Belongs here: the measurement. Does not belong here: which backlogs are compared (`backlog.py`).
 """
@@ -27,13 +27,13 @@ from kfm_dagster.run_state.record import RunState
 from kfm_dagster.settings import Settings, environment
 
 CHILDREN = (CODE_SERVER, "daemon")
-"""What a `Deployment` starts, in this order."""
+"""The processes that a `Deployment` starts, in order."""
 EVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """Seconds run from the first record to the last settlement; CPU and requests are of everything since the start."""
+    """Seconds are from the first record to the last settlement; CPU and requests are totals since the start."""
 
     units: int
     succeeded: int
@@ -44,7 +44,7 @@ class Drained:
     runs: int
     store: dict[str, int] = field(default_factory=dict)
     servers_cpu_seconds: dict[str, float] = field(default_factory=dict)
-    """Of queue and store, which are not the product's."""
+    """CPU seconds of queue and store, which are not the product's."""
 
 
 def drain_backlog(
@@ -58,9 +58,9 @@ def drain_backlog(
     settings: dict[str, str] | None = None,
     records: int = 0,
 ) -> Drained:
-    """Drain the messages with a deployment whose ledger holds so many records.
+    """Drain the messages with a deployment whose ledger has a number of earlier records.
 
-    Raises DependencyUnavailableError once the time is over.
+    Raises DependencyUnavailableError after the timeout.
     """
     home.mkdir(parents=True)
     store = surroundings.store
@@ -125,14 +125,14 @@ def node_seconds(states: Iterable[RunState]) -> dict[str, float]:
 
 
 def ledger_span(pipeline: Pipeline, *, since: datetime = EVER) -> tuple[datetime, datetime]:
-    """Return when the first record (made at `since` or later) was made and the last one changed."""
+    """Return the creation time of the first record since `since`, and the time of the last change."""
     with pipeline.database.snapshot() as tx:
         row = tx.run("reports.ledger_span", since=since).one()
     return row.began_at, row.ended_at
 
 
 def _recorded(pipeline: Pipeline, units: int, *, since: datetime, earlier: int) -> dict[str, Any]:
-    """Return what ledger and run-state say of what came after the earlier records, and close them."""
+    """Return the figures of ledger and run-state after the earlier records, and close both."""
     began, ended = ledger_span(pipeline, since=since)
     with pipeline.database.snapshot() as tx:
         runs = tx.connection.exec_driver_sql("SELECT DISTINCT run_id FROM run_state").scalars().all()

@@ -48,7 +48,7 @@ WHERE decided_at > :since
 GROUP BY replay_run_id, batch;
 
 -- name: differing
--- Results of a replay that differ without permission, in any attempt after the unit's admission.
+-- Results of a replay that differ without approval, in any attempt after the unit's admission.
 SELECT unit.wal_id, unit.dataset, mismatch.attempt, mismatch.at
 FROM replay_units AS unit
 INNER JOIN nodd_wal_transitions AS admission
