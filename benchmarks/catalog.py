@@ -63,7 +63,7 @@ SEARCHES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The figures. Rates are of registration, or of registration and all followers; CPU is of this process.
+    """The figures; CPU is of this process, `few_items_...` are of ten Items, `..._followed_...` include all followers.
 
     The calibrations show the machine's speed at both ends; if they differ, the rates of the ends are not comparable.
     """

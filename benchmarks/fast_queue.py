@@ -1,9 +1,9 @@
 """A fast queue for benchmarks: the npm package `fauxqs`, which speaks SQS.
 
-On two cores it takes 4,800 messages of 1.9 kB a second and hands out and deletes 2,500, also from a deep queue; moto
-does 1,000 and 450 at a depth of a thousand, and less below it. Belongs here: its installation, when asked for, its
-start, its stop and its filling. It is not used by the demo or the tests: it needs Node, and it knows one account only,
-so that no topic has its true ARN.
+On two cores it accepts 4,800 messages of 1.9 kB a second, and delivers and deletes 2,500, also from a long queue. moto
+reaches 1,000 and 450 with a thousand messages on the queue, and less with more. Demo and tests do not use it, because
+it needs Node and has a single account, so no topic has its true ARN. Belongs here: installing, starting, stopping and
+filling it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs.type_defs import SendMessageBatchRequestEntryTypeDef
 
 PACKAGE = "fauxqs@1.9.2"
-"""The last version that runs on Node 20; later ones need 22."""
+"""The last version for Node 20; later versions need Node 22."""
 INSTALL_SECONDS = 300
 BATCH = 10
-"""Entries that SQS takes in one SendMessageBatch."""
+"""Maximum entries of a SendMessageBatch."""
 THREADS = 4
-"""Senders at a time; boto3 holds the interpreter for most of a call, so more do not help."""
+"""Parallel senders; more do not help, because boto3 holds the interpreter for most of a call."""
 
-# Its own command listens on every interface; this listens on loopback, says where, and ends with its parent.
+# The package's command listens on every interface; this server listens on loopback, prints its port, and ends with us.
 _SERVE = """
 import { buildApp } from "fauxqs";
 const app = buildApp({ logger: false });
@@ -52,7 +52,7 @@ process.stdout.write(`${app.server.address().port}\\n`);
 
 
 def ensure_installed(folder: Path) -> Path:
-    """Install the package into `folder` unless it is there; return the folder.
+    """Install the package into `folder` if missing; return the folder.
 
     Needs the network the first time. Raises DependencyUnavailableError when npm is missing or fails.
     """
@@ -89,9 +89,9 @@ class FastQueue:
         max_receive_count: int = 5,
         latency_ms: float = 0.0,
     ) -> None:
-        """`folder` is one that `ensure_installed` returned; visibility_timeout is in seconds.
+        """`folder` is the result of `ensure_installed`; visibility_timeout is in seconds.
 
-        `latency_ms` comes before the answer to each call.
+        `latency_ms` delays each answer.
         """
         self.primary_queue = primary_queue
         self.dlq = dlq
@@ -135,7 +135,7 @@ class FastQueue:
 
     @property
     def queues(self) -> ProvisionedQueues:
-        """Where the queues are. Raises QueueUnavailableError outside the context."""
+        """URLs and ARNs of the queues. Raises QueueUnavailableError outside the context."""
         if self._queues is None:
             raise QueueUnavailableError("the fast queue is not started", next_step="enter it with `with`")
         return self._queues
@@ -162,9 +162,9 @@ class FastQueue:
         return client
 
     def fill(self, bodies: Iterable[str]) -> int:
-        """Send every body, in batches of ten by several threads; return how many. Holds a bounded number in memory.
+        """Send every body, in batches of ten by several threads; return their number. Holds a bounded number in memory.
 
-        Raises QueueUnavailableError when the queue refuses one.
+        Raises QueueUnavailableError if the queue refuses a message.
         """
         sqs, url, sent = self.client(), self.queues.queue_url, 0
 
@@ -178,7 +178,7 @@ class FastQueue:
 
         batches = _batches(iter(bodies))
         with ThreadPoolExecutor(THREADS) as pool:
-            # The pool would take the whole iterable at once.
+            # The pool would read the whole iterable at once.
             while group := list(islice(batches, 16 * THREADS)):
                 sent += sum(pool.map(send, group))
         return sent

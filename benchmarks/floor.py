@@ -1,10 +1,10 @@
-"""The floor of the benchmark: plain loops that make the same reads and writes, and guarantee nothing.
+"""The floor of the benchmark: plain loops with the same reads and writes, but without guarantees.
 
     python -m benchmarks.floor HOME [--all-remote]
 
-As many processes as there are cores each receive, read headers, write Item and event, and delete. From a folder they
-read one object after the other; from a store they read as many at a time as a run does by default, because that is what
-whoever writes such a loop against S3 does first. Does not belong here: what it is compared with (`backlog.py`).
+A process per core receives, reads headers, writes Item and event, and deletes. From a folder it reads one object after
+the other; from a store it has as many parallel reads as a run by default, because any simple loop against S3 would have
+them. Does not belong here: the deployment that is compared with the floor (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from kfm_dagster.readers.base import READERS, ByteSource, ReadRequest
 from kfm_dagster.settings import Settings, environment
 
 MESSAGES = 200
-"""Received at a time by one process, so that all of them find some."""
+"""Messages received at a time by a process, so that every process gets some."""
 
 Write = Callable[[str, bytes], None]
 Sidecar = Callable[[str], ByteSource | None]
 
 
 class Done(NamedTuple):
-    """What one process did: units, the moment of the last deletion (monotonic clock, s), its CPU until then (s)."""
+    """Result of a process: units, time of the last deletion (monotonic clock, s), CPU until then (s)."""
 
     units: int
     ended: float
@@ -53,7 +53,7 @@ class Done(NamedTuple):
 
 
 class Floor(NamedTuple):
-    """The rate of all processes together, and the CPU of each unit without queue and store."""
+    """The rate of all processes together, and the CPU per unit without queue and store."""
 
     per_second: float
     cpu_ms_per_unit: float
@@ -70,7 +70,7 @@ def floor_rate(
 ) -> Floor:
     """Return the rate and the CPU of all processes together, from their start to the last deletion.
 
-    Another `module` than this one has the same lines on its standard streams.
+    Another `module` must use the same lines on its standard streams.
     """
     home.mkdir(parents=True)
     command = [str(python), "-m", module, str(home)]
@@ -90,7 +90,7 @@ def floor_rate(
             for _ in range(os.cpu_count() or 1)
         ]
         for loop in loops:
-            _line(loop)  # ready: imports are not what is measured
+            _line(loop)  # ready: imports are not measured
         began = time.monotonic()
         for loop in loops:
             _stdin(loop)
@@ -108,7 +108,7 @@ def _done(line: str) -> Done:
 
 
 def print_done(done: Done) -> None:
-    """Print a line for `floor_rate`. The CPU is counted from the line that began the work on."""
+    """Print a line for `floor_rate`. CPU counts from the line that started the work."""
     click.echo(f"{done.units} {done.ended} {done.cpu_seconds}")
 
 
@@ -155,12 +155,12 @@ def work(home: Path, *, all_remote: bool) -> Done:
 
 
 def threads_of(settings: Settings) -> int:
-    """Return how many objects one process reads at a time."""
+    """Return the number of parallel reads of a process."""
     return settings.read_concurrency if settings.object_root is None else 1
 
 
 def writer(home: Path, *, all_remote: bool) -> Write:
-    """Return what writes an Item by its name: to the store, or to a file below `home`."""
+    """Return a function that writes an Item by its name: to the store, or to a file below `home`."""
     if not all_remote:
         return lambda name, content: _write(home / name, content)
     return _put
@@ -173,7 +173,7 @@ def blocking_item(unit: Envelope, registry: ContractRegistry, root: Path | None)
 
 
 def plain_item(unit: Envelope, registry: ContractRegistry, source: ByteSource, sidecar: Sidecar) -> dict[str, Any]:
-    """Read an object's headers and return an Item, as plainly as can be."""
+    """Read an object's headers and return an Item, in the simplest way."""
     contract = registry[unit.dataset]
     match = registry.grammars[unit.dataset].match(unit.key)
     if match is None:
@@ -193,7 +193,7 @@ def plain_item(unit: Envelope, registry: ContractRegistry, source: ByteSource, s
 
 
 def source_of(root: Path | None, bucket: str, key: str, *, size: int | None) -> ByteSource:
-    """Open an object in a folder or the store; of one without a size it is asked for. Raises FileNotFoundError."""
+    """Open an object in a folder or the store; an unknown size is requested. Raises FileNotFoundError."""
     return _StoreSource(bucket, key, size=size) if root is None else _FileSource(root / bucket / key)
 
 
@@ -205,7 +205,7 @@ def _sidecar(root: Path | None, bucket: str, key: str) -> ByteSource | None:
 
 
 class _FileSource:
-    """A file read by range, as plainly as can be. Raises FileNotFoundError."""
+    """A file read by range, in the simplest way. Raises FileNotFoundError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -218,7 +218,7 @@ class _FileSource:
 
 
 class _StoreSource:
-    """An object read by range, as plainly as can be. Without a size it is asked for; raises FileNotFoundError."""
+    """An object read by range, in the simplest way. An unknown size is requested. Raises FileNotFoundError."""
 
     def __init__(self, bucket: str, key: str, *, size: int | None) -> None:
         self._store, self._key = store_of(bucket), key
@@ -247,7 +247,7 @@ def _write(path: Path, content: bytes) -> None:
 @click.argument("home", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--all-remote", is_flag=True, help="Write Items to the store.")
 def main(*, home: Path, all_remote: bool) -> None:
-    """Print `ready`, wait for a line, work the queue, and print what was done."""
+    """Print `ready`, wait for a line, process the queue, and print the result."""
     click.echo("ready")
     sys.stdin.readline()
     print_done(work(home, all_remote=all_remote))

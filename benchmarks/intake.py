@@ -1,9 +1,9 @@
-"""Intake alone: how fast messages become ledger records when each call of the queue takes its time.
+"""Intake alone: the rate at which messages become ledger records, with a delay in each call of the queue.
 
     python -m benchmarks.intake --messages 10000 --queue-latency-ms 20 [--database postgresql] [--json]
 
-One process does what the receiving sensor does in a tick, tick after tick, until every message is recorded; no run
-starts. Belongs here: that loop and its figures. Does not belong here: what follows (`backlog.py`).
+One process repeats the receiving sensor's tick until every message is recorded; no run starts. Belongs here: that loop
+and its figures. Does not belong here: the runs after it (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kfm_dagster.settings import Settings, environment
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
-    """What it took; CPU is that of the receiving process and of the database's server."""
+    """The figures; CPU is of the receiving process and the database's server."""
 
     dataset: str
     database: str
@@ -48,7 +48,7 @@ class Intake:
 
 
 def measure(home: Path, bodies: Sequence[str], place: Place, *, dataset: str) -> Intake:
-    """Take the messages in, in this process. Raises KfmError with one line."""
+    """Receive and record the messages in this process. Raises KfmError with one line."""
     folder = home / f"intake-{time.time_ns()}"
     fauxqs = ensure_installed(home / "fauxqs")
     with (
@@ -96,7 +96,7 @@ def measure(home: Path, bodies: Sequence[str], place: Place, *, dataset: str) ->
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, messages: int, dataset: str, database: str, queue_latency_ms: float, home: Path, as_json: bool) -> None:
-    """Receive, land, parse and record messages of a queue, and print how many a second.
+    """Receive, land, parse and record messages of a queue, and print the rate.
 
     Example: python -m benchmarks.intake --messages 10000 --queue-latency-ms 20
     """

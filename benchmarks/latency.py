@@ -1,10 +1,10 @@
-"""How long a unit takes from its publication to its Item, at a given rate, in a deployment that runs already.
+"""The latency of a unit from its publication to its Item, at a given rate, in a running deployment.
 
     python -m benchmarks.latency --rate 50 --seconds 60 [--store-latency-ms 50] [--worker] [--virtual] [--json]
 
-Messages are sent to the queue at an even rate while the deployment works under its default settings. A unit's time is
-that of its record's last change, as the ledger has it, after the moment before its message was sent: it stands in the
-catalog then. With `--virtual` also how long after its Item a step is in its virtual store. Belongs here: publishing and
+Messages are sent to the queue at an even rate while the deployment works under its default settings. A latency
+is from just before the message is sent to the last change of the unit's record, when its Item is in the catalog. With
+`--virtual`, the time from the Item to its step in the virtual store is measured, too. Belongs here: publishing and
 looking up. Does not belong here: a backlog (`backlog.py`).
 """
 
@@ -54,19 +54,19 @@ from kfm_dagster.operators.message_parse import parse_message
 from kfm_dagster.settings import Settings, environment
 
 WARMING_UNITS = 5
-"""Drained before anything is measured: the first run of a process loads what later ones have."""
+"""Units drained before the measurement, because the first run of a process loads modules for all later runs."""
 LEAST_UNITS = 200
-"""Published at least, however slowly: of fewer the 95th percentile is an accident."""
+"""Minimum number of published units; with fewer, the 95th percentile is random."""
 TICK_SECONDS = 0.1
 FOLLOW_SECONDS = 60.0
-"""How long after the last Item its step may take to come."""
+"""Longest wait for the step of the last Item."""
 VIRTUAL = "virtual"
 _PROGRAMS = Path(sys.executable).parent
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyOptions:
-    """What is measured, and where: `rate` in messages per second, for so many `seconds` or LEAST_UNITS messages."""
+    """The measurement: `rate` in messages per second, for `seconds`, but at least LEAST_UNITS messages."""
 
     dataset: str
     rate: float
@@ -85,7 +85,7 @@ class LatencyOptions:
 def measure(
     home: Path, options: LatencyOptions, *, report: Callable[[Progress], None], say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the figures of one call: percentiles in seconds. Raises KfmError with one line."""
+    """Return the figures of a call: percentiles in seconds. Raises KfmError with one line."""
     samples_of(options.dataset)
     having = [contract.id for contract in ContractRegistry.load() if contract.virtual]
     if options.virtual and options.dataset not in having:
@@ -167,9 +167,9 @@ def _measured(
 
 @contextmanager
 def _resident(deployment: Deployment, options: LatencyOptions) -> Iterator[dict[str, int]]:
-    """Run `kfm worker` instead of the sensor `nodd_messages` where it is asked for; give its process.
+    """Run `kfm worker`, if requested, instead of the sensor `nodd_messages`; yield its process.
 
-    Raises DependencyUnavailableError when it ended.
+    Raises DependencyUnavailableError if it has ended.
     """
     if not options.worker:
         yield {}
@@ -193,7 +193,7 @@ def _resident(deployment: Deployment, options: LatencyOptions) -> Iterator[dict[
 
 
 def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
-    """Return the median, the 95th and 99th percentile and the largest of some seconds; None of none."""
+    """Return median, 95th and 99th percentile and maximum of some seconds; None without any."""
     names = {"p50_seconds": 50, "p95_seconds": 95, "p99_seconds": 99, "most_seconds": 100}
     if not waits:
         return dict.fromkeys(names)
@@ -201,9 +201,9 @@ def percentiles(waits: Sequence[float]) -> dict[str, float | None]:
 
 
 def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
-    """Return how long runs took from their request to their end, and the share that ended within a sensor's tick.
+    """Return the time of runs from request to end, and the share that ended within a sensor's tick.
 
-    A run that outlasts the tick is still working when the next tick looks for units.
+    A run that lasts longer is still in progress when the next tick looks for units.
     """
     with dg.DagsterInstance.from_config(str(dagster_home)) as instance:
         records = instance.get_run_records(dg.RunsFilter(created_after=since, job_name=INGEST_JOB))
@@ -217,7 +217,7 @@ def run_figures(dagster_home: Path, since: datetime) -> dict[str, Any]:
 
 
 class _Stores(threading.Thread):
-    """Looks how far the virtual stores below a folder have come: a follower says so once they are in their places."""
+    """Polls the progress of the virtual stores below a folder, which a follower lists once they are in place."""
 
     def __init__(self, pipeline: Pipeline, options: LatencyOptions, folder: Path) -> None:
         super().__init__(name="stores", daemon=True)
@@ -228,7 +228,7 @@ class _Stores(threading.Thread):
         self._first = self._place()
 
     def run(self) -> None:
-        """Look until `figures` is asked for."""
+        """Poll until `figures` is called."""
         while not self._done.wait(TICK_SECONDS):
             self._seen.append((datetime.now(UTC), self._place()))
 
@@ -275,7 +275,7 @@ class _Stores(threading.Thread):
 
 
 class _Publisher(threading.Thread):
-    """Sends bodies at an even rate, those of a tick together, and remembers when."""
+    """Sends bodies at an even rate, the bodies of a tick together, and stores the times."""
 
     def __init__(self, queue: FastQueue, bodies: Sequence[str], *, rate: float) -> None:
         super().__init__(name="publisher", daemon=True)
@@ -283,7 +283,7 @@ class _Publisher(threading.Thread):
         self._sent: list[datetime] = []
 
     def run(self) -> None:
-        """Send what is due, tick by tick."""
+        """Send due bodies, tick by tick."""
         sqs, url = self._queue.client(), self._queue.queues.queue_url
         began = time.monotonic()
         while (done := len(self._sent)) < len(self._bodies):
@@ -324,7 +324,7 @@ class _Publisher(threading.Thread):
 @click.option("--virtual", is_flag=True, help="With virtual stores, of a dataset that has any.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
-    """Publish sample units at a rate to a running deployment, and print how long each took until it had its Item.
+    """Publish sample units at a rate to a running deployment, and print the latencies until their Items.
 
     Example: python -m benchmarks.latency --rate 50 --seconds 60 --store-latency-ms 50
     """

@@ -1,11 +1,11 @@
-"""A ledger of a million records: what its daily statements cost.
+"""A ledger of a million records: the cost of its daily statements.
 
     python benchmarks/ledger.py --records 1000000 --database sqlite|postgresql
 
-Records, history, outcomes, leases and deliveries are made by the product's own statements, in batches, so every row is
-legal and of its real size. Mostly succeeded; 1 % failed and due, 1 % failed and not due, 1 % quarantined; the last days
-hold pending units and claims. Belongs here: filling and timing. Does not belong here: whether a plan uses its index,
-which a test holds (`kfm_dagster_tests/ledger/test_ledger_plans.py`).
+The product's own statements write records, history, outcomes, leases and deliveries, in batches, so every row is legal
+and of its real size. Most units are succeeded; 1 % failed and due, 1 % failed and not due, 1 % quarantined; the last
+days have pending units and claims. Belongs here: filling and timing. Does not belong here: whether a plan uses its
+index, which a test checks (`kfm_dagster_tests/ledger/test_ledger_plans.py`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from kfm_dagster.storage.database import Database, Transaction
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 CELL = 5_000
-"""Units of one dataset and day, filled in one transaction."""
+"""Units of a dataset and day, filled in one transaction."""
 DATASETS = ("goes-abi", "nexrad-l2", "hrrr")
 PENDING_CELLS = 2
 CLAIMED_CELLS = 3
-"""Cells, the newest ones, whose units wait, and those of which a thousand are in progress under one run each."""
+"""Numbers of newest cells with pending units, and of cells with a thousand units in progress in one run."""
 CLAIMS = 1_000
 FILLING_CACHE_KIB = 512 * 1024
-"""Page cache of SQLite while it is filled: keys are random, so with less each cell writes most index pages again."""
+"""SQLite's page cache during filling: keys are random, so with less, each cell rewrites most index pages."""
 TARGET_MILLISECONDS = 100.0
 SUCCESS = {
     "integrity_status": "ok",
@@ -63,7 +63,7 @@ SUCCESS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What one statement took; `target` is the most that is wanted, None where nothing is said."""
+    """The time of a statement; `target` is its limit, None without a limit."""
 
     name: str
     milliseconds: float
@@ -80,16 +80,16 @@ class Figure:
 
 @dataclass(kw_only=True)
 class Filling:
-    """Makes the records of cell after cell, the oldest day first."""
+    """Creates the records cell by cell, the oldest day first."""
 
     database: Database
     records: int
     settled: bool = False
-    """All have succeeded: a ledger's past, of which a deployment has nothing left to do."""
+    """Whether all units have succeeded, as in a ledger's past, where no work is left."""
     made: int = 0
 
     def fill(self) -> None:
-        """Make them all."""
+        """Create all records."""
         least = 1 if self.settled else PENDING_CELLS + CLAIMED_CELLS
         cells = max(self.records // CELL, least)
         for number in range(cells):
@@ -128,7 +128,7 @@ class Filling:
         tx.run("ledger.claim", everything).close()
         self._settle(tx, units[CLAIMS:] if claimed else units, run_id, stamp)
         if claimed:
-            # One run's lease is over an hour later than the other's.
+            # The leases of the runs end an hour apart.
             lease = {"worker_id": "benchmark", "expires_at": rfc3339(NOW + timedelta(hours=1 + number % CLAIMED_CELLS))}
             tx.run("ledger.acquire_lease", where | lease, at=stamp["at"])
 
@@ -189,7 +189,7 @@ class Timing:
         self.deliveries = Deliveries(self.database, clock=lambda: NOW)
 
     def measure(self) -> list[Figure]:
-        """Time everything, what changes nothing first."""
+        """Time all statements, the reading statements first."""
         self._lists()
         self._accounts()
         self._replays()
@@ -260,7 +260,7 @@ class Timing:
         hours = count(1)
 
         def recover() -> None:
-            # A lease a run, and one run's is over with every hour.
+            # Each run has a lease, and each hour one lease ends.
             at = NOW + timedelta(hours=next(hours), minutes=1)
             _expect(self._released(at))
 
@@ -306,7 +306,7 @@ class Timing:
 
 
 def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
-    """Fill the database unless it is filled, and time it; returns the seconds of filling, and the figures."""
+    """Fill the database unless it is filled, and time it; return the seconds of filling, and the figures."""
     database = Database.open(url)
     begun = time.perf_counter()
     with database.snapshot() as tx:
@@ -320,11 +320,11 @@ def run(*, records: int, url: str) -> tuple[float, list[Figure]]:
 
 
 def filled(database: Database, records: int, *, settled: bool = False) -> int:
-    """Fill an empty database with so many records, in cells of 5,000, and write all out; return how many."""
+    """Fill an empty database with `records` records, in cells of 5,000, and flush; return their number."""
     filling = Filling(database=database, records=records, settled=settled)
     filling.fill()
     if database.dialect == "postgresql":
-        # What autovacuum and the checkpointer would do in time: what filling left to write is not measured.
+        # The work of autovacuum and checkpointer after filling, done here because it must not be measured.
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
             connection.exec_driver_sql("CHECKPOINT")
@@ -333,7 +333,7 @@ def filled(database: Database, records: int, *, settled: bool = False) -> int:
 
 @contextmanager
 def fresh(kind: str, *, folder: Path | None = None) -> Iterator[str]:
-    """Give the URL of a database of that kind; in `folder` it stays, for the next time."""
+    """Yield the URL of a database of this kind; in `folder` it is kept for the next call."""
     with tempfile.TemporaryDirectory(prefix="kfm-benchmark-", ignore_cleanup_errors=True) as temporary:
         home = folder or Path(temporary)
         if kind == "sqlite":

@@ -1,7 +1,7 @@
 """The objects of a benchmark in a folder ROOT/bucket/key, and the messages that announce them.
 
-Belongs here: which samples, and their files: as small as they are, or of real size with their sidecars. Does not belong
-here: how they are read and served (`store.py`).
+Belongs here: the choice of samples, and their files: small, or of real size with their sidecars. Does not belong here:
+reading and serving them (`store.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HRRR_KEY = re.compile(r"hrrr\.(\d{8})/(\w+)/hrrr\.t(\d\d)z\.wrf([a-z]+)f(\d\d)"
 
 
 def samples_of(dataset: str) -> Samples:
-    """Return what makes a dataset's samples. Raises ConfigurationError where there are none."""
+    """Return the maker of a dataset's samples. Raises ConfigurationError for a dataset without samples."""
     if dataset not in SAMPLES:
         raise ConfigurationError(
             "no samples of this dataset", observed=dataset, expected="one of " + ", ".join(SAMPLES)

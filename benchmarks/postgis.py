@@ -1,6 +1,6 @@
-"""A PostgreSQL server with PostGIS while it is needed: Debian's, because the embedded one has no PostGIS.
+"""A temporary PostgreSQL server with PostGIS: Debian's, because the embedded server has no PostGIS.
 
-Belongs here: its start and stop, and databases with pgstac. Does not belong here: what is loaded into them.
+Belongs here: its start and stop, and databases with pgstac. Does not belong here: loading data into them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ START_SECONDS = 60
 
 
 def lacking() -> str | None:
-    """Return why there can be no such server here; None when there can."""
+    """Return why this machine cannot run such a server; None if it can."""
     if (BIN / "initdb").is_file() and EXTENSION.is_file():
         return None
     return f"no PostgreSQL 15 with PostGIS: apt-get install {' '.join(PACKAGES)}"
@@ -36,7 +36,7 @@ def lacking() -> str | None:
 
 @contextmanager
 def postgis_server(*, settings: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server on a loopback port with its data in a temporary folder, and give the URL of its database postgres.
+    """Run a server on a loopback port with its data in a temporary folder; yield the URL of its database postgres.
 
     `settings` are the server's own, as NAME=VALUE.
     """
@@ -58,7 +58,7 @@ def postgis_server(*, settings: Sequence[str] = ()) -> Iterator[str]:
 
 @contextmanager
 def stac_api_database(server: str, *, template: str | None = None) -> Iterator[str]:
-    """Give the URL of a new database with pgstac, made from a template where there is one; drop it afterwards."""
+    """Yield the URL of a new database with pgstac, copied from a template if given; drop it afterwards."""
     name = f"stac_{secrets.token_hex(6)}"
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:

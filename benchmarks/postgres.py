@@ -1,6 +1,6 @@
-"""The embedded PostgreSQL: a real server in a folder, from a wheel that brings its binaries.
+"""The embedded PostgreSQL: a real server in a folder, from a wheel with its binaries.
 
-Belongs here: its start and stop. Does not belong here: anything that knows a schema (`storage/database.py`).
+Belongs here: its start and stop. Does not belong here: the schema (`storage/database.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import psutil
 from kfm_dagster.errors import DatabaseUnavailableError
 
 CRASH_SECONDS = 30
-"""How long an immediate shutdown may take."""
+"""Longest time of an immediate shutdown."""
 
 
 class RestartablePostgres:
-    """A server whose data is in `folder`, while the context is open; the data stays and serves the next start.
+    """A server with its data in `folder`, while the context is open; the data is kept for the next start.
 
-    `settings` are the server's own (postgresql.conf), which stay with the data.
+    `settings` are the server's own (postgresql.conf), which are kept with the data.
     """
 
     def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
@@ -34,7 +34,7 @@ class RestartablePostgres:
         self._server: Any = None
 
     def __enter__(self) -> Self:
-        """Start. Raises DatabaseUnavailableError when the `demo` extra is missing, or nothing starts."""
+        """Start. Raises DatabaseUnavailableError if the extra `demo` is missing, or the server does not start."""
         pgserver = _pgserver()
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -68,16 +68,16 @@ class RestartablePostgres:
 
 @contextmanager
 def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run a server as RestartablePostgres does, and give its URL."""
+    """Run a server as RestartablePostgres does; yield its URL."""
     with RestartablePostgres(folder, settings=settings) as server:
         yield server.url
 
 
 def _pgserver() -> Any:
-    """Import the wheel, which asks platformdirs for the user's runtime folder and takes the temporary one instead.
+    """Import the wheel, which asks platformdirs for the user's runtime folder, but uses the temporary folder.
 
-    platformdirs warns where there is no such folder, as in a container. Sockets go there only when the path of the data
-    folder is too long for one.
+    platformdirs warns without such a folder, as in a container. Sockets are there only if the data folder's path is too
+    long for a socket.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,11 +1,11 @@
-"""A ledger on PostgreSQL while somebody holds a snapshot open: a backup, or a session that was forgotten.
+"""A ledger on PostgreSQL while a backup or a forgotten session holds a snapshot.
 
     python -m benchmarks.pressure [--rate UNITS/S] [--seconds N] [--clean-seconds N] [--json]
 
-Nothing that changes meanwhile can be cleaned up, so every version of a row stays, and every question goes past it. The
-same work three times: before the snapshot, under it, and after it. One batch at a time is made known, claimed and
-settled in one dataset and day, which is where versions hurt most; only the ledger's own calls are timed. `--rate` asks
-for what a deployment does instead of all that the database can. Does not belong here: what other statements cost
+Meanwhile no dead row can be removed, so every version of a row remains, and every query passes it. The same work runs
+three times: before the snapshot, under it, and after it. One batch at a time is recorded, claimed and settled in one
+dataset and day, where versions cost most; only the ledger's own calls are timed. With `--rate`, the work has the rate
+of a deployment, otherwise the maximum of the database. Does not belong here: the cost of other statements
 (`ledger.py`).
 """
 
@@ -33,11 +33,11 @@ from kfm_dagster_tests.factories import envelope, finished
 from kfm_dagster_tests.ledger.bench import DAY, Bench, make_bench
 
 BATCH = 500
-"""Units of a transaction: those of one dataset in a run of a busy hour."""
+"""Units of a transaction: the units of a dataset in a run of a busy hour."""
 BATCHES_PER_TICK = 10
-"""Batches after which sensors ask what is lost and what waits."""
+"""Batches between the sensors' queries for lost claims and pending units."""
 CALLS = ("ensure", "claim", "settle", "recover", "waiting")
-"""Of each batch, and what sensors ask: which claims are lost, what is pending on which day."""
+"""Calls of each batch, and the sensors' queries: lost claims, pending units by day."""
 SITES = 50
 WARM_SECONDS = 5.0
 MINUTE = 60.0
@@ -54,9 +54,9 @@ SELECT
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """What the work took in one phase; `first_per_second` is the rate of its first minute, `last` of its last.
+    """The figures of a phase; `first_per_second` is the rate of its first minute, `last` of its last.
 
-    Rates are of the ledger's calls alone; `ms_per_batch` is what each of them took in the last minute.
+    Rates are of the ledger's calls alone; `ms_per_batch` is the time of each call in the last minute.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Seconds from the first batch's begin to this one's, and seconds that each of the ledger's calls took for it."""
+    """Seconds from the begin of the first batch to that of this batch, and the seconds of each call of the ledger."""
 
     began: float
     calls: dict[str, float]
@@ -87,9 +87,9 @@ class Batch:
 
 
 def measure(url: str, *, seconds: float, clean_seconds: float, rate: float = 0.0) -> list[Phase]:
-    """Work before, under and after a snapshot that is held for so many seconds, in a fresh database.
+    """Work before, under and after a snapshot that is held for `seconds`, in a new database.
 
-    `rate` is in units a second, at most; 0 takes what can be had.
+    `rate` is the maximum in units a second; 0: no maximum.
     """
     database = Database.open(url)
     bench, numbers = make_bench(database, ContractRegistry.load()), count()
@@ -125,17 +125,17 @@ def _phase(name: str, bench: Bench, numbers: Iterator[int], seconds: float, rate
 
 
 def _rate(batches: Sequence[Batch]) -> float:
-    """Return the units a second of the ledger's calls."""
+    """Return the rate of the ledger's calls in units a second."""
     return BATCH * len(batches) / sum(batch.seconds for batch in batches)
 
 
 def _seconds_of(call: str, batches: Sequence[Batch]) -> list[float]:
-    """Return what the call took in those batches that made it."""
+    """Return the seconds of the call in the batches that made it."""
     return [batch.calls[call] for batch in batches if call in batch.calls] or [0.0]
 
 
 def _work(bench: Bench, numbers: Iterator[int], *, seconds: float, rate: float) -> list[Batch]:
-    """Take batch after batch through the ledger, so many units a second at most (0: as many as it can)."""
+    """Process batches by the ledger, at most at the rate in units a second (0: no maximum)."""
     batches: list[Batch] = []
     begun = time.monotonic()
     while (began := time.monotonic() - begun) < seconds:
@@ -146,7 +146,7 @@ def _work(bench: Bench, numbers: Iterator[int], *, seconds: float, rate: float) 
 
 
 def _batch(bench: Bench, number: int) -> dict[str, float]:
-    """Take one batch through the ledger; return the seconds of each call."""
+    """Process a batch by the ledger; return the seconds of each call."""
     units = [_unit(number * BATCH + place) for place in range(BATCH)]
     run, calls = f"run-{number}", _Calls()
     bench.clock.advance(1)
@@ -181,7 +181,7 @@ class _Calls:
 
 
 def _unit(number: int) -> Envelope:
-    # Several a second, so that a day has enough of them.
+    # Several objects a second, so that a day has enough of them.
     second, site = divmod(number, SITES)
     return envelope(second, site=f"K{site:03d}", object_version=f"{number:032x}")
 
@@ -203,10 +203,10 @@ def _counters(database: Database) -> dict[str, float]:
 @click.command(context_settings={"max_content_width": 100})
 @click.option("--seconds", default=600.0, show_default=True, type=click.FloatRange(1), help="Under the snapshot.")
 @click.option("--clean-seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Before and after.")
-@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Units a second; 0, the default: all it can.")
+@click.option("--rate", default=0.0, type=click.FloatRange(0), help="Units a second; 0, the default: no maximum.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, seconds: float, clean_seconds: float, rate: float, as_json: bool) -> None:
-    """Work on a PostgreSQL of its own before, under and after a held snapshot, and print what it took.
+    """Work on a separate PostgreSQL before, under and after a held snapshot, and print the figures.
 
     Example: python -m benchmarks.pressure --seconds 60 --clean-seconds 30
     """

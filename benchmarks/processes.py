@@ -1,6 +1,6 @@
-"""What the processes of a deployment take: CPU of each kind, also of those that have ended, and memory of runs.
+"""Resources of a deployment's processes: CPU by kind, including ended processes, and memory of runs.
 
-Does not belong here: what they do meanwhile (`backlog.py`).
+Does not belong here: the work of these processes (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ RUN = "run"
 
 
 def cpu_seconds_of(pids: Sequence[int]) -> float:
-    """Return the CPU seconds of these processes and of all that descend from them, also of those that have ended.
+    """Return the CPU seconds of these processes and all their descendants, including ended processes.
 
     Runs are forked by a process that the code server never waits for (ADR 016), so what the system adds up for this
-    process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once that one has waited for it;
-    so this is to be asked while the processes given still run. Only Linux tells the time of ended children.
+    process (`getrusage(RUSAGE_CHILDREN)`) lacks them. A process counts for its parent once the parent waited for it,
+    so call this while the processes run. Only Linux reports the time of ended children.
     """
     total = 0.0
     for root in map(psutil.Process, pids):
@@ -33,9 +33,9 @@ def cpu_seconds_of(pids: Sequence[int]) -> float:
 
 
 def cpu_seconds_by_process(pids: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU seconds of named processes and their descendants, runs apart from their code server.
+    """Return the CPU seconds of named processes and their descendants, with runs separate from their code server.
 
-    A code server forks runs from a child of its own (`defs/code_server.py`): what that child has forked is `run`.
+    A code server forks runs from its own child (`defs/code_server.py`): processes forked by that child are `run`.
     """
     spent: dict[str, float] = {}
     for name, pid in pids.items():
@@ -50,7 +50,7 @@ def _forked_by_children(pid: int) -> float:
     total = 0.0
     for child in psutil.Process(pid).children():
         with suppress(psutil.NoSuchProcess):
-            total += sum(child.cpu_times()[2:4])  # of its children that have ended
+            total += sum(child.cpu_times()[2:4])  # of its ended children
             running = [one.pid for one in child.children()]
             total += cpu_seconds_of(running)
     return total
@@ -81,7 +81,7 @@ class MemoryWatch:
 
 
 def _run_processes(pid: int) -> Iterator[int]:
-    """Give the resident bytes of every descendant: the code server starts the runs."""
+    """Yield the resident bytes of every descendant, because the code server starts the runs."""
     try:
         for run in psutil.Process(pid).children(recursive=True):
             yield int(run.memory_info().rss)

@@ -1,9 +1,9 @@
-"""What a deployment takes while nothing happens: CPU of code server and daemon, and of the database's server.
+"""The cost of an idle deployment: CPU of code server and daemon, and of the database's server.
 
     python -m benchmarks.quiet --seconds 120 [--database sqlite|postgresql] [--json]
 
 A unit has been ingested; the queue is empty and nothing waits in the ledger. Sensors tick at
-KFM_SENSOR_INTERVAL_SECONDS, 5 unless it is set. What else runs on the machine makes the same work dearer.
+KFM_SENSOR_INTERVAL_SECONDS, 5 unless it is set. Other work on the machine raises the cost.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings, environment
 
 WARM_SECONDS = 65
-"""Every sensor has ticked twice by then, the slowest every 30 seconds, and what is done once per process is done."""
+"""Time for two ticks of every sensor (the slowest ticks every 30 seconds), and for the work done once per process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quiet:
-    """Percent of one core, over so many seconds; the whole is the deployment's, without the database's server."""
+    """Percent of one core over `seconds`; the total is the deployment's, without the database's server."""
 
     database: str
     seconds: float
@@ -48,7 +48,7 @@ class Quiet:
 
 
 def measure(home: Path, *, database: str, seconds: float) -> Quiet:
-    """Start a deployment below `home`, leave it alone, and say what it took. Raises KfmError with one line."""
+    """Start a deployment below `home`, leave it idle, and return its cost. Raises KfmError with one line."""
     with ExitStack() as stack:
         surrounding = stack.enter_context(bench_database(database, home / "database"))
         cloud = stack.enter_context(EmbeddedCloud())
@@ -82,11 +82,11 @@ def _cpu_seconds(pids: dict[str, int]) -> dict[str, float]:
 
 
 @click.command(context_settings={"max_content_width": 100})
-@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="How long to look.")
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds to measure.")
 @click.option("--database", default="sqlite", show_default=True, type=click.Choice(KINDS), help="Of ledger and runs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, seconds: float, database: str, as_json: bool) -> None:
-    """Start a deployment over an empty queue and print which share of a core it takes.
+    """Start a deployment over an empty queue and print its share of a core.
 
     Example: python -m benchmarks.quiet --seconds 120
     """

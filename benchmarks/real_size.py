@@ -1,9 +1,9 @@
-"""Sample objects at the size of real ones: holes where a reader never looks, so that offsets and requests are real.
+"""Samples with the size of real objects: holes in parts that are never read, so that offsets and requests are real.
 
 A sample has true headers and hardly any data. Here GRIB2 messages get a data section of real size, a volume gets the
-records of its further cuts, a NetCDF-4 file the room of its chunks; a sparse file takes no disk for them. What stays
-small: the number of messages (3 or 4; HRRR has 173 to 1,200), hence the index, and the bzip2 blocks of a volume's first
-and last records. Belongs here: how each format is stretched. Does not belong here: where objects go (`objects.py`).
+records of its further cuts, a NetCDF-4 file the space of its chunks; in a sparse file these take no disk. Two parts
+stay small: the number of messages (3 or 4; HRRR has 173 to 1,200), and so the index; and the bzip2 blocks of a volume's
+first and last records. Belongs here: stretching each format. Does not belong here: the files' places (`objects.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 
 Pieces = Sequence[tuple[int, bytes]]
-"""What stands in a file besides holes: (offset, bytes), by offset; it ends with the last."""
+"""Parts of a file besides holes: (offset, bytes), by offset; the file ends with the last part."""
 
 MIB = 1024 * 1024
 HRRR_MIB = {"sfc": 150, "prs": 390, "nat": 700, "subh": 190}
-"""Of CONUS objects, rounded (noaa-hrrr-bdp-pds, forecast hours from 1 on)."""
+"""Sizes of CONUS objects, rounded (noaa-hrrr-bdp-pds, forecast hours from 1 on)."""
 VOLUME_RECORDS = 9
 RECORD_BYTES = MIB - 4
 """A volume of VCP 212 in rain has about 9 MB; one record may have 1 MiB."""
@@ -31,7 +31,7 @@ ABI_MIB = {
     "MCMIPC": 50,
     "MCMIPM": 6,
 }
-"""Of noaa-goes19, rounded over the bands."""
+"""Sizes of objects of noaa-goes19, rounded over the bands."""
 _VOLUME_HEADER = 24
 _HDF5_END_OF_FILE = 40
 _GRIB_TAIL = struct.pack(">IB", 5, 7) + b"7777"
@@ -67,7 +67,7 @@ def stretch_volume(_key: str, content: bytes) -> Pieces:
 
 
 def stretch_abi(key: str, content: bytes) -> Pieces:
-    """Let the file end later, as with all its chunks, and its superblock (version 0) say so."""
+    """Extend the file to its length with all chunks, and set this length in its superblock (version 0)."""
     name = key.partition("/")[0].removeprefix("ABI-").partition("-")[2]
     size = len(content) + ABI_MIB[name] * MIB
     end = struct.pack("<Q", size)
@@ -79,7 +79,7 @@ STRETCH: dict[str, Callable[[str, bytes], Pieces]] = {
     "nexrad-l2": stretch_volume,
     "goes-abi": stretch_abi,
 }
-"""By dataset: key and content of a sample to what a file of real size has."""
+"""By dataset: a function from key and content of a sample to the parts of a file of real size."""
 
 
 def _grib_messages(content: bytes) -> Iterator[bytes]:

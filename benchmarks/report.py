@@ -2,9 +2,9 @@
 
     python -m benchmarks.report [--units 2000] [--only-missing] [--match hrrr.*postgresql]
 
-Every row is a command of its own, which stands in the document; what it printed is kept beside the benchmark's files,
-so that rows can be measured one at a time. A command that fails fails the whole, and the document stays as it was.
-Belongs here: which commands, and running them. Does not belong here: the document's form (`report_page.py`).
+Each row is a separate command, which the document lists. Its output is stored beside the benchmark's files, so that
+rows can be measured one at a time. If a command fails, the report fails, and the document stays unchanged.
+Belongs here: the list of commands, and running them. Does not belong here: the document's form (`report_page.py`).
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ DATABASES = ("sqlite", "postgresql")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row: the arguments after `python -m`, without those that say where files go and in what form."""
+    """A row: the arguments after `python -m`, without the options of folder and format."""
 
     table: str
     arguments: tuple[str, ...]
 
     @property
     def keeps_files(self) -> bool:
-        """Whether the command is told where its files go."""
+        """Whether the command has an option for its folder."""
         return self.table not in {"pressure", "quiet"}
 
     @property
     def command(self) -> str:
-        """The command as one types it; the key of its figures."""
+        """The command as typed; the key of its figures."""
         return " ".join(("python -m", *self.arguments))
 
 
 def cases(units: Sequence[int], seconds: int) -> list[Case]:
-    """Return the rows of every table in their order: backlogs in these sizes, latency for so many seconds."""
+    """Return the rows of every table in order: backlogs of these sizes, latency over `seconds`."""
     return [Case(table=table, arguments=arguments) for table, arguments in _rows(units, seconds)]
 
 
@@ -89,14 +89,14 @@ def _rows(units: Sequence[int], seconds: int) -> Iterator[tuple[str, tuple[str, 
 
 
 class Figures:
-    """What commands printed, by command, in a file that grows."""
+    """The output of commands, by command, in a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.by_command: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
 
     def keep(self, command: str, printed: dict[str, Any], revision: str) -> None:
-        """Keep the figures of one command with when, under what load, on how fast a machine and of which revision."""
+        """Store a command's figures with time, load, speed of the machine and revision."""
         self.by_command[command] = {
             **printed,
             "measured_at": f"{datetime.now(UTC):%Y-%m-%d %H:%M}Z",
@@ -109,7 +109,7 @@ class Figures:
 
 
 def calibration_ms() -> float:
-    """CPU milliseconds of a fixed piece of Python: what a shared machine is worth at this moment."""
+    """CPU milliseconds of a fixed piece of Python: the present speed of a shared machine."""
     begun = time.process_time()
     sum(number * number for number in range(2_000_000))
     return 1000 * (time.process_time() - begun)
@@ -151,8 +151,8 @@ def _revision() -> str:
     help="Units of each backlog; again for further sizes.",
 )
 @click.option("--seconds", default=60, show_default=True, type=click.IntRange(1, 3600), help="Of publishing.")
-@click.option("--match", default="", help="Measure only commands in which this regular expression is found.")
-@click.option("--only-missing", is_flag=True, help="Measure only what has no figures of this size yet.")
+@click.option("--match", default="", help="Measure only commands that match this regular expression.")
+@click.option("--only-missing", is_flag=True, help="Measure only rows without figures of this size.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), default=Path(".kfm/bench"), show_default=True)
 @click.option(
     "--out",

@@ -1,4 +1,4 @@
-"""The form of docs/performance.md: tables of figures, the command under each row, and what the words mean.
+"""The form of docs/performance.md: tables of figures, the command of each row, and the definitions.
 
 Does not belong here: measuring (`report.py`).
 """

@@ -1,7 +1,7 @@
-"""What the gates and the audit cost of a run: a dataset's chain in this process, and what its spans took.
+"""The share of gates and audit in a run: a dataset's chain in this process, and the times of its spans.
 
-Without Dagster, whose part is the same whatever the gates do: the shares are of the chain alone, and so the highest
-that they can be. Belongs here: the measurement. Does not belong here: the objects that it is made over (`backlog.py`).
+Without Dagster, whose cost does not depend on the gates: the shares are of the chain alone, and therefore maxima.
+Belongs here: the measurement. Does not belong here: the measured objects (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.telemetry.measures import Spent
 
 PARTS = {"gates": "kfm.gates", "audit": "kfm.audit"}
-"""What is told > the span that it lies in."""
+"""Part > the span that contains it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class _CountingTracer(trace.NoOpTracer):
 
     @contextmanager
     def start_as_current_span(self, name: str, **_: Any) -> Iterator[trace.Span]:  # type: ignore[override]
-        """Count what the block takes."""
+        """Count the block's time."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield trace.INVALID_SPAN
@@ -71,7 +71,7 @@ class _CountingTracer(trace.NoOpTracer):
 
 
 def run_cost(pipeline: Pipeline, *, dataset: str, day: date, units: int) -> RunCost:
-    """Ingest the objects of a day, `units` of them at most, in one run. Raises StageFailedError."""
+    """Ingest at most `units` objects of a day in one run. Raises StageFailedError."""
     first = MessageParse(
         pipeline=pipeline,
         dataset=dataset,
@@ -82,7 +82,7 @@ def run_cost(pipeline: Pipeline, *, dataset: str, day: date, units: int) -> RunC
     )
     wall, cpu = time.perf_counter(), time.process_time()
     tracer = _CountingTracer()
-    # No provider, so that nothing else of the product takes this process for one that is traced.
+    # No provider is set, so that the product does not treat this process as traced.
     with patch.object(trace, "get_tracer", lambda _: tracer):
         outputs = run_chain(first)
     whole = Spent(seconds=time.perf_counter() - wall, cpu_seconds=time.process_time() - cpu)

@@ -1,10 +1,10 @@
-"""The soak: everything that is too long for the tests, one part after the other, each with its figures.
+"""The soak: all measurements that are too long for the tests, part by part, each with its figures.
 
     python -m benchmarks.soak [PART ...] [--scale FRACTION]
 
-A part is a command of its own that ends with lines of figures; what ends with another code than 0 fails the soak, and
-the others run all the same. The scale makes every part smaller in the same proportion, down to the least size that
-still shows something. Does not belong here: what a part does.
+A part is a separate command that ends with lines of figures. A part with an exit code other than 0 fails the soak; the
+other parts still run. The scale reduces every part in the same proportion, down to its smallest useful size. Does not
+belong here: the work of a part.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kfm_dagster_tests.mutants.examining import load
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_STRIDE = 15
-"""Of the crash matrix: an operator has more moments to die at, so that it dies in each operator at least once."""
+"""Stride of the crash matrix; each operator has more crash points, so it dies in each operator at least once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of the soak. The last `lines` of what it prints are its figures, 0 for all of them."""
+    """A part of the soak. The last `lines` of its output are its figures; 0: all lines."""
 
     name: str
     command: Sequence[str]
@@ -91,7 +91,7 @@ def parts(scale: float) -> list[Part]:
 
 
 def chosen(names: Sequence[str], *, scale: str) -> list[Part]:
-    """Return the parts of these names, all without a name. Raises ValueError with what is wrong, in one line."""
+    """Return the named parts, all without a name. Raises ValueError with a line about a wrong name or scale."""
     try:
         fraction = float(scale)
     except ValueError:
@@ -119,7 +119,7 @@ def soak(wanted: Sequence[Part]) -> int:
         said = done.stdout.splitlines()
         verdict = "held" if done.returncode == 0 else f"FAILED with exit code {done.returncode}"
         print(f"{part.name}: {verdict}, {time.monotonic() - begun:.0f} s")  # noqa: T201
-        # Of a failure everything that was said is wanted.
+        # Print the whole output of a failure.
         for line in said if done.returncode else said[-part.lines :]:
             print(f"    {line}")  # noqa: T201
         sys.stdout.flush()
@@ -128,7 +128,7 @@ def soak(wanted: Sequence[Part]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for, by default everything; 2 when there is no such thing."""
+    """Run the requested parts, by default all; return 2 for an unknown part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="a part's name; all without one")
     parser.add_argument("--scale", default="1", help="a fraction of every part's size, for example 0.1")

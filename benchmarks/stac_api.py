@@ -1,10 +1,10 @@
-"""The STAC API beside the catalog: how fast it is filled, against pgstac's own loader, and what its readers notice.
+"""The STAC API beside the catalog: its loading rate compared with pgstac's own loader, and the effect on readers.
 
     python -m benchmarks.stac_api --items 10000 [--json]
 
-Items of one collection are loaded into empty databases by `pypgstac load` and by the catalog's follower, in batches as
-it gets them. Then a second day is loaded into the latter's while a client searches through stac-fastapi-pgstac.
-Belongs here: that comparison. Does not belong here: how Items come about (`backlog.py`).
+Items of one collection are loaded into empty databases by `pypgstac load` and by the catalog's follower, in the
+follower's batches. Then the follower loads a second day while a client searches through stac-fastapi-pgstac.
+Belongs here: that comparison. Does not belong here: the ingest of Items (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from kfm_dagster.followers.stac_api.rows import api_collection
 DATASET = "goes-abi"
 DAY = datetime(2025, 12, 3, tzinfo=UTC)
 CORNERS = 40
-"""Of a footprint: as many as a full disk of GOES has."""
+"""Corners of a footprint, as many as a full disk of GOES has."""
 IDLE_SECONDS = 10.0
 SEED = 7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Items a second, and what a client of the API saw before and during a load; times in milliseconds."""
+    """Items a second, and a client's search times before and during a load, in milliseconds."""
 
     items: int
     pypgstac_items_per_second: float
@@ -78,7 +78,7 @@ class Found:
 
 
 def measure(items: int) -> Found:
-    """Measure all of it. Raises ConfigurationError where there is no PostgreSQL with PostGIS."""
+    """Run the whole comparison. Raises ConfigurationError without a PostgreSQL with PostGIS."""
     if (reason := lacking()) is not None:
         raise ConfigurationError("the benchmark needs a server", observed=reason)
     contract = ContractRegistry.load()[DATASET]
@@ -113,7 +113,7 @@ def measure(items: int) -> Found:
 
 
 def _raw_load(database: str, folder: Path, contract: DatasetContract, items: int) -> float:
-    """Load by pypgstac's own command, in its quickest way that may be repeated; return the seconds."""
+    """Load by pypgstac's own command, by its fastest repeatable method; return the seconds."""
     path = layout.collection_path(contract.stac.collection)
     document = api_collection((folder / path).read_bytes(), contract)
     (folder / "collection.json").write_bytes(orjson.dumps(document))
@@ -134,7 +134,7 @@ def _raw_load(database: str, folder: Path, contract: DatasetContract, items: int
 
 
 def _follow(database: str, folder: Path, items: int, day: int) -> float:
-    """Load by the follower; return the seconds, without those of making the Items."""
+    """Load by the follower; return the seconds without the making of the Items."""
     follower = PgstacFollower(StacApiDatabase(database), FolderPublisher(folder))
     contract = ContractRegistry.load()[DATASET]
     changes = _changes(items, day)
@@ -224,7 +224,7 @@ def _for_seconds(seconds: float) -> Callable[[], bool]:
 
 
 def _search_while(url: str, going_on: Callable[[], bool]) -> tuple[list[float], int]:
-    """Search, one question after the other; return the milliseconds of each, and how many failed."""
+    """Search in sequence; return the milliseconds of each search, and the number of failures."""
     taken: list[float] = []
     errors = 0
     for question in _questions():
@@ -269,7 +269,7 @@ def _p95(taken: Sequence[float]) -> float:
 @click.option("--items", default=10_000, show_default=True, type=click.IntRange(1000, 1_000_000), help="Of each load.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def main(*, items: int, as_json: bool) -> None:
-    """Fill a STAC API, and print how fast that was and what its readers noticed.
+    """Fill a STAC API, and print the rate and the search times meanwhile.
 
     Example: python -m benchmarks.stac_api --items 10000
     """

@@ -1,6 +1,6 @@
-"""A STAC API (stac-fastapi-pgstac) over a database, as deploy/stac-api runs it, on a loopback port while it is needed.
+"""A temporary STAC API (stac-fastapi-pgstac) over a database on a loopback port, as deploy/stac-api runs it.
 
-Belongs here: its start, its environment and its stop. Does not belong here: what it is asked.
+Belongs here: its start, its environment and its stop. Does not belong here: the requests to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def service(name: str) -> dict[str, Any]:
 
 @contextmanager
 def stac_api_server(database: str) -> Iterator[str]:
-    """Serve a database's Items, with the settings of the compose file, and give the API's URL."""
+    """Serve a database's Items, with the settings of the compose file; yield the API's URL."""
     url, port = make_url(database), free_port()
     place = {
         "PGHOST": str(url.host),

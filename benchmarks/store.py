@@ -1,6 +1,6 @@
-"""The store of a benchmark: a server of its own (`store_server.py`), what it counted, and what it took.
+"""The store of a benchmark: a separate server (`store_server.py`), its counts and its CPU.
 
-Belongs here: its start and stop, and the variables that point a deployment at it. Does not belong here: what lies in it
+Belongs here: its start and stop, and the variables that point a deployment at it. Does not belong here: its objects
 (`objects.py`).
 """
 
@@ -19,15 +19,15 @@ from benchmarks.processes import cpu_seconds_of
 from kfm_dagster.demo.child_server import ChildServer
 
 OWN_BUCKET = "kfm-bench"
-"""Where a deployment keeps its own: artifacts, catalog, lineage."""
+"""Bucket of the deployment's own files: artifacts, catalog, lineage."""
 TIMEOUT_SECONDS = 30
 REQUESTS = ("GET", "HEAD", "PUT", "DELETE", "LIST", "POST")
 
 
 class StoreServer:
-    """A server over ROOT/bucket/key while the context is open; the objects stay. `latency_ms` comes before answers.
+    """A server over ROOT/bucket/key while the context is open; the objects stay. `latency_ms` delays each answer.
 
-    With `odd_every` one of so many answers about objects is one that S3 does not give.
+    With `odd_every`, one in this number of answers about objects is one that S3 never gives.
     """
 
     def __init__(self, root: Path, *, latency_ms: float, odd_every: int = 0) -> None:
@@ -61,7 +61,7 @@ class StoreServer:
         return self._server.endpoint_url
 
     def environment(self, *, all_remote: bool) -> dict[str, str]:
-        """Variables that have objects read from here; with `all_remote` what a deployment keeps is here, too."""
+        """Variables for reading objects here; with `all_remote`, the deployment's own files are here, too."""
         own = {
             f"KFM_{name.upper()}_URL": f"s3://{OWN_BUCKET}/{name}"
             for name in ("storage", "catalog", "lineage")
@@ -70,7 +70,7 @@ class StoreServer:
         return {"AWS_ENDPOINT_URL_S3": self.endpoint_url, **own}
 
     def counts(self) -> dict[str, int]:
-        """Return what came since this was last asked: requests by kind, bytes out and in, most requests at once."""
+        """Return the counts since the last call: requests by kind, bytes out and in, maximum concurrent requests."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{self.endpoint_url}/__counts", timeout=TIMEOUT_SECONDS) as answer:
             counts: dict[str, int] = orjson.loads(answer.read())

@@ -1,7 +1,7 @@
-"""ListObjectsV2 over a folder: pages of keys in their order, with folders where a delimiter asks for them.
+"""ListObjectsV2 over a folder: pages of keys in order, with folders if the request has a delimiter.
 
-Belongs here: the parameters and the XML of that one call (S3 API reference). Does not belong here: everything else of
-the store (`store_server.py`).
+Belongs here: the parameters and the XML of this call (S3 API reference). Does not belong here: all other calls of the
+store (`store_server.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def listing(root: Path, bucket: str, query: Mapping[str, str], etag_of: Callable
 
 
 def _entries(base: Path, prefix: str, *, deep: bool) -> Iterator[str]:
-    """Give the keys of the prefix's folder; of a folder in it, all below it, or its name with a slash."""
+    """Yield the keys of the prefix's folder; for a folder in it, all keys below (`deep`), or its name with a slash."""
     folder = base / prefix.rpartition("/")[0]
     for where, folders, files in os.walk(folder):
         within = Path(where).relative_to(base).as_posix()

@@ -1,12 +1,12 @@
-"""A store server: the few S3 calls that the product makes, over a folder ROOT/bucket/key, each answered after a time.
+"""A store server: the S3 calls of the product, over a folder ROOT/bucket/key, each answered after a delay.
 
     python -m benchmarks.store_server ROOT --latency-ms 50 [--odd-every 100]
 
 GET (whole, by Range, with If-Match), HEAD, PUT (with If-None-Match: *), DELETE and ListObjectsV2, path-style, on
-loopback; signatures are not looked at. It prints its port, and ends with its parent. `GET /__counts` answers with what
-came since it was last asked. A request waits once it is read whole, and waits beside all others, as one to a distant
-store does; bandwidth costs nothing. One in so many answers about an object is odd: S3 gives none like it. Does not
-belong here: who starts it (`store.py`) and what lies in the folder.
+loopback; signatures are not checked. It prints its port, and ends with its parent. `GET /__counts` returns the counts
+since the last such request. The delay begins when a request is complete, and delays run concurrently, as with a distant
+store; bandwidth is free. With `--odd-every`, one in this number of answers about objects is one that S3 never gives.
+Does not belong here: starting it (`store.py`), and the objects in the folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPE = ("Content-Type", "binary/octet-stream")
 
 
 class Answer(NamedTuple):
-    """Status, headers but Content-Length, body. `length` is what HEAD says of a body that it does not send."""
+    """Status, headers except Content-Length, body. `length` is the Content-Length of an answer to HEAD."""
 
     status: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -61,14 +61,14 @@ CHANGED = Answer("412 Precondition Failed", body=b"<Error><Code>PreconditionFail
 def etag_of(path: Path) -> str:
     """Return a file's ETag without quotes: the MD5 of its bytes, or for a large one that of an upload in parts.
 
-    Its digest is of name and size: large objects are holes for the most part, which nobody is to read.
+    Its digest is of name and size, because large objects are mostly holes, which should not be read.
     """
     status = path.stat()
     return _etag(str(path), status.st_size, status.st_mtime_ns)
 
 
 class Store:
-    """The objects below a folder, and the counts of what was asked of them. Used by one thread."""
+    """The objects below a folder, and the counts of requests. Used by one thread."""
 
     def __init__(self, root: Path, *, odd_every: int = 0) -> None:
         self._root = str(root)
@@ -79,12 +79,12 @@ class Store:
         self.counts: Counter[str] = Counter()
 
     def began(self) -> None:
-        """Count a request that has come."""
+        """Count a received request."""
         self._at_once += 1
         self.counts["at_once"] = max(self.counts["at_once"], self._at_once)
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
-        """Do what is asked for, and count it: requests by kind, bytes out and in."""
+        """Execute a request, and count it: requests by kind, bytes out and in."""
         self._at_once -= 1
         path, _, query = target.partition("?")
         name = unquote(path).strip("/")
@@ -141,7 +141,7 @@ class Store:
         if folder not in self._folders:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._folders.add(folder)
-        # One thread: nobody sees half an object.
+        # One thread, so no request reads half an object.
         mode = "xb" if headers.get("if-none-match") == "*" else "wb"
         try:
             with open(file, mode) as opened:  # noqa: PTH123 - as above
@@ -163,11 +163,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way back."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own, which derive from no class of asyncio
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in, and the next request once it is whole."""
+        """Receive bytes, and the next request once it is complete."""
         self._received += data
         if not self._waits:
             self._next()
@@ -210,7 +210,7 @@ class Connection(asyncio.Protocol):
 
 
 def _content(descriptor: int, size: int, told: tuple[tuple[str, str], ...], asked: str | None) -> Answer:
-    """Return an object's bytes, or those of a range."""
+    """Return an object's bytes, or the bytes of a range."""
     if asked is None:
         return Answer("200 OK", told, os.pread(descriptor, size, 0))
     first, stop = _range(asked, size)
@@ -253,7 +253,7 @@ async def _serve(root: Path, latency_seconds: float, odd_every: int) -> None:
 @click.command()
 @click.argument("root", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--latency-ms", default=0.0, type=click.FloatRange(0, 60_000), help="Before each answer.")
-@click.option("--odd-every", default=0, type=click.IntRange(0), help="Of so many answers about objects one is odd.")
+@click.option("--odd-every", default=0, type=click.IntRange(0), help="Make one in this number of answers odd; 0: none.")
 def main(*, root: Path, latency_ms: float, odd_every: int) -> None:
     """Serve ROOT/bucket/key as S3 on a free loopback port, which is printed; ends when standard input does."""
     end_with_parent()

@@ -1,6 +1,6 @@
-"""What befalls a PostgreSQL server while units are ingested, besides what befalls the processes that use it.
+"""Faults of a PostgreSQL server while units are ingested, besides the kills of its clients.
 
-Belongs here: the strikes. Does not belong here: when they come (`campaign.py`).
+Belongs here: the strikes. Does not belong here: their times (`campaign.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from benchmarks.postgres import RestartablePostgres
 
 EXHAUSTED_SECONDS = 3.0
-"""How long nobody gets a connection: some attempts of every process, and less than a lease."""
+"""Time without a free connection: some attempts of every process, and less than a lease."""
 END_BACKENDS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'
@@ -35,7 +35,7 @@ def strikes_on(server: RestartablePostgres) -> Sequence[Strike]:
         with ExitStack() as held:
             until = time.monotonic() + EXHAUSTED_SECONDS
             while time.monotonic() < until:
-                # Refused where none is left; what a process gives back meanwhile is taken, too.
+                # Refused once none is left; connections that processes release meanwhile are taken, too.
                 with suppress(sa.exc.OperationalError):
                     while True:
                         held.enter_context(engine.connect())

@@ -1,7 +1,7 @@
-"""What a measured deployment finds around it: where objects lie, how far store and queue are, and which database.
+"""The surroundings of a measured deployment: place of objects, latency of store and queue, and database.
 
-Belongs here: those choices and the servers that they need. Does not belong here: their options (`command.py`), and what
-is measured (`backlog.py`, `latency.py`).
+Belongs here: those choices and the servers that they need. Does not belong here: their options (`command.py`), and the
+measurements (`backlog.py`, `latency.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.store import StoreServer
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What is asked for; latencies in milliseconds. Without `store_latency_ms` objects lie in a folder.
+    """The requested surroundings; latencies in milliseconds. Without `store_latency_ms`, objects are in a folder.
 
     `all_remote`: artifacts, catalog and lineage are in the store, too. `real_size`: objects are as large as real ones.
     `traces`: the share of attempts that are traced; with 0 there is no collector.
@@ -36,13 +36,13 @@ class Place:
     traces: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be. Raises click.UsageError."""
+        """Refuse impossible combinations. Raises click.UsageError."""
         if self.all_remote and self.store_latency_ms is None:
             raise click.UsageError("--all-remote needs a store: give --store-latency-ms as well")
 
     @classmethod
     def taken_from(cls, given: dict[str, Any]) -> Place:
-        """Take the values of `place_options` out of a command's; the others stay."""
+        """Remove the values of `place_options` from a command's values, and build the place from them."""
         return cls(**{name: given.pop(name) for name in asdict(cls())})
 
 
@@ -50,7 +50,7 @@ class Place:
 class Surroundings:
     """A place whose servers run; `objects` is the folder ROOT/bucket/key, which the store serves.
 
-    `traces`: the variables by which a deployment sends its traces to the collector; none where there is no collector.
+    `traces`: the variables by which a deployment sends its traces to the collector; none without a collector.
     """
 
     place: Place
@@ -60,7 +60,7 @@ class Surroundings:
     traces: Mapping[str, str]
 
     def variables(self) -> dict[str, str]:
-        """Variables for the deployment; a folder of objects goes before every store, so none is named beside one."""
+        """Variables for the deployment; a folder of objects overrides a store, so only one of them is named."""
         common = {**self.database.variables, **self.traces}
         if self.store is None:
             return {**common, "KFM_OBJECT_ROOT": str(self.objects.absolute())}
@@ -70,7 +70,7 @@ class Surroundings:
 
 @contextmanager
 def surrounded(place: Place, objects: Path, folder: Path) -> Iterator[Surroundings]:
-    """Run what a place needs, with a fresh database; a server of one keeps its data below `folder`, which is new."""
+    """Run the servers of a place, with a new database; its server stores data below `folder`, which is new."""
     latency = place.store_latency_ms
     with ExitStack() as stack:
         yield Surroundings(

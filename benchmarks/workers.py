@@ -1,10 +1,10 @@
-"""How much more work more workers do: each of so few reads at a time that it waits for the store, all over one queue.
+"""The speed-up by more workers on one queue, each with so few parallel reads that it waits for the store.
 
     python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql [--json]
 
-Every row is a fresh deployment of so many `kfm worker` processes, and a backlog that grows with them. Belongs here: the
-workers and their rates. Does not belong here: one deployment's own rate (`backlog.py`), what the database can do when
-nothing else is done (`pressure.py`).
+Each row is a new deployment with a number of `kfm worker` processes, and a backlog in proportion. Belongs here: the
+workers and their rates. Does not belong here: one deployment's own rate (`backlog.py`), the maximum rate of the
+database alone (`pressure.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COLUMNS = ("workers", "units", "units_per_second", "times_one", "cpu_ms_per_unit
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersOptions:
-    """What is measured, and where: `units` and `reads` at a time are of each worker."""
+    """The measurement: `units` and parallel `reads` are per worker."""
 
     dataset: str
     workers: Sequence[int]
@@ -110,7 +110,7 @@ def _worked(
 
 
 def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
-    """Let the workers empty the queue; return their CPU seconds. Raises DependencyUnavailableError when one fails."""
+    """Run workers until the queue is empty; return their CPU seconds. Raises DependencyUnavailableError on failure."""
     command = [_KFM, "worker", "--until-empty"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with ExitStack() as stack:
@@ -140,7 +140,7 @@ def _until_empty(count: int, home: Path, *, timeout_seconds: float) -> float:
 @click.option("--dataset", default="hrrr", show_default=True, help="Dataset whose samples are published.")
 @place_options
 def main(*, home: Path, as_json: bool, **given: Any) -> None:
-    """Let more and more workers empty one queue, and print how much more they do than the first number of them.
+    """Empty a queue by increasing numbers of workers, and print the speed-up over the first number.
 
     Example: python -m benchmarks.workers --workers 1 --workers 2 --store-latency-ms 100 --database postgresql
     """

@@ -1,8 +1,8 @@
-"""The counters: how often each rule of a plan had its occasion and fired, over all processes, and what was done when.
+"""The counters: occasions and firings of each rule of a plan, over all processes, and the log of firings.
 
 A folder with a file per rule (`<rule>.count`: occasions, firings) under a file lock, and `injected.ndjson`, to which
-every firing is appended before it takes effect. A process that is killed here leaves both whole. Belongs here: counting
-that survives processes. Does not belong here: when a rule fires.
+every firing is appended before it takes effect. A kill at any moment leaves both intact. Belongs here: counts that
+outlive processes. Does not belong here: when a rule fires.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 
 LOG = "injected.ndjson"
 _WIDTH = 12
-"""Digits of a number: a line of fixed length is written by one system call, which a SIGKILL does not tear."""
+"""Digits of a number: a line of fixed length is written by one system call, which a SIGKILL does not split."""
 
 
 class FaultCounters:
@@ -30,7 +30,7 @@ class FaultCounters:
         folder.mkdir(parents=True, exist_ok=True)
 
     def occasion(self, rule: str, fires: Callable[[int, int], bool]) -> int | None:
-        """Count one occasion of a rule; return its number when `fires(occasion, firings so far)`, else None."""
+        """Count an occasion of a rule; return its number if `fires(occasion, firings so far)`, else None."""
         with self._locked(rule) as handle:
             seen, fired = _read(handle)
             hit = fires(seen + 1, fired)
@@ -58,7 +58,7 @@ class FaultCounters:
 
     @contextmanager
     def _locked(self, rule: str) -> Iterator[int]:
-        # A descriptor of its own for each look: flock keeps threads apart, too, and goes with a killed process.
+        # A descriptor per access: flock then also excludes other threads, and ends with a killed process.
         handle = os.open(self.folder / f"{rule}.count", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Entry point of a code location whose processes suffer the faults of KFM_CHAOS_PLAN.
+"""Entry point of a code location whose processes apply the faults of KFM_CHAOS_PLAN.
 
-Loaded in the place of `kfm_dagster.definitions` where faults are wanted: the code server (sensors) and every run
-process load it, and each puts the plan in force. Belongs here: assembly only.
+Replaces `kfm_dagster.definitions` to inject faults: the code server (sensors) and every run process load it, and each
+activates the plan. Belongs here: assembly only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kfm_dagster.settings import Settings
 
 @cache
 def in_force(settings: Settings) -> Injector:
-    """Put the plan in force once per process, however often the definitions are loaded; refused in prod."""
+    """Activate the plan once per process, even if the definitions are loaded repeatedly; refused in prod."""
     return activate(settings)
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Return the definitions of the environment, once its plan is in force."""
+    """Return the definitions of the environment, after activating its plan."""
     settings = Settings.load()
     in_force(settings)
     return build_definitions(settings)

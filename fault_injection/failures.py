@@ -1,6 +1,6 @@
-"""How each dependency fails: the exception that the code around a failpoint meets when the real one does not answer.
+"""The failure of each dependency: the exception that code at a failpoint gets if the real dependency does not answer.
 
-Belongs here: one table from dependency to exception. A failure of another kind would test a path that no outage takes.
+Belongs here: a table from dependency to exception. Another exception would test a path that no outage takes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _KIND: Mapping[str, Callable[[str], Exception]] = {
     "artifact": GenericError,
     "landing": GenericError,
 }
-"""By the first part of a failpoint's name. A stage has no dependency: nothing there can fail by itself."""
+"""By the first part of a failpoint's name; a stage has no dependency that could fail."""
 
 
 def can_fail(failpoint: Failpoint) -> bool:
-    """Tell whether a dependency is called at the failpoint."""
+    """Return whether a dependency is called at the failpoint."""
     return _dependency(failpoint) in _KIND
 
 
 def failure(failpoint: Failpoint, *, rule: str) -> Exception:
-    """Return what the dependency at a failpoint raises when it does not answer; the text names the rule that did it."""
+    """Return the error of an unavailable dependency at a failpoint; its text names the rule."""
     return _KIND[_dependency(failpoint)](f"injected at {failpoint} by chaos rule {rule}")
 
 

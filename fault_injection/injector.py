@@ -1,7 +1,7 @@
-"""The injector: told of every failpoint that is reached, it does what the plan says.
+"""The injector: called at every failpoint, it applies the plan.
 
-Belongs here: matching, deciding, and the four faults. Does not belong here: the model of a plan (`plan.py`), and how a
-deployment gets an injector (`definitions.py`).
+Belongs here: matching, deciding, and the four faults. Does not belong here: the model of a plan (`plan.py`), and
+activation in a deployment (`definitions.py`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kfm_dagster.failpoints import Failpoint, Labels
 from kfm_dagster.settings import Environment, Settings
 
 PLAN_VARIABLE = "KFM_CHAOS_PLAN"
-"""Names the file of the plan; no setting of the product, which never reads it."""
+"""Variable with the file of the plan; not a setting of the product, which never reads it."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Injector:
-    """A plan in force in this process, with a state folder that all its processes share. Thread-safe."""
+    """A plan that is active in this process, with a state folder that all processes share. Thread-safe."""
 
     def __init__(self, plan: Plan, state: Path) -> None:
         self.counters = FaultCounters(state)
@@ -45,13 +45,13 @@ class Injector:
         }
 
     def __call__(self, failpoint: Failpoint, labels: Labels) -> None:
-        """Do what a failpoint's rules say, in the plan's order. Raises the failure of the failpoint's dependency."""
+        """Apply a failpoint's rules, in the plan's order. Raises the failure of the failpoint's dependency."""
         for rule in self._rules[failpoint]:
             if all(fnmatchcase(labels.get(name, ""), glob) for name, glob in rule.where.items()):
                 self._at_occasion(rule, failpoint, labels)
 
     def clock_skew(self) -> timedelta:
-        """Return by how much this process's clock is wrong; asking counts as an occasion of every skew rule."""
+        """Return the error of this process's clock; each call counts as an occasion of every skew rule."""
         skew = timedelta()
         for rule in self._skews:
             if (number := self._hit(rule)) is not None:
@@ -83,12 +83,12 @@ class Injector:
                 time.sleep(rule.milliseconds / 1000)
 
     def _hit(self, rule: Rule) -> int | None:
-        """Count an occasion; return its number when the rule fires."""
+        """Count an occasion; return its number if the rule fires."""
         return self.counters.occasion(rule.name, partial(fires, rule, self._seed))
 
 
 def fires(rule: Rule, seed: int, occasion: int, fired: int) -> bool:
-    """Tell whether a rule that has fired `fired` times fires at an occasion; nothing else counts, so plans repeat."""
+    """Return whether a rule that fired `fired` times fires at an occasion; only these count, so plans repeat."""
     if rule.nth is not None:
         return occasion == rule.nth
     if rule.at_most is not None and fired >= rule.at_most:
@@ -100,10 +100,10 @@ def fires(rule: Rule, seed: int, occasion: int, fired: int) -> bool:
 
 
 def activate(settings: Settings) -> Injector:
-    """Put the plan that KFM_CHAOS_PLAN names in force in this process.
+    """Activate the plan of KFM_CHAOS_PLAN in this process.
 
     Its state folder is `$KFM_HOME/chaos/<digest of the plan>`. Raises ConfigurationError in prod, without a plan, and
-    for a plan that is wrong; then nothing is in force.
+    for an invalid plan; then no plan is active.
     """
     if settings.env is Environment.PROD:
         raise ConfigurationError(
@@ -123,13 +123,13 @@ def activate(settings: Settings) -> Injector:
 
 
 def state_folder(home: Path, plan: Plan) -> Path:
-    """Where a plan's counts and log are; a plan that says something else has a folder of its own."""
+    """Return the folder of a plan's counts and log; a plan with other content has another folder."""
     return home.absolute() / "chaos" / hashlib.sha256(plan.model_dump_json().encode()).hexdigest()[:16]
 
 
 @contextmanager
 def injecting(plan: Plan, state: Path) -> Iterator[Injector]:
-    """Put a plan in force in this process while the block runs."""
+    """Activate a plan in this process during the block."""
     injector = Injector(plan, state)
     failpoints.install(injector, clock_skew=injector.clock_skew())
     try:

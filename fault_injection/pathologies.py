@@ -1,7 +1,7 @@
-"""NODD pathologies: what NOAA's feeds do to those who trust them, each as steps to play and an outcome to expect.
+"""NODD pathologies: irregular behaviour of NOAA's feeds, each as steps to play and an expected outcome.
 
-Every one of these has been seen on the real buckets and topics or follows from what S3, SNS and SQS promise. Belongs
-here: the corpus, as data. Does not belong here: how a story is told and played (`scenarios.py`), how objects are made
+Each pathology was observed on the real buckets and topics, or follows from the guarantees of S3, SNS and SQS. Belongs
+here: the corpus, as data. Does not belong here: the form and playing of a story (`scenarios.py`), the making of objects
 (`demo/samples/`), or faults of our own side (`plan.py`).
 """
 
@@ -24,7 +24,7 @@ OLD_BUCKET = "noaa-nexrad-level2"
 OLD_TOPIC = "arn:aws:sns:us-east-1:811054952067:NewNEXRADLevel2Archive"
 """Bucket and topic of NEXRAD Level II until 2025-09-01 (AWS open-data registry)."""
 BOMB_BYTES = 10_000_000
-"""What 10 KB of zeros unpack to: 15 times what the reader takes."""
+"""Unpacked size of 10 KB of zeros: 15 times the reader's limit."""
 VOLUME_HEADER_BYTES = 24
 """ICD 2620010 (Archive II/User), 7.3.3."""
 

@@ -1,6 +1,6 @@
-"""The chaos plan: which fault happens at which failpoint, when and how often, as one YAML or JSON file.
+"""The chaos plan: the fault at each failpoint, with times and frequency, as one YAML or JSON file.
 
-Unknown keys are refused. Belongs here: the model and its loader. Does not belong here: what a fault does
+Unknown keys are refused. Belongs here: the model and its loader. Does not belong here: the effect of a fault
 (`injector.py`), or counting (`counters.py`).
 """
 
@@ -20,14 +20,14 @@ from kfm_dagster.failpoints import Failpoint
 
 API_VERSION = "kfm.nodd.chaos/v1"
 MAX_DELAY_MS = 60_000
-"""A longer wait is a death, which `kill` does better; a run's heartbeat and a sensor's tick are a minute, too."""
+"""A longer wait is like a death, for which `kill` exists; a run's heartbeat and a sensor's tick are a minute, too."""
 MAX_SKEW_SECONDS = 7 * 24 * 3600
 
 LabelName = Literal["dataset", "operator", "partition", "run", "units"]
 
 
 class _Rule(Strict):
-    """When a rule fires: at its n-th occasion, or by chance, or at each; occasions count over all processes."""
+    """When a rule fires: at its n-th occasion, by chance, or at every occasion; all processes share the count."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=60)] = Field(
         description="Unique in the plan; names the rule in logs and in the state folder."
@@ -44,7 +44,7 @@ class _Rule(Strict):
 
 
 class _AtSeam(_Rule):
-    """A rule whose occasions are the failpoints reached that match."""
+    """A rule whose occasions are the reached failpoints that match."""
 
     failpoint: str = Field(min_length=1, description="Glob over the failpoints' names (kfm_dagster/failpoints.py).")
     where: dict[LabelName, str] = Field({}, description="Globs that the labels of the occasion must match, too.")
@@ -114,7 +114,7 @@ class Plan(Strict):
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a plan from a YAML or JSON file. Raises ConfigurationError with one line on what is wrong."""
+    """Read a plan from a YAML or JSON file. Raises ConfigurationError with a line on the fault."""
     return parse_plan(read_text(path, error=ConfigurationError), source=path.name)
 
 

@@ -1,8 +1,8 @@
-"""The producer: announces objects as a standard queue may at its worst, twice, late and out of order, by a seed.
+"""The producer: announces objects as a standard queue may in the worst case: twice, late, out of order; by a seed.
 
 Amazon SQS promises at-least-once delivery and best-effort ordering ("Amazon SQS standard queues", Developer Guide);
-between S3 and us stand two more services that promise no more. Belongs here: the disorder of deliveries. Does not
-belong here: what is announced (`pathologies.py`, `demo/sample_day.py`) or how (`demo/feed.py`).
+the two other services between S3 and us promise no more. Belongs here: the disorder of deliveries. Does not belong
+here: the announced objects (`pathologies.py`, `demo/sample_day.py`), and announcing (`demo/feed.py`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disorder:
-    """How deliveries go wrong. The same seed gives the same deliveries."""
+    """The disorder of deliveries. The same seed gives the same deliveries."""
 
     seed: int = 0
     duplicate: float = 0.1
     """Share of the events that are delivered twice, 0 to 1."""
     late: float = 0.1
-    """Share of the deliveries that come only after everything else, 0 to 1."""
+    """Share of the deliveries that come after all others, 0 to 1."""
     displaced: int = 10
-    """How many places any other delivery may move."""
+    """Maximum number of places by which any other delivery may move."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.duplicate <= 1 and 0 <= self.late <= 1 and self.displaced >= 0):

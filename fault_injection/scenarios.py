@@ -1,7 +1,7 @@
-"""Stories of a feed: objects stored, announced and drained in some order, and the fate that each must meet.
+"""Stories of a feed: objects stored, announced and drained in some order, with the expected outcome of each.
 
-Belongs here: the values of which a pathology is made, and `play`. Does not belong here: the corpus (`pathologies.py`),
-or who plays: a test over a folder, or a deployment through `kfm_dagster.demo.feed.Feed`.
+Belongs here: the values of a pathology, and `play`. Does not belong here: the corpus (`pathologies.py`), or the caller:
+a test over a folder, or a deployment through `kfm_dagster.demo.feed.Feed`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kfm_dagster.ledger.state_machine import Status
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """One content of an object, and when S3 says that it came."""
+    """A content of an object, and the time of its event by S3."""
 
     bucket: str
     key: str
@@ -40,17 +40,17 @@ class Version:
 
     @property
     def event(self) -> ObjectEvent:
-        """What S3 announces."""
+        """S3's event of this version."""
         return ObjectEvent(bucket=self.bucket, key=self.key, size=len(self.content), etag=self.etag, event_time=self.at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """The bucket holds this under the version's key, in the place of what was there."""
+    """Store this under the version's key in the bucket, in place of any earlier content."""
 
     version: Version
     content: bytes | None = None
-    """What is stored, when that is not the version's content."""
+    """The stored content, if it differs from the version's content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ Step = Store | Announce | Drain
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedOutcome:
-    """What must become of a version; `code` is that of its last error."""
+    """The expected outcome of a version; `code` is the code of its last error."""
 
     version: Version
     status: Status
@@ -83,10 +83,10 @@ class ExpectedOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pathology:
-    """A story, how to play it, and how it must end.
+    """A story, its steps, and its expected end.
 
-    `shown` are the versions that Items show, one each, and `closed` those of them that were read once more, as the last
-    of a volume that a later one closed: their Items say so.
+    `shown` are the versions that Items show, one each. `closed` are the shown versions that were read again as the last
+    chunk of a volume that a later volume closed; their Items state this.
     """
 
     name: str
@@ -106,7 +106,7 @@ def play(
     send: Callable[[str], object],
     drain: Callable[[], object],
 ) -> None:
-    """Play the steps: `put` stores (bucket, key, content), `send` puts a body on the queue, `drain` works it off.
+    """Play the steps: `put` stores (bucket, key, content), `send` puts a body on the queue, `drain` processes it.
 
     With an embedded cloud these are `feed.put`, `feed.announce_raw` and a call of `deployment.drain.drain`.
     """
