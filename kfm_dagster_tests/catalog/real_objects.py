@@ -95,7 +95,7 @@ REAL: Mapping[str, tuple[str, ...]] = {
         "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
     ),
     "naqfc": ("aqm.t12z.ave_1hr_pm25.20240516.227.grib2",),
-    "ndfd": ("ds.maxt.bin", "ds.minrh.bin", "ds.waveh.bin"),
+    "ndfd": ("ds.maxt.bin",),
     "nexrad-l2": ("KTLX20140101_000624_V06.gz", "KCRP20200101_000431_V06"),
     "nexrad-l2-chunks": ("20260328-201457-055-E",),
     "ocean": ("oisst-avhrr-v02r01.20220913.nc",),
