@@ -1,6 +1,6 @@
 """The command line: `python -m docs.examples.atmo_window run|replay|show`.
 
-Prints one JSON document. Exit codes: 0 done, 3 refused, others as `kfm` has them; 4 when a replay left intents.
+Prints one JSON document. Exit codes: 0 done, 3 refused, others as for `kfm`; 4 if intents remain after a replay.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def atmo(context: click.Context, home: Path, weather: Path, database: str | None
 
 @atmo.command()
 @click.argument("hour")
-@click.option("--force", metavar="REASON", help="Run although nothing changed, and say why.")
+@click.option("--force", metavar="REASON", help="Reason to run although nothing has changed.")
 @click.option("--run-id", help="Default: a new UUID.")
 @click.pass_obj
 def run(workspace: Workspace, hour: str, force: str | None, run_id: str | None) -> None:
-    """Make the window of an HOUR (2026-03-01T12, UTC) unless it stands."""
+    """Compute the window of an HOUR (2026-03-01T12, UTC) unless it is current."""
     _print(workspace.run(Window.named(hour), run_id=run_id or str(uuid.uuid4()), force=force).as_json())
 
 
 @atmo.command()
 @click.pass_obj
 def replay(workspace: Workspace) -> None:
-    """Carry out what a crash or a failure left."""
+    """Replay the intents of crashed and failed runs."""
     done = workspace.replay()
     _print({"applied": done.applied, "skipped": done.skipped, "failed": done.failed})
     if done.failed:
@@ -69,7 +69,7 @@ def replay(workspace: Workspace) -> None:
 @click.option("--field", help="Print only this member, bare.")
 @click.pass_obj
 def show(workspace: Workspace, hour: str, content_hash: str | None, field: str | None) -> None:
-    """Show what stands for an HOUR, or a version of it."""
+    """Show the newest window of an HOUR, or a version of it."""
     window = Window.named(hour)
     with workspace.database.snapshot() as tx:
         output = workspace.nodes.output(content_hash, tx=tx) if content_hash else workspace.newest(window)
@@ -93,7 +93,7 @@ def _document(output: Output) -> dict[str, object]:
 
 
 def _die_where_asked(moment: str) -> None:
-    """Be killed, as by an operator or the kernel, at the moment that ATMO_DIE_AT names: `intent` or `output`."""
+    """Kill this process, as an operator or the kernel would, at the moment in ATMO_DIE_AT: `intent` or `output`."""
     if os.environ.get("ATMO_DIE_AT") == moment:
         os.kill(os.getpid(), signal.SIGKILL)
 

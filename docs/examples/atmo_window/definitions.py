@@ -20,7 +20,7 @@ HOURS = dg.HourlyPartitionsDefinition(start_date=datetime(2026, 3, 1, tzinfo=UTC
 
 
 class AtmoResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Where deliveries are, where windows go, and the secret behind displaced stations."""
+    """Folders of deliveries and windows, and the secret of displaced stations."""
 
     home: str = Field(default=".atmo", description="Folder for landed input, windows and the database.")
     weather: str = Field(default=str(SAMPLE), description="Folder of deliveries: stations, masking, observations.")
@@ -31,15 +31,15 @@ class AtmoResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 class WindowConfig(dg.Config):
-    """How to run."""
+    """Options of a run."""
 
-    force: str = Field(default="", description="Run although nothing changed: the reason why. Empty: skip then.")
+    force: str = Field(default="", description="Reason to run although nothing has changed. Empty: skip in this case.")
 
 
 @dg.asset(partitions_def=HOURS, group_name="atmo", kinds={"duckdb", "parquet"})
 def atmo_window(context: dg.AssetExecutionContext, config: WindowConfig, atmo: AtmoResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Hourly means, extremes and counts per place; sensitive stations only as masked groups."""
-    # A re-execution is the same run: what succeeded in it is not done again.
+    # A re-execution is the same run: a window that succeeded in it is not computed again.
     run_id = context.run.root_run_id or context.run.run_id
     with open_workspace(
         home=Path(atmo.home), weather=Path(atmo.weather), database_url=atmo.database or None, salt=atmo.salt
@@ -53,5 +53,5 @@ def atmo_window(context: dg.AssetExecutionContext, config: WindowConfig, atmo: A
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """Return the asset and its resource; the salt is read when a run needs it."""
+    """Return the asset and its resource; the salt is read when it is needed."""
     return dg.Definitions(assets=[atmo_window], resources={"atmo": AtmoResource(salt=dg.EnvVar("ATMO_MASKING_SALT"))})

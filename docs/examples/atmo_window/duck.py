@@ -1,6 +1,6 @@
 """DuckDB for transforms: the statements of `sql/`, in a session in which equal input gives equal bytes.
 
-Belongs here: the session, and Parquet with fixed settings. Does not belong here: what a statement means.
+Belongs here: the session, and Parquet with fixed settings. Does not belong here: the meaning of a statement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SQL = Path(__file__).resolve().parent / "sql"
 
 @contextmanager
 def session() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a database in memory: one thread, UTC, and nothing fetched from a network."""
+    """Open a database in memory: one thread, UTC, no access to a network."""
     connection = duckdb.connect(
         config={"threads": 1, "autoinstall_known_extensions": False, "autoload_known_extensions": False}
     )
@@ -37,7 +37,7 @@ def statement(name: str) -> str:
 
 
 def table(connection: duckdb.DuckDBPyConnection, name: str, parameters: Mapping[str, str] | None = None) -> pa.Table:
-    """Run a statement and return its rows, in the order it says."""
+    """Run a statement and return its rows, in its order."""
     return connection.sql(statement(name), params=dict(parameters or {})).to_arrow_table()
 
 

@@ -1,10 +1,10 @@
-"""The way in: what was delivered for one window, masked, under the hash of its bytes.
+"""Landing: the observations delivered for a window, masked, under the hash of their bytes.
 
     weather/observations/*.csv|parquet + sites -> newest revisions of the window -> one immutable object per place
 
-A sensitive station is masked here, before its observations are stored or hashed: what lands has neither its id nor its
-location, so nothing behind this module can tell them. Landed objects are never changed and never deleted, so an intent
-can be replayed long after the delivery was corrected. Does not belong here: what is made of them (`node.py`).
+A sensitive station is masked here, before its observations are stored or hashed. Landed objects have neither its id nor
+its location, so later modules cannot reveal them. Landed objects are never changed and never deleted, so an intent can
+be replayed long after the delivery was corrected. Does not belong here: computing with them (`node.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NothingDeliveredError(KfmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Landed:
-    """One place's observations of a window: the manifest's entry, and where the bytes are."""
+    """A place's observations of a window: the manifest's entry, and the address of the bytes."""
 
     entry: ManifestEntry
     reference: ArtifactReference
@@ -45,7 +45,7 @@ class Landed:
 def land(weather: Path, sites: Sites, window: Window, landing: Artifacts) -> tuple[Landed, ...]:
     """Land a window's observations, one object per place, in the order of the places.
 
-    Raises NothingDeliveredError, and ConfigurationError for observations that cannot be read or decided.
+    Raises NothingDeliveredError, and ConfigurationError for unreadable or contradictory observations.
     """
     rows = _slice(weather, sites, window)
     if not rows.num_rows:
@@ -69,7 +69,7 @@ def _slice(weather: Path, sites: Sites, window: Window) -> pa.Table:
         connection.execute(statement("delivered"))
         for file in sorted((weather / "observations").glob("*")):
             _read(connection, file)
-        # The statements' name for it; otherwise DuckDB would look for it among this function's variables.
+        # Registered by the statements' name; otherwise DuckDB would search it among this function's variables.
         connection.register("sites", _shown(sites))
         ((undeclared, contradicting),) = connection.execute(statement("faults"), window.bounds()).fetchall()
         if undeclared or contradicting:
@@ -88,7 +88,7 @@ def _read(connection: duckdb.DuckDBPyConnection, file: Path) -> None:
     try:
         connection.execute(statement(READERS[file.suffix]), {"file": str(file)})
     except duckdb.Error as error:
-        # DuckDB quotes the row, and a row tells which station; so neither it nor its cause is shown.
+        # DuckDB quotes the row, which names the station, so neither the error nor its cause is shown.
         raise ConfigurationError(
             "a file of observations does not fit",
             observed=f"{file.name}: {type(error).__name__}",

@@ -1,7 +1,7 @@
-"""The node: hourly means, extremes and counts per place, from what has landed for the hour.
+"""The node: hourly means, extremes and counts per place, from the landed observations of the hour.
 
-Belongs here: what `IdempotentNode` and `ReadsBack` ask for. Does not belong here: how deliveries land (`landing.py`),
-and when the node runs (`running.py`).
+Belongs here: the members of `IdempotentNode` and `ReadsBack`. Does not belong here: landing deliveries (`landing.py`),
+and running the node (`running.py`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ KIND = f"{DATASET}.window"
 
 
 def checkpoint_of(window: Window) -> str:
-    """Return the key under which a window's newest version is kept."""
+    """Return the key of a window's checkpoint, which names its newest version."""
     return f"{KIND}@{window.name}"
 
 
 def _nothing(moment: str) -> None:
-    """Be told of a moment, and do nothing."""
+    """Ignore a moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tools:
-    """What a node needs of its surroundings. `reached` is called at each moment where a caller may end the run."""
+    """Tools of a node. `reached` is called at each moment at which a caller may end the run."""
 
     landing: Artifacts
     outputs: Artifacts
@@ -52,7 +52,7 @@ class Tools:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtmoWindow:
-    """One window of one run. Nothing here knows where a sensitive station is, or what it is called."""
+    """A window of a run. It has neither the location nor the id of a sensitive station."""
 
     window: Window
     landed: Sequence[Landed]
@@ -67,7 +67,7 @@ class AtmoWindow:
 
     @property
     def dataset_id(self) -> str:
-        """Node of run-state; it names the hour, so that one run may have several."""
+        """Node of run-state; it names the hour, so that a run may have several hours."""
         return f"{KIND}.{self.window.name.lower()}"
 
     @property
@@ -77,20 +77,20 @@ class AtmoWindow:
 
     @property
     def step(self) -> str:
-        """The one effect of the node."""
+        """The node's only effect."""
         return "aggregate"
 
     def inputs(self) -> Sequence[ManifestEntry]:
-        """Return what landed, named by place and told apart by the hash of the masked bytes."""
+        """Return the landed objects, named by place and distinguished by the hash of the masked bytes."""
         return [landed.entry for landed in self.landed]
 
     def params(self) -> Mapping[str, Any]:
-        """Return the window and how sites are masked: both change the result."""
+        """Return the window and the masking of sites: both change the result."""
         masking = {decision.method: dict(decision.parameters) for decision in self.decisions}
         return {**self.window.bounds(), "masking": masking}
 
     def context(self) -> Mapping[str, Any]:
-        """Return where the inputs are, and who asked for the masks; neither changes the result."""
+        """Return the addresses of the inputs, and who requested the masks; neither changes the result."""
         return {
             "run_id": self.run_id,
             "landed": {landed.entry.uri: landed.reference.uri for landed in self.landed},
@@ -99,7 +99,7 @@ class AtmoWindow:
 
     @classmethod
     def rebuilt(cls, intent: Intent, tools: Tools) -> AtmoWindow:
-        """Make the node again from its intent alone, as a replay does."""
+        """Rebuild the node from its intent alone, for a replay."""
         payload, context = intent.payload, intent.payload["context"]
         entries = [ManifestEntry(**entry) for entry in payload["inputs"]]
         return cls(
@@ -173,12 +173,12 @@ class AtmoWindow:
 
     @property
     def inputs_hash(self) -> str:
-        """What run-state compares within a run."""
+        """The hash that run-state compares within a run."""
         references = [InputReference(uri=entry.uri, checksum=entry.checksum) for entry in self.inputs()]
         return inputs_hash(references, self.params())
 
     def _lineage(self, stored: ArtifactReference) -> dict[str, Any]:
-        """Return PROV-O nodes: the output, what it was derived from, and the masking of that."""
+        """Return PROV-O nodes: the output, its sources, and their masking."""
         uris = sorted(entry.uri for entry in self.inputs())
         output = {"id": f"urn:sha256:{stored.sha256}", "type": ["Entity", "kfm:AtmoWindow"], "wasDerivedFrom": uris}
         nodes: list[dict[str, Any]] = [output]

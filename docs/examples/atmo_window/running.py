@@ -1,6 +1,6 @@
-"""Running a window: land, ask run-state, run the node, and say what came of it; and the replay of what was left.
+"""Running a window: land, query run-state, run the node, and report the result; and replaying unresolved intents.
 
-Belongs here: the order around the node. Does not belong here: who asks for a run (`__main__.py`, `definitions.py`).
+Belongs here: the order around the node. Does not belong here: requests for runs (`__main__.py`, `definitions.py`).
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ LOCKFILE = HERE.parents[2] / "requirements.lock"
 
 
 def utc_now() -> datetime:
-    """Tell the time of records; no transform sees it."""
+    """Return the time for records; no transform uses it."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowRun:
-    """How a run of a window ended. A skip says whose work it relies on."""
+    """The end of a window's run. A skip names the run whose work it reuses."""
 
     status: IntentStatus
     output: Output
     applied_by: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return what people and scripts want to know."""
+        """Return the published form."""
         return {
             "status": self.status.value,
             "applied_by": self.applied_by,
@@ -63,7 +63,7 @@ class WindowRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
-    """Where windows are made: a folder of weather, a home for what is made of it, and a database."""
+    """The place of the windows: a folder of weather, a home for results, and a database."""
 
     weather: Path
     salt: bytes
@@ -72,13 +72,13 @@ class Workspace:
     database: Database
 
     def node(self, window: Window, *, run_id: str) -> AtmoWindow:
-        """Land what was delivered for a window, and return the node over it. Raises KfmError when that cannot be."""
+        """Land the observations of a window, and return the node over them. Raises KfmError if this is impossible."""
         sites = read_sites(self.weather, salt=self.salt)
         landed = land(self.weather, sites, window, self.tools.landing)
         return AtmoWindow(window=window, landed=landed, decisions=sites.decisions, run_id=run_id, tools=self.tools)
 
     def run(self, window: Window, *, run_id: str, force: str | None = None) -> WindowRun:
-        """Run a window unless its content has taken effect. What it raises is in the run's record, and raised on."""
+        """Run a window unless its content has taken effect. An error is recorded in run-state, and raised again."""
         node = self.node(window, run_id=run_id)
         if (done := self._done_in_this_run(node, force)) is not None:
             return done
@@ -93,11 +93,11 @@ class Workspace:
         return WindowRun(status=result.status, output=result.output, applied_by=result.applied_by.run_id)
 
     def replay(self) -> IntentReplay:
-        """Carry out every intent that was left PENDING or FAILED, from its payload alone."""
+        """Replay every PENDING and FAILED intent, from its payload alone."""
         return replay_intents(self.nodes, lambda intent: AtmoWindow.rebuilt(intent, self.tools))
 
     def newest(self, window: Window) -> Output | None:
-        """Return what stands for a window."""
+        """Return the newest output of a window."""
         return self.nodes.newest(checkpoint_of(window))
 
     def _done_in_this_run(self, node: AtmoWindow, force: str | None) -> WindowRun | None:
@@ -108,7 +108,7 @@ class Workspace:
         with self.database.snapshot() as tx:
             output = self.nodes.output(content.content_hash, tx=tx)
         if output is None:
-            return None  # the same inputs, and other code
+            return None  # the same inputs, but other code
         return WindowRun(status=IntentStatus.SKIPPED, output=output, applied_by=node.run_id)
 
     def _note(self, node: AtmoWindow, outcome: Outcome, summary: ValidationSummary) -> None:
@@ -126,7 +126,7 @@ def open_workspace(
     clock: Callable[[], datetime] = utc_now,
     reached: Callable[[str], None] | None = None,
 ) -> Iterator[Workspace]:
-    """Open a home; SQLite inside it unless a database is named. Raises KfmError."""
+    """Open a home, with SQLite in it unless a database is named. Raises KfmError."""
     database = Database.open(database_url or f"sqlite:///{home.absolute() / 'atmo.db'}")
     try:
         store = open_store(str(home))
@@ -149,5 +149,5 @@ def open_workspace(
 
 
 def code() -> CodeFingerprint:
-    """Return which code this is: this folder, and the lockfile that pins all that it imports."""
+    """Return the fingerprint of the code: this folder, and the lockfile that pins its imports."""
     return code_fingerprint(HERE, lockfile=LOCKFILE)

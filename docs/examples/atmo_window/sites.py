@@ -1,7 +1,7 @@
-"""Stations, and what may be shown of each: `stations.csv` and `masking.json` of a folder of weather.
+"""Stations, and their public locations: `stations.csv` and `masking.json` of a folder of weather.
 
-Belongs here: the one place that reads exact locations, and the masks that the steward asked for. Does not belong here:
-observations (`landing.py`), which come to know of a station only what this module lets through.
+Belongs here: reading exact locations, which no other module does, and the masks that the steward requested. Does not
+belong here: observations (`landing.py`), which get only the public part of a station from this module.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kfm_dagster.governance.masking import (
 
 DATASET = "atmo"
 EXACT = "exact"
-"""`shown` of a station that is public; the others name a mask."""
+"""Value of `shown` for a public station; any other value names a mask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What may be shown of a station; `place` is its own id, or the name of its masked group."""
+    """The public part of a station; `place` is its own id, or the name of its masked group."""
 
     place: str
     latitude: float
@@ -61,7 +61,7 @@ def read_sites(folder: Path, *, salt: bytes) -> Sites:
     try:
         return _masked(stations, json.loads(policy.read_text(encoding="utf-8")), salt=salt)
     except (KeyError, TypeError, ValueError) as error:
-        # Python quotes what it cannot read, and that may be a coordinate; so neither it nor its cause is shown.
+        # Python quotes unreadable text, which may be a coordinate, so neither the error nor its cause is shown.
         raise ConfigurationError(
             "stations or their masking do not fit",
             observed=f"{type(error).__name__} in {stations} or {policy}",

@@ -12,7 +12,7 @@ HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The hour that begins at `start`; its end does not belong to it. Raises ConfigurationError."""
+    """The hour that begins at `start`; its end is exclusive. Raises ConfigurationError."""
 
     start: datetime
 
@@ -37,7 +37,7 @@ class Window:
         return self.start.astimezone(UTC).strftime("%Y-%m-%dT%H")
 
     def bounds(self) -> dict[str, str]:
-        """Return both ends as text: `start`, and `end`, which is excluded."""
+        """Return both ends as text: `start` (inclusive) and `end` (exclusive)."""
         return {
             name: moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             for name, moment in (("start", self.start), ("end", self.start + HOUR))

@@ -1,10 +1,10 @@
-"""Run-state around a plain function: it runs once in a run, and again only where something that it consumes changed.
+"""Run-state around a plain function: it runs once in a run, and again only if one of its inputs has changed.
 
     python docs/examples/run_state/lengths.py RUN OUT FILE...   # executed; the second time: skipped
 
-No Dagster and nothing else of the product: a function, its inputs_hash, one record. `KFM_RUN_STATE` says where records
-are, as for the product; with `lakefs://repository/branch` each branch has its own, and a revert takes data and records
-back together (docs/run-state.md).
+Without Dagster and the rest of the product: a function, its inputs_hash, one record. `KFM_RUN_STATE` names the store of
+records, as for the product; with `lakefs://repository/branch` each branch has its own records, and a revert undoes data
+and records together (docs/run-state.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARAMETERS = {"unit": "bytes"}
 
 
 def main(run_id: str, out: Path, files: list[Path]) -> None:
-    """Write the length of each file to `out`, unless this run has done it with the same ones."""
+    """Write the length of each file to `out`, unless this run has done this for the same files."""
     settings = Settings.load()
     database = Database.open(settings.database_url)
     states = open_run_states(database, configured=settings.run_state, branch=settings.lakefs_branch, clock=_now)
@@ -58,7 +58,7 @@ def main(run_id: str, out: Path, files: list[Path]) -> None:
         artifact_sha256=hashlib.sha256(lengths).hexdigest(),
     )
     with database.transaction() as tx:
-        # In the transaction of whatever else the function leaves in this database.
+        # In the transaction of the function's other writes to this database.
         states.put(record, tx)
     click.echo(f"executed: {record.outcome}")
 
