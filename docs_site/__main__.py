@@ -1,4 +1,4 @@
-"""Build the site: `python -m docs_site FOLDER` leaves it in FOLDER/site; nothing of it is fetched from anywhere."""
+"""Build the site: `python -m docs_site FOLDER` writes it to FOLDER/site, offline."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(folder: Path) -> None:
 
 
 def navigation(entries: list[Any], there: set[str]) -> list[Any]:
-    """Return the navigation with each pattern replaced by its pages. Raises SiteError where pages and it differ."""
+    """Return the navigation with each pattern replaced by its pages. Raises SiteError if it differs from the pages."""
     rest = there - set(_named(entries))
     filled = _filled(entries, rest)
     placed = _named(filled)

@@ -1,4 +1,4 @@
-"""Reference of the `kfm` command: what `--help` says of it and of every command below it."""
+"""Reference of the `kfm` command: the `--help` of it and of every command below it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kfm_dagster.errors import ExitCode
 MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.USAGE: "an argument, a setting or a file is wrong",
-    ExitCode.REFUSED: "refused by a rule: a guard, a state, an answer that did not confirm",
-    ExitCode.FINISHED_WITH_FAILURES: "finished, and something is at fault or waits for a person",
+    ExitCode.REFUSED: "refused: by a guard, by the state of a record, or without confirmation",
+    ExitCode.FINISHED_WITH_FAILURES: "finished, with failures or with work for a person",
     ExitCode.DEPENDENCY_UNAVAILABLE: "a database, queue or store does not answer",
     ExitCode.WAITS_FOR_APPROVAL: "waits for a second person",
 }
@@ -26,8 +26,8 @@ def page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `kfm COMMAND --help` says. Each refusal is one line on standard error: what, what was observed, what was",
-        "expected, and the next step.",
+        "The output of `kfm COMMAND --help`. Each refusal is one line on standard error: the fault, the observed and",
+        "the expected value, and the next step.",
         "",
         *table(["exit code", "meaning"], [*rows, ("`130`", "interrupted by Ctrl-C; nothing is lost")]),
     ]
@@ -38,7 +38,7 @@ def page() -> str:
 
 
 def walk(command: click.Command, path: str, parent: click.Context | None = None) -> Iterator[tuple[str, click.Context]]:
-    """Every command of a tree that is shown, as it is typed, with a context to ask for its help."""
+    """Yield every shown command of a tree, as typed, with a context for its help."""
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=100)
     yield path, context
     if isinstance(command, click.Group):

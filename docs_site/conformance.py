@@ -26,7 +26,7 @@ def page() -> str:
 
 
 def claimed() -> Iterator[tuple[str, str]]:
-    """Every clause that a test claims, with the test; with the module where a mark is no decorator of one test."""
+    """Yield every clause that a test claims, with the test, or with the module if the mark does not decorate a test."""
     for path in (ROOT / "kfm_dagster_tests").rglob("test_*.py"):
         source = path.read_text(encoding="utf-8")
         if "mark.clause(" in source:

@@ -23,7 +23,7 @@ def overview(contracts: Iterable[DatasetContract]) -> str:
 
 
 def with_overview(page: str, contracts: Iterable[DatasetContract]) -> str:
-    """Return the page with its table written again: the lines from the one with the header to the next empty line."""
+    """Return the page with its table replaced: the lines from the header to the next empty line."""
     before, header, rest = page.partition(f"| {' | '.join(HEADER)} |\n")
     _, end, after = rest.partition("\n\n")
     if not header or not end:

@@ -28,12 +28,12 @@ REFERENCE: Mapping[str, Callable[[], str]] = {
 }
 """Pages that are made from the code, below `reference/`."""
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "conformance.md")
-"""Of `docs/`: what tools leave there."""
+"""Files in `docs/` that tools write there."""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
 def write(folder: Path) -> None:
-    """Write every page, and the files that pages link to, into a folder that is not there yet."""
+    """Write every page, and the files that pages link to, into a new folder."""
     shutil.copytree(ROOT / "docs", folder, ignore=_LEFT_OUT)
     sources = {page.relative_to(folder).as_posix(): f"docs/{page.relative_to(folder)}" for page in folder.rglob("*.md")}
     sources[HOME] = sources.pop("README.md")
@@ -52,7 +52,7 @@ def write(folder: Path) -> None:
 
 
 def _address(link: re.Match[str], *, page: str, source: str) -> str:
-    """Return where a link of a page leads in the site: what is in `docs/` is at the top there."""
+    """Return the target of a page's link in the site, where the content of `docs/` is at the top."""
     target, anchor = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1])), link[2] or ""
     target = BESIDE.get(target, HOME if target == "docs/README.md" else target.removeprefix("docs/"))
     return posixpath.relpath(target, posixpath.dirname(page) or ".") + anchor

@@ -33,7 +33,7 @@ _BOUNDS = {
     "pattern": "of the form",
 }
 _NAMES = {"password": "secret", "path": "path", "date": "date", "string": "text"}
-"""Types that are not called as JSON Schema calls them."""
+"""Types with other names than in JSON Schema."""
 
 
 def settings() -> str:
@@ -42,9 +42,9 @@ def settings() -> str:
     lines = [
         "# Settings",
         "",
-        "Every environment variable of the package. A wrong value is refused before anything runs, in one line that",
-        "names all of them; a name that looks misspelt is logged with the one that was probably meant. The usual AWS",
-        "variables (`AWS_ENDPOINT_URL` and so on), those of OpenTelemetry and those of OpenLineage count, too.",
+        "Every environment variable of the package. Wrong values are refused before anything runs, all in one line. A",
+        "misspelt name is logged with the probable setting. The usual variables of AWS (`AWS_ENDPOINT_URL` and so on),",
+        "OpenTelemetry and OpenLineage apply, too.",
         "",
     ]
     for name, field in Settings.model_fields.items():
@@ -57,7 +57,7 @@ def settings() -> str:
 
 
 def contracts() -> str:
-    """Return the page of the dataset contracts: those that come along, and every key of one."""
+    """Return the page of the dataset contracts: the shipped contracts, and every key of a contract."""
     rows = [
         (
             f"[{contract.id}](../datasets.md#{contract.id})",
@@ -70,7 +70,7 @@ def contracts() -> str:
     lines = [
         "# Dataset contracts",
         "",
-        "A dataset is one YAML file. [A new dataset](../new-dataset.md) makes one; these come along:",
+        "A dataset is one YAML file. [A new dataset](../new-dataset.md) describes how to write one. These are shipped:",
         "",
         *table(["dataset", "title", "reader", "buckets"], rows),
         *_file(CONTRACT, "Keys of a contract"),
@@ -110,7 +110,7 @@ def _said(entry: Mapping[str, Any]) -> list[str]:
 def _keys(entry: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     required = set(entry.get("required", []))
     return table(
-        ["key", "type", "default", "what it says"],
+        ["key", "type", "default", "meaning"],
         (
             (
                 code(name),
@@ -130,7 +130,7 @@ def _default(entry: Mapping[str, Any]) -> str:
 
 
 def _type(entry: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """Say in words what a value is; a definition with keys of its own is named."""
+    """Describe the type of a value in words; a definition with its own keys is named."""
     if "$ref" in entry:
         name = str(entry["$ref"]).rsplit("/", 1)[1]
         of = schema["$defs"][name]

@@ -14,7 +14,7 @@ _BEGIN = re.compile(r"^CREATE (TABLE|VIEW) (\w+)")
 _COLUMN = re.compile(r"^    (\w+) @?([\w.]+(?:\([^)]*\))?)(.*?),?$")
 _CONSTRAINT = re.compile(r"^    CONSTRAINT (\w+)")
 _TYPES = {"id": "text", "bigserial": "integer", "serial": "integer", "bigint": "integer"}
-"""What macros of columns are to who reads them."""
+"""Readers' names for the types of column macros."""
 
 
 @dataclass(kw_only=True)
@@ -33,17 +33,17 @@ def page() -> str:
     lines = [
         "# Tables and views",
         "",
-        "Of the ledger's database, on SQLite and PostgreSQL alike; `time` is in UTC, `json` is decoded where rows",
-        "are read. A constraint's name is what a refusal names. [Storage backends](../wal/storage-backends.md) says",
-        "who may write what.",
+        "The ledger's database, the same on SQLite and PostgreSQL; `time` is in UTC, `json` is decoded when rows are",
+        "read. A refusal names the constraint. [Storage backends](../wal/storage-backends.md) describes the rights to",
+        "write.",
         "",
     ]
     for found in tables():
         lines += [f"## {found.name}", "", *([prose(found.comment), ""] if found.comment else [])]
-        lines += table(["column", "type", "may be null", "what it says"], found.columns)
+        lines += table(["column", "type", "may be null", "meaning"], found.columns)
         lines += table(["constraint", "what it prevents"], found.constraints)
         if found.kind == "VIEW":
-            lines += ["A view. What dashboards may rely on is in [SQL views](../sql-views.md).", ""]
+            lines += ["A view. [SQL views](../sql-views.md) lists the views for dashboards.", ""]
     return "\n".join(lines)
 
 

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, with a blank line behind it; of no rows nothing."""
+    """Return the lines of a table, with a blank line after it; none without rows."""
     lines = [f"| {' | '.join(cell(one) for one in row)} |" for row in rows]
     return [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}", *lines, ""] if lines else []
 
 
 def cell(text: str) -> str:
-    """Return a text as one cell: a bar or a line break would end it."""
+    """Return a text as a cell, with bars escaped and line breaks replaced, because both would end it."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def code(text: str) -> str:
-    """Return a text as code, whatever backticks it holds."""
+    """Return a text as code, even if it contains backticks."""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
 def prose(text: str) -> str:
-    """Return a text in which no `<` begins a tag, code left as it is."""
+    """Return a text in which no `<` begins a tag; code is unchanged."""
     parts = text.split("`")
     return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))

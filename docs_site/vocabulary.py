@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "kfm_dagster"
 
 
 class Words(NamedTuple):
-    """One enum of texts: its name, its module, what it says, and each value with its meaning."""
+    """An enum of texts: its name, its module, its description, and each value with its meaning."""
 
     name: str
     module: str
@@ -26,9 +26,9 @@ def page() -> str:
     lines = [
         "# States, reasons and codes",
         "",
-        "Each is one enum of the code, so no other word can be in a record. Whether a unit goes on with what an",
-        "operator found, its dataset's [contract](contracts.md) says; [alerts](../alerts.md) has the rules,",
-        "[validation errors](../runbooks/validation-errors.md) what to do.",
+        "Each is an enum of the code, so a record has no other word. The dataset's [contract](contracts.md) defines",
+        "whether a unit continues after a finding of an operator. [Alerts](../alerts.md) has the rules,",
+        "[validation errors](../runbooks/validation-errors.md) the repairs.",
         "",
     ]
     for room, found in sorted(_by_room().items()):
@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def vocabularies() -> Iterator[Words]:
-    """Every StrEnum of the package, the demo's left out."""
+    """Every StrEnum of the package, except those of the demo."""
     for path in sorted(PACKAGE.rglob("*.py")):
         module = path.relative_to(PACKAGE).as_posix()
         if module.startswith("demo/"):
