@@ -238,7 +238,7 @@ def test_footprints_lie_over_land_and_sea_and_a_map_of_the_world_takes_few_bytes
     for sea in ((-150, 20), (-90, 26)):
         assert not land_around(*sea), sea
     # As in the documents: the world, and countries with states.
-    for name, corners in (("gfs", (-180, -90, 180, 90)), ("mrms", (-129.995, 20.005, -60.005, 54.995))):
+    for name, corners in (("gefs", (-180, -90, 180, 90)), ("mrms", (-129.995, 20.005, -60.005, 54.995))):
         shown = ET.parse(PICTURES / f"{name}.svg").getroot()
         assert ET.tostring(drawn(footprint_map([box(*corners)]))) == ET.tostring(shown), name
 

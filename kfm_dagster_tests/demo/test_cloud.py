@@ -190,7 +190,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         f"noaa-isd-pds/{ISD_KEY.replace('2020', '2100')}": b"of a year to come",
         f"noaa-hrrr-bdp-pds/{HRRR_KEY.replace('20250402', '20140729')}": b"of the day before the archive",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": b"ignored",
-        "noaa-rtma-pds/CONUS/a.grib2.gz": b"unknown",
+        "noaa-himawari9/CONUS/a.grib2.gz": b"unknown",
         "noaa-goes17/README/a.txt": b"foreign",
         "README.md": b"no object",
     }
@@ -212,7 +212,7 @@ def test_a_folder_is_a_feed(cloud: EmbeddedCloud, feed: Feed, tmp_path: Path) ->
         "README.md": "it is not at <bucket>/<key>",
         "noaa-goes17/README/a.txt": "its key matches no contract of bucket noaa-goes17",
         "noaa-goes17/SUVI-L1b-Fe093/2019/218/00/a.fits.gz": "the contract goes-abi excludes the key from ingest",
-        "noaa-rtma-pds/CONUS/a.grib2.gz": "no dataset contract names bucket noaa-rtma-pds",
+        "noaa-himawari9/CONUS/a.grib2.gz": "no dataset contract names bucket noaa-himawari9",
     }
     announced = {
         f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}": record["eventTime"]
