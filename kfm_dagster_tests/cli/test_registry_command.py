@@ -248,7 +248,7 @@ def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for name, document in entries.items():
         (folder / f"{name}.yaml").write_text(json.dumps(document).replace("us-east-1", "us-west-2"), "utf-8")
-    begin = ("dataset", "new", "rap", "--like", "hrrr", "--out", "rap.yaml", "--from-registry")
+    begin = ("dataset", "new", "my-rap", "--like", "hrrr", "--out", "rap.yaml", "--from-registry")
     assert call(*begin, "noaa-rap").code == ExitCode.DONE
     contract = yaml.safe_load((tmp_path / "rap.yaml").read_text("utf-8"))
     assert contract["metadata"]["title"] == "RAP"
