@@ -60,6 +60,7 @@ def shipped() -> dict[str, str]:
 def test_no_benchmark_fault_or_test_is_in_the_wheel() -> None:
     files = shipped()
     assert {"kfm_dagster/cli/main.py", "kfm_dagster/py.typed", "kfm_dagster/_bundled/dagster.yaml"} <= set(files)
+    assert "kfm_dagster/_bundled/configs/registry-exceptions.yaml" in files
     outside = ("benchmarks/", "docs/", "fault_injection/", "kfm_dagster_tests/")
     assert [name for name in files.values() if name.startswith(outside)] == []
     words = ("bench", "campaign", "conftest", "injector", "soak", "test_")
