@@ -98,22 +98,23 @@ def test_a_dataset_is_spelt_the_same_in_keys_groups_ops_and_jobs(
 
 
 @pytest.mark.clause("DAG-08")
-def test_every_dataset_is_late_by_its_contract_and_a_sample_never(contracts: ContractRegistry) -> None:
+def test_every_dataset_is_late_by_its_contract_and_a_sample_never(contracts: ContractRegistry, tmp_path: Path) -> None:
     def policies(settings: Settings) -> dict[str, Any]:
         assets = build_definitions(settings).resolve_asset_graph().asset_nodes
         found = {node.key.path[0]: node for node in assets if node.freshness_policy is not None}
         assert {node.key.path[-1] for node in found.values()} <= {"stac_items"}
         return {dataset: node.freshness_policy for dataset, node in found.items()}
 
-    whole = policies(Settings(scheduled_listings=True))
-    living = [contract for contract in contracts if contract.metadata.retired is None]
-    assert whole.keys() == {slug(contract.id) for contract in living}
-    # A full disk of GOES is the latest for 15 minutes.
+    listed = draft(dataset="listed", like="surface-obs", bucket="listed", topic=None)
+    (tmp_path / "listed.yaml").write_text(listed, encoding="utf-8")
+    whole = policies(Settings(scheduled_listings=True, contracts_dir=tmp_path))
+    # Stations' objects have no usual age, and nothing comes of a retired dataset.
+    fresh = {slug(contract.id) for contract in contracts if contract.freshness and not contract.metadata.retired}
+    assert whole.keys() == fresh | {"listed"}
+    # A full disk of GOES is the latest for 15 minutes; what is listed is listed once an interval.
     assert whole["goes_abi"] == dg.FreshnessPolicy.time_window(timedelta(hours=1), timedelta(minutes=30))
-    listed = {slug(contract.id): contract.storage.scheduled_listing for contract in living if not contract.freshness}
-    for dataset, listing in listed.items():
-        assert whole[dataset].warn_window.to_timedelta() == timedelta(seconds=2 * listing.every_seconds)
-    assert whole.keys() - policies(Settings(scheduled_listings=False)).keys() == listed.keys()
+    assert whole["listed"].warn_window.to_timedelta() == timedelta(days=2)
+    assert policies(Settings(scheduled_listings=False, contracts_dir=tmp_path)).keys() == fresh
     assert policies(Settings(feed=FeedKind.SAMPLE)) == {}
 
 
