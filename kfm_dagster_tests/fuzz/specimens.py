@@ -127,6 +127,8 @@ class Subject:
     bounds: Bounds
     of_index: bool = False
     is_hdf5: bool = False
+    of_lines: bool = False
+    """Plain text, which shows no cut at the end of a line; size and ETag of its object do."""
     along: str | None = None
 
     @cached_property
@@ -188,6 +190,7 @@ SUBJECTS: Mapping[str, Subject] = {
     "ghcn-hourly": Subject(
         reader="ghcn-hourly",
         datasets=("ghcnh",),
+        of_lines=True,
         bounds=Bounds(
             requests=1 + ghcn_hourly.MAX_OBJECT_BYTES // text_lines.READ_BYTES, read_bytes=ghcn_hourly.MAX_OBJECT_BYTES
         ),

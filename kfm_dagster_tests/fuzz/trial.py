@@ -114,7 +114,7 @@ def examine(subject: Subject, drawn: Input, *, measured: bool = False, asked: li
     if found.said() != again.said():
         trial.findings.append("a second reading says something else")
     trial.header = found.outcome if isinstance(found.outcome, HeaderMetadata) else None
-    _judge(drawn, found.outcome, trial)
+    _judge(subject, drawn, found.outcome, trial)
     return trial
 
 
@@ -161,7 +161,7 @@ def _said(outcome: object) -> str:
     return f"{outcome.code} {outcome}" if isinstance(outcome, ReadError) else repr(outcome)
 
 
-def _judge(drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> None:
+def _judge(subject: Subject, drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> None:
     """Give the outcome to the operators that follow, as the chain does."""
 
     def reader(_: ReadRequest, /) -> HeaderMetadata:
@@ -184,7 +184,8 @@ def _judge(drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> N
     trial.fate = outcome.code.value if isinstance(outcome, ReadError) else metadata.status.value
     if isinstance(outcome, ReadError) and outcome.code not in MetadataIssue:
         trial.findings.append(f"a refusal with the code {outcome.code!r}")
-    if drawn.is_cut and metadata.status is CheckStatus.OK:
+    between_lines = subject.of_lines and drawn.content.endswith(b"\n")
+    if drawn.is_cut and metadata.status is CheckStatus.OK and not between_lines:
         trial.findings.append(f"a cut object is ok: {drawn.size} of {len(specimen.content)} bytes")
     if metadata.status is CheckStatus.FAILED:
         return
