@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from kfm_dagster.configs import Line, Regex, Strict
+from kfm_dagster.contracts.bounding_box import Box
 from kfm_dagster.contracts.envelope import Priority
 from kfm_dagster.contracts.identity import pseudonym
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, MetadataIssue, ProvenanceIssue, Severity, StacIssue
@@ -357,6 +358,16 @@ class IntegrityRules(Strict):
     severities: dict[IntegrityIssue, Severity] = Field({}, description="Default: failed; size_unlike_peers is suspect.")
 
 
+def _is_box(area: Box) -> Box:
+    west, south, east, north = area
+    if not (-180 <= west < east <= west + 360 and west < 180 and -90 <= south < north <= 90):
+        raise ValueError("west, south, east, north in degrees; east is beyond 180 over the antimeridian")
+    return area
+
+
+Area = Annotated[Box, AfterValidator(_is_box)]
+
+
 class MetadataRules(Strict):
     """Rules of metadata-extract."""
 
@@ -368,6 +379,11 @@ class MetadataRules(Strict):
         {},
         description="Values of the object that must agree with its key, else key_mismatch: by field (`native.` "
         "before a reader's own values, `layers.` for each layer), by group of the key, by pattern of the group's text.",
+    )
+    areas: dict[str, dict[Regex, Area]] = Field(
+        {},
+        description="West, south, east and north in degrees of objects that state no place themselves: by group of the "
+        "key, by pattern of the group's text; the first match applies.",
     )
     coordinate_decimals: int = Field(6, ge=3, le=9)
     citations: list[Citation] = Field(
@@ -584,6 +600,7 @@ class DatasetContract(Strict):
                 name for by_group in self.metadata_extract.key_values.values() for name in by_group
             }
             - implied,
+            "metadata_extract.areas": set(self.metadata_extract.areas) - implied,
         }
         _refuse_missing(used, groups)
         if shadowed := set(self.ledger.extension_fields) & set(CANONICAL_FIELDS):

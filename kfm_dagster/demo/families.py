@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kfm_dagster.demo.samples import cfs, gefs, gfs, nbm, nexrad_level3, rapid_refresh
+from kfm_dagster.demo.samples import cf_files, cfs, gefs, gfs, nbm, nexrad_level3, rapid_refresh
 from kfm_dagster.demo.samples.ghcn import ghcn_daily_samples, ghcn_hourly_samples
 from kfm_dagster.demo.samples.goes_glm import goes_glm_samples
 from kfm_dagster.demo.samples.isd import isd_samples
@@ -87,14 +87,22 @@ FAMILIES: Mapping[str, tuple[Samples, int]] = MappingProxyType(
         "mrms": (mrms_samples, OF_EACH),
         "naqfc": (naqfc_samples, OF_EACH),
         "nbm": (_indexed(nbm.BUCKET, nbm.make_nbm, _LEADS), OF_EACH),
+        "nclimgrid-monthly": (cf_files.nclimgrid_monthly_samples, OF_EACH),
+        "nclimgrid-daily": (cf_files.nclimgrid_daily_samples, OF_EACH),
         "ndfd": (ndfd_samples, OF_EACH),
         "nexrad-l2-chunks": (nexrad_chunk_samples, OF_EACH),
         "nexrad-l3": (_level3, OF_EACH),
+        "nwm": (cf_files.nwm_samples, OF_EACH),
+        "nwm-retrospective": (cf_files.nwm_retrospective_samples, OF_EACH),
         "ocean": (oisst_samples, 2),
+        "ofs": (cf_files.ofs_samples, OF_EACH),
         "rap": (_indexed(rapid_refresh.RAP_BUCKET, rapid_refresh.make_rap, _RAP), OF_EACH),
         "refs": (_of_rrfs(rapid_refresh.make_refs, _REFS), OF_EACH),
         "rrfs": (_of_rrfs(rapid_refresh.make_rrfs, _RRFS), OF_EACH),
         "rtma": (_analyses("rtma2p5"), 2),
+        "rtofs": (cf_files.rtofs_samples, OF_EACH),
+        "sea-ice-cdr": (cf_files.sea_ice_samples, 2),
+        "sea-ice-cdr-monthly": (cf_files.sea_ice_monthly_samples, 2),
         "surface-obs": (isd_samples, OF_EACH),
         "urma": (_analyses("urma2p5"), 2),
     }

@@ -8,8 +8,9 @@ derives a geometry (`readers/`), Items (`catalog/`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from sys import intern
@@ -20,7 +21,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Metadata
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader
-from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.model import DatasetContract, MetadataRules
 from kfm_dagster.contracts.quality import contradictions
 from kfm_dagster.operators.integrity_check import apply_severities
 from kfm_dagster.readers.base import (
@@ -30,6 +31,7 @@ from kfm_dagster.readers.base import (
     ReadError,
     ReadRequest,
 )
+from kfm_dagster.readers.geometry import rectangle
 from kfm_dagster.storage.object_handle import ObjectReadError
 
 OpenSidecar = Callable[[str], ByteSource | None]
@@ -131,10 +133,23 @@ def _read(
         has_sidecars=bool(grammar.contract.storage.sidecars),
     )
     try:
-        header = reader(request)
+        header = _placed(reader(request), match.groups, grammar.contract.metadata_extract)
         return header, key_mismatches(header, match.groups, grammar.contract)
     except Exception as error:  # a hostile file must fail its unit and never the run
         return None, [_failure(error, store)]
+
+
+def _placed(header: HeaderMetadata, groups: Mapping[str, str], rules: MetadataRules) -> HeaderMetadata:
+    """Return the header with the area of its contract if the object states no place."""
+    areas = (
+        area
+        for group, by_text in rules.areas.items()
+        for pattern, area in by_text.items()
+        if re.fullmatch(pattern, groups.get(group, ""))
+    )
+    if header.geometry or (area := next(areas, None)) is None:
+        return header
+    return replace(header, geometry=rectangle(*area), properties={**header.properties, "place:source": "contract"})
 
 
 def key_mismatches(header: HeaderMetadata, groups: Mapping[str, str], contract: DatasetContract) -> list[Finding]:

@@ -5,7 +5,7 @@ Belongs here: the Item's fields of such a file, and its agreement with the key. 
 
 The key grammar's groups have fixed meanings here: the file's time begins with the digits of `date` (YYYYMMDD, or fewer
 or more of them); `run` (YYYYMMDD) and `cycle` (HH) are the time of a model's run; the groups of `_GROUPS` are literal,
-and `family` is the first word of their properties; the group `preliminary` or `final`, if present, names the file's
+and `prefix` is the first word of their properties; the group `preliminary` or `final`, if present, names the file's
 status. CF are the Climate and Forecast conventions, ACDD the Attribute Convention for Data Discovery.
 """
 
@@ -198,9 +198,9 @@ def _texts(header: NetcdfHeader) -> dict[str, str]:
 
 
 def _of_key(request: ReadRequest) -> dict[str, str]:
-    """Return the key's groups as `<word>:<name>`: its family, else the file name's first word, else `grid`."""
+    """Return the key's groups as `<word>:<name>`: its prefix, else the file name's first word, else `grid`."""
     match, groups = _WORD.match(request.key.rpartition("/")[2]), request.groups
-    word = groups.get("family") or (match[0] if match else "grid")
+    word = groups.get("prefix") or (match[0] if match else "grid")
     properties = {name: groups[name] for name in _GROUPS if groups.get(name)}
     status = [name for name in ("preliminary", "final") if groups.get(name)]
     properties |= {"status": status[0]} if status else {}

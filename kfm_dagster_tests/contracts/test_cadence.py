@@ -54,7 +54,10 @@ def test_a_product_is_silent_after_two_cadences_and_its_rate_is_taken_over_four(
 
 def test_every_contract_states_cadences_that_its_rates_agree_with(contracts: ContractRegistry) -> None:
     known = {contract.id for contract in contracts if contract.coverage is not None}
-    assert known == {"gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "nexrad-l2", "ocean"}
+    assert known == {
+        "gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "naqfc", "nexrad-l2", "nwm", "ocean", "rap", "refs", "rrfs",
+        "rtma", "urma",
+    }  # fmt: skip
     found = {
         (contract.id, one.name): one
         for contract in contracts

@@ -35,8 +35,9 @@ from kfm_dagster_tests.readers.truth.comparison import real_objects
 from kfm_dagster_tests.transactions import own_tx
 
 EXPECTED = {
-    "cfs": 1, "gfs": 5, "goes-abi": 16, "goes-glm": 9, "hrrr": 5, "mrms": 5, "naqfc": 1, "ndfd": 3, "nexrad-l2": 9,
-    "ghcnd": 3, "ghcnh": 3, "ocean": 1, "surface-obs": 1,
+    "cfs": 1, "gfs": 5, "goes-abi": 16, "goes-glm": 9, "hrrr": 5, "mrms": 5, "naqfc": 1, "nclimgrid-daily": 3,
+    "nclimgrid-monthly": 2, "ndfd": 3, "nexrad-l2": 9, "nwm-retrospective": 3, "ocean": 1, "sea-ice-cdr": 1,
+    "sea-ice-cdr-monthly": 1, "ghcnd": 3, "ghcnh": 3, "surface-obs": 1,
 }  # fmt: skip
 """Objects of the supported datasets in the folder of real data."""
 IN_PIECES = "nexrad-l2-chunks"
@@ -178,7 +179,7 @@ def test_each_item_leads_to_its_record_and_back(ingested: Pipeline, items: Items
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PICTURES = DOCS / "images" / "footprints"
 SAMPLE_DAY_S = {"goes-abi", "hrrr", "nexrad-l2"}
-SHARED = {"nexrad-l2-chunks": "nexrad-l2"}
+SHARED = {"nexrad-l2-chunks": "nexrad-l2", "sea-ice-cdr-monthly": "sea-ice-cdr"}
 """Datasets whose Items are of another's Collection."""
 
 

@@ -18,7 +18,7 @@ from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Met
 from kfm_dagster.contracts.issues import IntegrityIssue, MetadataIssue, Severity
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.model import DatasetContract, MetadataRules
 from kfm_dagster.operators.metadata_extract import OpenSidecar, metadata_extract, unreadable
 from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.ranges import BytesSource
@@ -277,6 +277,24 @@ def test_impossible_footprints_are_issues() -> None:
         found = extract(header(**changes))
         assert codes(found) == [code]
         assert (found.geometry, found.bbox) == (None, None)
+
+
+def test_an_object_without_a_place_has_the_area_of_its_contract() -> None:
+    def stating(areas: dict[str, Any]) -> DatasetContract:
+        rules = MetadataRules.model_validate({"reader": "grib2", "areas": areas})
+        return HRRR.model_copy(update={"metadata_extract": rules})
+
+    conus = {"region": {"alaska": [-170, 50, -130, 70], "con.*": [170, -10, 190, 10]}}
+    found = extract(header(geometry={}), contract=stating(conus))
+    assert (found.bbox, found.stac_properties["place:source"]) == ((170, -10, -170, 10), "contract")
+    own = extract(header(), contract=stating(conus))
+    assert own.geometry == SQUARE
+    assert "place:source" not in own.stac_properties
+    other = extract(header(geometry={}), contract=stating({"region": {"alaska": [-170, 50, -130, 70]}}))
+    assert codes(other) == ["missing_geolocation"]
+    for box in ([10, 0, 5, 1], [0, 5, 1, 5], [-181, 0, 1, 1], [0, 0, 361, 1], [0, -91, 1, 1], [180, 0, 190, 1]):
+        with pytest.raises(ValueError, match="west, south, east, north"):
+            stating({"region": {"conus": box}})
 
 
 def test_footprint_across_the_antimeridian_is_valid() -> None:

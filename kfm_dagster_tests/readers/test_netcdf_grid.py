@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import netCDF4
 import numpy as np
 import pyproj
 import pystac
@@ -25,7 +24,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples import netcdf4
 from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers.stored_values import band_fields
-from kfm_dagster_tests.readers.reading import Change, code_of, deleted, header_of, rewritten
+from kfm_dagster_tests.readers.reading import Change, classic, code_of, deleted, header_of, rewritten
 
 DAY = date(2025, 12, 3)
 read = partial(header_of, "netcdf-grid", key="grid.nc")
@@ -359,19 +358,6 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
     assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
 
 
-def classic(content: bytes, form: str, path: Path, *, records: bool) -> bytes:
-    """The same file in another format, written by the NetCDF library."""
-    with netCDF4.Dataset("in.nc", memory=content) as source, netCDF4.Dataset(path, "w", format=form) as target:
-        target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
-        for name, dimension in source.dimensions.items():
-            target.createDimension(name, None if records and name == "time" else dimension.size)
-        for name, variable in source.variables.items():
-            copy = target.createVariable(name, variable.dtype, variable.dimensions)
-            copy.setncatts({attribute: variable.getncattr(attribute) for attribute in variable.ncattrs()})
-            copy[...] = variable[...]
-    return path.read_bytes()
-
-
 @pytest.mark.clause("OPR-07", "OPR-14")
 @pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET"])
 def test_a_classic_file_is_read_as_the_same_file_in_netcdf_4(form: str, tmp_path: Path) -> None:
@@ -535,6 +521,16 @@ def test_positions_have_the_smallest_box_round_them_and_attributes_stand_in_for_
     assert read(nowhere).geometry == {}
 
 
+def test_points_whose_positions_have_the_attribute_axis_are_no_grid() -> None:
+    def named(file: h5py.File) -> None:
+        for name, axis in (("lon_rho", "X"), ("lat_rho", "Y")):
+            netcdf4.annotate(file[name], {"axis": axis})
+
+    found = read(rewritten(scattered([3.0, 1.0, 2.0], [4.0, 6.0, 5.0]), named))
+    assert bounding_box(found.geometry) == (1, 4, 3, 6)
+    assert found.properties["cube:dimensions"]["eta"] == {"type": "index", "extent": [0, 2]}
+
+
 @pytest.mark.parametrize("chunks", [(2, 3), (3, 2), (5, 7)])
 def test_positions_in_chunks_are_those_of_every_cell(chunks: tuple[int, int]) -> None:
     longitudes, latitudes = np.meshgrid(np.linspace(1, 2, 7), np.linspace(5, 9, 5))
@@ -559,7 +555,7 @@ def test_a_key_with_a_run_makes_a_forecast_of_the_file() -> None:
         units = {"units": "hours since 1999-12-31", "standard_name": "forecast_reference_time"}
         netcdf4.axis(file, "run", np.array([12.0]), 3, units)
 
-    content, groups = rewritten(grid(hours=[6.5]), forecast), {"run": "19991231", "family": "nwm", "domain": "conus"}
+    content, groups = rewritten(grid(hours=[6.5]), forecast), {"run": "19991231", "prefix": "nwm", "domain": "conus"}
     for named, reference, horizon in (
         ({"cycle": "12", "lead": "018"}, "1999-12-31T12:00:00Z", "PT1110M"),
         ({"cycle": "15"}, "1999-12-31T12:00:00Z", "PT1110M"),
