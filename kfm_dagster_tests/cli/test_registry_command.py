@@ -1,4 +1,4 @@
-"""`kfm registry check` and `kfm dataset new --from-registry`: planted drifts, and drafts."""
+"""`kfm registry check` and `kfm dataset new --from-registry`: planted drifts, drafts, and the shared registry."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster_tests.commands import Call
 
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "nodd" / "registry"
 HRRR = "arn:aws:sns:us-east-1:123901341784:NewHRRRObject"
 MRMS = "arn:aws:sns:us-east-1:123901341784:NewMRMSObject"
 OTHER = "arn:aws:sns:us-east-1:123901341784:NewOtherObject"
@@ -276,3 +277,11 @@ def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
     assert "topics" not in contract["notifications"]
     assert contract["storage"]["scheduled_listing"] == {"every_seconds": 86400, "days_back": 31}
     assert call("dataset", "check", "old.yaml").code == ExitCode.DONE
+
+
+@pytest.mark.clause("BEY-18")
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no folder ../shared/nodd/registry beside the checkout")
+def test_the_contracts_agree_with_the_registry(call: Call) -> None:
+    answer = call("registry", "check", str(SHARED))
+    assert answer.out.splitlines()[:-1] == []
+    assert answer.code == ExitCode.DONE
