@@ -176,7 +176,8 @@ def _unpacked(header: NetcdfHeader, name: str) -> Array | None:
     missing = {variable.number(attribute) for attribute in ("_FillValue", "missing_value")}
     for value in missing:
         values[values == value] = math.nan
-    return values * variable.number("scale_factor", 1) + variable.number("add_offset", 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values * variable.number("scale_factor", 1) + variable.number("add_offset", 0)
 
 
 def _around(longitudes: Array, latitudes: Array) -> Mapping[str, Any]:

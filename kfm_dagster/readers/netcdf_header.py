@@ -166,7 +166,9 @@ def _header(
                 return None
             raise
         code = storage.datatype.struct_code
-        return None if code is None else np.frombuffer(data, code).astype(np.float64).reshape(storage.shape)
+        # A signalling NaN of hostile bytes would warn.
+        with np.errstate(invalid="ignore"):
+            return None if code is None else np.frombuffer(data, code).astype(np.float64).reshape(storage.shape)
 
     return NetcdfHeader(
         attributes=shown(attributes),
