@@ -10,6 +10,7 @@ import click
 
 from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.publisher import PublishError, open_publisher
+from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import rows_as_json, show_rows, show_section
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -117,7 +118,7 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
 
 
 @stac.command()
-@click.argument("dataset")
+@click.argument("dataset", type=DATASET)
 @click.argument("name")
 @click.argument("target")
 @click.option("--time", metavar="TIME", help="A day, or START/END: the days whose stores are written; default: all.")

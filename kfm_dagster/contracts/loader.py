@@ -23,7 +23,7 @@ from kfm_dagster.configs import parse, read_text
 from kfm_dagster.contracts.formats import with_format
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
 from kfm_dagster.contracts.model import TOPIC_ARN, DatasetContract, MessageShape
-from kfm_dagster.contracts.open_data import Entry
+from kfm_dagster.contracts.open_data import RegistryEntry
 from kfm_dagster.errors import ContractError
 
 
@@ -334,7 +334,7 @@ _HEAD = """\
 """
 
 
-def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Entry | None = None) -> str:
+def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: RegistryEntry | None = None) -> str:
     """Return the text of a contract for `dataset`, derived from the shipped contract of `like`.
 
     Names, bucket and topic are replaced, with an `entry` of the open-data registry also title, description, region and

@@ -52,7 +52,7 @@ def _plain(text: object) -> object:
 Plain = Annotated[str, BeforeValidator(_plain)]
 
 
-class Entry(BaseModel):
+class RegistryEntry(BaseModel):
     """An entry of the registry; its other keys are not read."""
 
     model_config = ConfigDict(frozen=True)
@@ -108,14 +108,14 @@ class Entry(BaseModel):
 class OpenDataRegistry:
     """Entries by name."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, RegistryEntry]
 
     @classmethod
     def read(cls, folder: Path) -> OpenDataRegistry:
         """Read the `*.yaml` of a folder. Raises ConfigurationError for a malformed file, or without any."""
         files = sorted(folder.glob("*.yaml"))
         entries = (
-            parse(read_text(file), Entry, source=str(file)).model_copy(update={"name": file.stem}) for file in files
+            parse(read_text(file), RegistryEntry, source=str(file)).model_copy(update={"name": file.stem}) for file in files
         )
         if not files:
             raise ConfigurationError(
@@ -126,7 +126,7 @@ class OpenDataRegistry:
             )
         return cls({entry.name: entry for entry in entries})
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> RegistryEntry:
         if name not in self.entries:
             alike = [entry for entry in self.entries if name in entry] or get_close_matches(name, self.entries)
             raise ConfigurationError(
@@ -137,7 +137,7 @@ class OpenDataRegistry:
         return self.entries[name]
 
     @cached_property
-    def topics(self) -> Mapping[str, Entry]:
+    def topics(self) -> Mapping[str, RegistryEntry]:
         """Entries by topic ARN."""
         return {arn: entry for entry in self.entries.values() for arn in entry.topics}
 
@@ -146,7 +146,7 @@ class OpenDataRegistry:
         """Regions by bucket."""
         return {bucket: region for entry in self.entries.values() for bucket, region in entry.buckets.items()}
 
-    def retired_buckets(self, entry: Entry, sentence: str) -> frozenset[str]:
+    def retired_buckets(self, entry: RegistryEntry, sentence: str) -> frozenset[str]:
         """Return the buckets whose data a sentence of an entry retires.
 
         These are the buckets that it names; else those of the entry whose title has the acronym that follows

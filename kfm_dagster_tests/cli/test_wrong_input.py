@@ -32,6 +32,7 @@ WRONG: dict[str, str] = {
     **dict.fromkeys(("--bbox", "--time", "--where", "--expires", "--fields", "--topic", "--bucket"), "no such"),
     **dict.fromkeys(("--replay-reason", "--reason-code"), "No Code"),
     "--text": "ü",
+    "name": "no store",
 }
 """A wrong value of each parameter that is neither a number nor a choice."""
 REQUIRED = {
@@ -39,7 +40,7 @@ REQUIRED = {
     "--reason": "a test", "--from": DAY, "--to": DAY, "--like": "hrrr", "--bucket": "b", "--dataset": "hrrr",
     "--reason-code": "a_test", "datasets": "hrrr", "dataset_id": "nam", "dataset": "hrrr", "alert_id": "1",
     "proposal_id": "1", "subscription": "s", "file": "one.yaml", "replay from-spec file": "selection.yaml",
-    "run": "latest",
+    "run": "latest", "name": "G19_ABI-L1b-RadM1_C13", "target": "repository",
 }  # fmt: skip
 """A right value of a parameter that the command needs besides."""
 SCOPE = ["--dataset", "nexrad-l2", "--first-day", DAY, "--last-day", DAY, "--status", "failed"]
@@ -59,7 +60,7 @@ ANY = {
     *(f"dlq {name} --error-code" for name in ("drain", "list", "plan", "redrive")),
     *(f"replay {name} --error-code" for name in ("select", "dry-run", "inspect", "run")), "--error-code-in",
     # Looked at when there is something to do, or by a command of the group.
-    "export --out", "replay --config", "replay intents --reason", "replay intents --actor",
+    "export --out", "replay --config", "stac icechunk target", "replay intents --reason", "replay intents --actor",
 }  # fmt: skip
 """Parameters that refuse no text."""
 OTHERWISE = {
@@ -68,6 +69,7 @@ OTHERWISE = {
     "init --retention-role": (ExitCode.USAGE, "roles are PostgreSQL's"),
     "replay compare --dataset": (ExitCode.USAGE, "no run has ingested anything yet"),
     "resume dataset": (ExitCode.REFUSED, "the kill switch is not on; observed no data set"),
+    "stac icechunk name": (ExitCode.USAGE, "there is no catalog here"),
     "stac check --collection": (ExitCode.USAGE, "there is no STAC API"),
 }
 """Exit code and text where neither the parameter nor its value is named, or where it is not a matter of usage."""
