@@ -131,7 +131,6 @@ def of_change(only: list[str] | None, *, base: str, sample: int | None) -> tuple
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine what is asked for, by default the list."""
-    begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, help="so many of them, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
@@ -142,15 +141,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, help="as many as there is time for")
     given = parser.parse_args(arguments)
-    end = float("inf") if given.seconds is None else begun + given.seconds
     if given.changed is not None:
         if (base := base_commit(ROOT, given.changed)) is None:
             named = given.changed or os.environ.get(VARIABLE) or f"older than {AGE}"
             parser.error(f"there is no commit {named} to compare with (a shallow clone?); next: name one by {VARIABLE}")
         chosen, count = of_change(given.only, base=base, sample=given.sample)
+        # To count the candidates takes up to a minute, and costs no examination.
+        end = float("inf") if given.seconds is None else time.monotonic() + given.seconds
         found = run(chosen, end=end, cpu_seconds=FIRST_LOOK) if count else []
         say(f"examined {len(found)} of {count} candidates")
         return 1 if count and not found else conclude(found)
+    end = float("inf") if given.seconds is None else time.monotonic() + given.seconds
     if given.generated:
         found = run(generated(given.only, sample=given.sample, seed=given.seed), end=end)
     else:
