@@ -115,7 +115,8 @@ class OpenDataRegistry:
         """Read the `*.yaml` of a folder. Raises ConfigurationError for a malformed file, or without any."""
         files = sorted(folder.glob("*.yaml"))
         entries = (
-            parse(read_text(file), RegistryEntry, source=str(file)).model_copy(update={"name": file.stem}) for file in files
+            parse(read_text(file), RegistryEntry, source=str(file)).model_copy(update={"name": file.stem})
+            for file in files
         )
         if not files:
             raise ConfigurationError(
