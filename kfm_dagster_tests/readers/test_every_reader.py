@@ -162,7 +162,12 @@ def front(size: int) -> float:
 MOST = {
     "goes-abi": Most(3, lambda _: 320 * KIB),
     "goes-glm": Most(2, lambda _: 320 * KIB),
-    "ocean": Most(1, front),
+    **dict.fromkeys(("nclimgrid-daily", "nclimgrid-monthly", "ocean"), Most(1, front)),
+    # Headers, and positions or the ends of axes.
+    **dict.fromkeys(
+        ("nwm", "nwm-retrospective", "ofs", "rtofs", "sea-ice-cdr", "sea-ice-cdr-monthly"),
+        Most(5, lambda size: min(size, 4 * MIB)),
+    ),
     # The first LDM record has up to 270 KB, and is read in blocks of 128 KiB; the end brings 256 KiB. Gzipped: whole.
     "nexrad-l2": Most(4, lambda size: max(front(size) + (256 + 3 * 128) * KIB, min(size, 8 * MIB))),
     # Read whole: a chunk is one record, a product one message, and the last two are streams that only their end proves.
