@@ -240,11 +240,12 @@ def test_the_page_has_the_requests_of_every_dataset() -> None:
 
 @pytest.mark.clause("OPR-06")
 @pytest.mark.parametrize(
-    "subject", [subject for subject in SUBJECTS.values() if not subject.of_index], ids=lambda s: s.reader
+    # No contract takes NetCDF-3 yet, so its objects are refused before they are read.
+    "name", [name for name, subject in SUBJECTS.items() if not subject.of_index and name != "netcdf-classic"]
 )
-def test_an_object_costs_few_requests_and_bytes(subject: Any) -> None:
+def test_an_object_costs_few_requests_and_bytes(name: str) -> None:
     seen = []
-    for specimen in filter(indexed, subject.specimens):
+    for specimen in filter(indexed, SUBJECTS[name].specimens):
         status, bucket = costs(specimen)
         most = MOST[specimen.dataset]
         cost = f"{specimen.key}, {len(specimen.content)} bytes: {bucket.requests} requests, {bucket.read_bytes} bytes"
