@@ -319,9 +319,13 @@ CONTRACTS = ContractRegistry.load()
 
 @cache
 def items(folder: Path) -> dict[str, dict[str, Any]]:
-    """The Item of every real object that has a grid, by its path below the folder of buckets."""
+    """The Item of every real object that has a grid of even rows, by its path below the folder of buckets."""
     every = items_of_real_objects(CONTRACTS, folder)
-    found = {path: item for path, item in every if item["properties"]["kfm:dataset"] in GRIDDED}
+    found = {
+        path: item
+        for path, item in every
+        if item["properties"]["kfm:dataset"] in GRIDDED and "grib:gaussian-parallels" not in item["properties"]
+    }
     assert {item["collection"] for item in found.values()} == GRIDDED
     return found
 
