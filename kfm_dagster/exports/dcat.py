@@ -87,9 +87,11 @@ _TOPICS = "http://inspire.ec.europa.eu/metadata-codelist/TopicCategory"
 _ATMOSPHERE = ("climatologyMeteorologyAtmosphere", "Climatology, meteorology, atmosphere")
 _TOPIC_OF = {
     **dict.fromkeys(
-        ("air quality", "forecast", "lightning", "model", "radar", "satellite", "surface observations"), _ATMOSPHERE
+        ("air quality", "climate", "forecast", "lightning", "model", "radar", "satellite", "surface observations"),
+        _ATMOSPHERE,
     ),
-    "ocean": ("oceans", "Oceans"),
+    **dict.fromkeys(("cryosphere", "ocean"), ("oceans", "Oceans")),
+    "water": ("inlandWaters", "Inland waters"),
 }
 """Topic category of ISO 19115 for each theme of our contracts; another theme has only its own concept."""
 _FREQUENCIES = "http://publications.europa.eu/resource/authority/frequency"

@@ -162,6 +162,12 @@ def ocean(item: pystac.Item) -> None:
     assert [found.sizes["lat"], found.sizes["lon"]] == item.properties["proj:shape"]
 
 
+def variables(item: pystac.Item) -> None:
+    found = opened(item)
+    assert kfm.open(item).identical(found)
+    assert item.properties["cube:variables"].keys() <= set(found.variables)
+
+
 def volume(item: pystac.Item) -> None:
     is_its_place(opened(item), item)
     chunks(item)
@@ -229,6 +235,19 @@ CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {
     "nexrad-l2-chunks": chunks,
     "nexrad-l3": nids,
     "ocean": ocean,
+    **dict.fromkeys(
+        (
+            "nclimgrid-daily",
+            "nclimgrid-monthly",
+            "nwm",
+            "nwm-retrospective",
+            "ofs",
+            "rtofs",
+            "sea-ice-cdr",
+            "sea-ice-cdr-monthly",
+        ),
+        variables,
+    ),
     **dict.fromkeys(("ghcnd", "ghcnh"), rows),
     "surface-obs": station,
 }

@@ -237,7 +237,7 @@ def test_a_wrong_argument_is_refused_in_one_line_with_what_is_there(
         "assets": {"data": {"href": "s3://b/k", "xarray:open_kwargs": {"engine": "nexradlevel2"}}}
     }
     for call, kind, text in [
-        (lambda: kfm.search("hrr"), UnknownNameError, "no Collection hrr; expected one of gefs,"),
+        (lambda: kfm.search("hrr"), UnknownNameError, "no Collection hrr; expected one of cfs,"),
         (lambda: kfm.search(time="yesterday"), ConfigurationError, "START/END"),
         (lambda: kfm.search(time=("2025-12-04", "2025-12-03")), ConfigurationError, "ends before it begins"),
         (lambda: kfm.search(bbox=(0, 50, 10, 40)), ConfigurationError, "south below north"),

@@ -31,8 +31,9 @@ DAY_SECONDS = 86_400
 
 
 def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
-    """Let a pipeline list by schedule, with a clock that stands."""
+    """Let a pipeline list a dataset by schedule, with a clock that stands."""
     pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": True})
+    pipeline.registry = pipeline.registry.only([DATASET, "hrrr"])
     clock = pipeline.clock = Clock(at)
     return clock
 
