@@ -95,10 +95,15 @@ REAL: Mapping[str, tuple[str, ...]] = {
         "MRMS_MergedRhoHV_19.00_20260219-042039.grib2.gz",
     ),
     "naqfc": ("aqm.t12z.ave_1hr_pm25.20240516.227.grib2",),
+    "nclimgrid-daily": ("prcp-202201-grd-prelim.nc",),
+    "nclimgrid-monthly": ("nclimgrid_tavg.nc",),
     "ndfd": ("ds.maxt.bin",),
     "nexrad-l2": ("KTLX20140101_000624_V06.gz", "KCRP20200101_000431_V06"),
     "nexrad-l2-chunks": ("20260328-201457-055-E",),
+    "nwm-retrospective": ("202108231300.CHRTOUT_DOMAIN1", "201108260000.LDASIN_DOMAIN1"),
     "ocean": ("oisst-avhrr-v02r01.20220913.nc",),
+    "sea-ice-cdr": ("seaice_conc_daily_sh_20211231_f17_v04r00.nc",),
+    "sea-ice-cdr-monthly": ("seaice_conc_monthly_nh_202112_f17_v04r00.nc",),
     "surface-obs": ("720538-00164-2020.gz",),
 }
 """Under their own keys, by the last part of them."""
