@@ -165,7 +165,7 @@ def assert_published_only_if_it_closes(face: Face, monkeypatch: pytest.MonkeyPat
         gather_release(face.pipeline)
     assert refused.value.exit_code == ExitCode.REFUSED
     assert "observed p_dim 0." in str(refused.value)
-    assert "nexrad:latitude" in str(refused.value)
+    assert "nexrad:elevations" in str(refused.value)
     report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
     assert 0 < report["kpis"]["p_dim"] == report["dimensional_closure"]["p_dim"] < 1
 
