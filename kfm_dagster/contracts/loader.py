@@ -324,7 +324,8 @@ _TOPICS = re.compile(r"(?m)^    - \{?arn: .*(\n    (- \{?arn|  ).*)*$")
 _HEAD = """\
 # Derived from the contract of {like}. Review it from top to bottom:
 #   metadata    title, description
-#   storage     prefixes, key_grammar, ignore, sidecars, listing, listing_sets: how the keys of this bucket are built
+#   storage     first_day (units of earlier days are rejected); prefixes, key_grammar, ignore, sidecars, listing,
+#               listing_sets: how the keys of this bucket are built
 #   integrity   min_bytes, max_bytes, and peers if the variation of sizes is known
 #   stac        item_id (groups of the key), providers, keywords, summaries
 #   key_values  values that objects and keys must share

@@ -114,12 +114,14 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
     (unit,) = outputs[-1].envelopes
     with pipeline.database.snapshot() as tx:
         record = pipeline.ledger.get(unit.wal_id, tx=tx)
+    item = _item(Path(pipeline.settings.catalog), unit)
+    lacking = [name for name in contract.stac.summaries if item is not None and name not in item["properties"]]
     return Rehearsal(
         uri=uri,
         status=record.status if record else None,
-        item=_item(Path(pipeline.settings.catalog), unit),
+        item=item,
         findings=(*_issues(unit, Severity.FAILED), *_gates(outputs)),
-        suspect=tuple(_issues(unit, Severity.SUSPECT)),
+        suspect=(*_issues(unit, Severity.SUSPECT), *(f"stac.summaries: the Item has no {name}" for name in lacking)),
     )
 
 

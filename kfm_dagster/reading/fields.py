@@ -313,6 +313,6 @@ def _client(href: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UnreadableObjectError(
-            observed=f"{href}: {type(error).__name__}: {error_text(error)}",
+            observed=f"{href}: {error_text(error)}",
             next_step="read the object with another client",
         ) from error

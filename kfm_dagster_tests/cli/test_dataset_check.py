@@ -63,6 +63,12 @@ def test_a_sound_sample_gives_its_item_and_leaves_nothing(
     assert told["item"]["id"].startswith("hrrr.20250402.")
     assert told["uri"].endswith(sample.name)
     assert not home.exists()
+    assert not [line for line in told["suspect"] if line.startswith("stac.summaries")]
+    other = contract(
+        lambda text: text.replace('summaries: ["hrrr:region", "hrrr:product"]', 'summaries: ["my:product"]')
+    )
+    [found] = call("dataset", "check", str(other), "--sample", str(sample), "--json").rows
+    assert found["sample"]["suspect"][-1] == "stac.summaries: the Item has no my:product"
     text = call("dataset", "check", str(contract(same)), "--sample", str(sample)).out
     assert text.startswith("hrrr: the contract is in order\n")
     assert "  Item hrrr.20250402." in text
