@@ -15,7 +15,8 @@ from functools import lru_cache
 from operator import itemgetter
 
 from kfm_dagster.contracts.identity import is_plausible, rfc3339
-from kfm_dagster.contracts.model import DatasetContract, TimeField
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.source import TimeField
 
 MAX_KEY_BYTES = 1024
 """Maximum bytes of a key in UTF-8 (S3 user guide, "Naming Amazon S3 objects")."""

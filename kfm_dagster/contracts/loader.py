@@ -22,8 +22,9 @@ import yaml
 from kfm_dagster.configs import parse, read_text
 from kfm_dagster.contracts.formats import with_format
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader, KeyKind
-from kfm_dagster.contracts.model import TOPIC_ARN, DatasetContract, MessageShape
+from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.open_data import RegistryEntry
+from kfm_dagster.contracts.source import TOPIC_ARN, MessageShape
 from kfm_dagster.errors import ContractError
 
 

@@ -25,7 +25,8 @@ from kfm_dagster.contracts.key_grammar import (
     KeyMatch,
 )
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.contracts.model import DatasetContract, MessageShape
+from kfm_dagster.contracts.model import DatasetContract
+from kfm_dagster.contracts.source import MessageShape
 from kfm_dagster.ledger.rejections import IgnoredRecord, Rejection
 from kfm_dagster.notifications.fields import (
     ETAG,
