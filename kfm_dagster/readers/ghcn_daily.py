@@ -19,7 +19,7 @@ from typing import Any
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest, table
 from kfm_dagster.readers.parquet_footer import read_footer
-from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, utc
+from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_time, utc
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 4 * 1024 * 1024
@@ -64,7 +64,7 @@ class _Rows:
     """Whether the first line names the columns; None before it was read."""
     count: int = 0
     odd: int = 0
-    """Rows with another number of columns."""
+    """Rows with another number of columns, or without a day."""
     first: bytes = b"9" * 8
     last: bytes = b""
     stations: set[bytes] = field(default_factory=set)
@@ -79,6 +79,9 @@ class _Rows:
             self.header = lines[0].startswith(_HEADER)
             lines = lines[self.header :]
         rows = [row for line in lines if len(row := line.split(b",")) == len(COLUMNS)]
+        ordered = sorted({row[1] for row in rows})
+        if ordered and not (is_time(ordered[0]) and is_time(ordered[-1])):
+            rows = [row for row in rows if is_time(row[1])]
         self.count += len(lines)
         self.odd += len(lines) - len(rows)
         if not rows:
@@ -198,4 +201,4 @@ def _doubts(rows: _Rows) -> Iterator[str]:
     if rows.unread:
         yield rows.unread
     if rows.odd:
-        yield f"{rows.odd} of {rows.count} rows have not {len(COLUMNS)} columns"
+        yield f"{rows.odd} of {rows.count} rows have not {len(COLUMNS)} columns, or no day"

@@ -16,7 +16,7 @@ from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, station_places, utc
+from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_time, station_places, utc
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
@@ -110,7 +110,9 @@ class _Rows:
         for line in lines:
             row = line.removesuffix(b"\r").split(_DELIMITER)
             self.count += 1
-            if len(row) != len(self.columns) or not (stamp := self._stamp(row)):
+            stamp = self._stamp(row) if len(row) == len(self.columns) else b""
+            # A time between two times of the object is not checked, because it decides nothing.
+            if not stamp or not (self.first <= stamp <= self.last or is_time(stamp)):
                 self.odd += 1
                 continue
             if row[self.identity["station"]] != self.station:
@@ -164,8 +166,8 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
     `start` and `end` are the times of the first and last row, and `datetime` is that of the first; rows may be in any
     order. When only the object's ends were read, they are those of the rows in them, and `ghcn:rows` is missing. The
     geometry is a Point at the place of the last row; it is empty when no row has a place. Raises ReadError:
-    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT, INVALID_TIME_RANGE and INCOMPLETE_PRODUCT_METADATA for the
-    bytes, TIME_MISMATCH and PLATFORM_MISMATCH against the key.
+    UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and
+    PLATFORM_MISMATCH against the key.
     """
     station, year = request.groups["station"], request.groups.get("year", "")
     rows = _Rows(station=station.encode("ascii"))

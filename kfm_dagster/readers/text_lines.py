@@ -98,6 +98,15 @@ def station_places(
     return properties | ({f"{prefix}:position-count": len(distinct)} if whole else {})
 
 
+def is_time(stamp: bytes) -> bool:
+    """Return whether digits, YYYYMMDD or YYYYMMDDHHMM, are a time."""
+    try:
+        utc(stamp)
+    except ReadError:
+        return False
+    return True
+
+
 def utc(stamp: bytes) -> datetime:
     """Return the time of digits, YYYYMMDD or YYYYMMDDHHMM. Raises ReadError."""
     digits = stamp if len(stamp) in {8, 12} and stamp.isdigit() else b""

@@ -81,6 +81,12 @@ def test_the_last_place_is_the_stations_and_rows_without_time_or_columns_are_cou
     assert (found.start, found.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))
     assert found.properties["ghcn:position-count"] == 2
     assert HOURLY.read(KEY, HEADER + placeless).geometry == {}
+    # A row with an impossible time costs no other row.
+    later, earlier = (ROW.replace(b"|02|", month, 1) for month in (b"|13|", b"|00|"))
+    hourly = HOURLY.read(KEY, HEADER + later + ROW + earlier)
+    daily = DAILY.read("csv.gz/by_year/2025.csv.gz", packed(*CSV, CSV[0].replace("0101", "1301", 1), "a,b,c,1,,,S,"))
+    assert hourly.start == hourly.end == found.start
+    assert (daily.start.year, daily.end.year, daily.native["odd_rows"]) == (2025, 2025, 2)
 
 
 SEVERAL = packed(*CSV, *(",".join(row) for row in daily_rows(["USW00000002"], 2025)))
@@ -108,7 +114,7 @@ def test_what_is_not_of_the_key_or_the_format_is_refused() -> None:
         (HOURLY, OF_YEAR_KEY.replace("2025", "2024"), OF_YEAR, MetadataIssue.TIME_MISMATCH),
         (HOURLY, KEY, HEADER, MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (HOURLY, KEY, TEXT.replace(b"|Hour|", b"|Our|"), MetadataIssue.UNREADABLE_FORMAT),
-        (HOURLY, KEY, HEADER + ROW.replace(b"|02|", b"|13|", 1), MetadataIssue.INVALID_TIME_RANGE),
+        (HOURLY, KEY, HEADER + ROW.replace(b"|02|", b"|13|", 1), MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         (HOURLY, KEY, HEADER[:-1] + b"|x" * 1000 + b"\n", MetadataIssue.RESOURCE_LIMIT),
         (HOURLY, KEY, b"x" * 100_000, MetadataIssue.UNREADABLE_FORMAT),
         (DAILY, "csv.gz/by_station/USW00000002.csv.gz", packed(*CSV), MetadataIssue.PLATFORM_MISMATCH),
