@@ -238,7 +238,7 @@ def _grid(item: Item, name: str | None) -> Any:
     parallels = properties.get("grib:gaussian-parallels")
     if parallels is not None and grid.sizes["y"] == 2 * parallels:
         # GDAL spaces the rows evenly. Those of a Gaussian grid are at the roots of a Legendre polynomial.
-        sines = numpy.polynomial.legendre.leggauss(grid.sizes["y"])[0]
+        sines, _ = package("scipy.special").roots_legendre(grid.sizes["y"])
         grid = grid.assign_coords(y=numpy.degrees(numpy.arcsin(sines))[::-1])
     if properties.get("grib:grid-template") == UNPLACED:
         width, _, west, _, height, north = properties["proj:transform"]
