@@ -1,4 +1,4 @@
-"""Packages of the extra `read`, imported when they are used. Does not belong here: what is read by them."""
+"""Packages of the extra `read`, imported when they are used. Does not belong here: the reading itself."""
 
 from __future__ import annotations
 
