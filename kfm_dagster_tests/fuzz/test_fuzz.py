@@ -107,7 +107,8 @@ def test_a_reader_that_breaks_its_promise_is_found(
 
     specimen = subject.samples[0]
     assert trial.examine(subject, whole(specimen), measured=True).findings == []
-    monkeypatch.setattr(trial, "CPU_SECONDS", 0.5)  # from now on: the first reading loads libraries
+    if breakage is _never_ends:
+        monkeypatch.setattr(trial, "CPU_SECONDS", 0.5)  # the other readings may take as long as on a busy machine
     monkeypatch.setattr(trial, "READERS", {subject.reader: broken})
     found = trial.examine(subject, whole(specimen), measured=True).findings
     assert any(expected in text for text in found), found
