@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import chain
 from typing import TypeAlias, TypeVar
@@ -67,16 +66,9 @@ def read_hdf5(source: ByteSource, read: Callable[[Hdf5Group], T], *, cache: Bloc
     `source`'s errors.
     """
     blocks = cache or BlockCache(source, tail_blocks=TAIL_BLOCKS)
-    with decoding():
+    try:
         file = FileBytes(blocks)
         return read(Hdf5Group(file, _root(file, blocks), GlobalHeap(file)))
-
-
-@contextmanager
-def decoding() -> Iterator[None]:
-    """Raise ReadError(UNREADABLE_FORMAT) for errors of decoding impossible values."""
-    try:
-        yield
     except _DECODING_ERRORS as error:
         raise unreadable(str(error)) from error
 

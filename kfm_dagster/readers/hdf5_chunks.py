@@ -60,8 +60,6 @@ class StoredValues:
     filters: tuple[int, ...]
     fill: bytes | None
     """Value of unwritten elements; None for zeros."""
-    stride: int = 0
-    """Bytes from element to element of a classic NetCDF file's records; 0 for adjacent elements."""
 
     @property
     def chunk(self) -> tuple[int, ...]:
@@ -132,16 +130,16 @@ class StoredValues:
                 return None
             data = self._unfiltered(stored)
         elif data is None:
-            data, at = self.file.read(self.layout.address + index * (self.stride or size), size), 0
+            data, at = self.file.read(self.layout.address + index * size, size), 0
         return float(struct.unpack_from(code, data, at * size)[0])
 
     def values(self, most: int = MAX_SMALL_BYTES) -> bytes:
         """Return all values of a variable of at most `most` bytes, in the file's byte order.
 
-        Raises ReadError(RESOURCE_LIMIT) for a larger variable, and for records that are not adjacent.
+        Raises ReadError(RESOURCE_LIMIT) for a larger variable.
         """
         size = math.prod(self.shape) * self.datatype.size
-        if size > most or self.stride:
+        if size > most:
             raise ReadError(
                 MetadataIssue.RESOURCE_LIMIT, f"variable {self.name} of shape {self.shape} is too large to be read"
             )

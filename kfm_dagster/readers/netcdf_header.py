@@ -1,7 +1,7 @@
 """Header of a NetCDF file: dimensions, variables, attributes, some values of its axes, all values of coordinates.
 
 Belongs here: NetCDF's names over HDF5's (NetCDF Users Guide, appendix B, "The NetCDF-4 Format"). Does not belong here:
-the meaning of the names (`cf_axes.py`), their storage (`hdf5.py`, `netcdf_classic.py`). Only the root group is read.
+the meaning of the names (`cf_axes.py`), their storage (`hdf5.py`). Only the root group is read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import numpy.typing as npt
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ByteSource, ReadError
-from kfm_dagster.readers.hdf5 import TAIL_BLOCKS, AttributeValue, Hdf5Dataset, Hdf5Group, decoding, read_hdf5
-from kfm_dagster.readers.netcdf_classic import SIGNATURES, ClassicVariable, read_classic
-from kfm_dagster.readers.ranges import BlockCache
+from kfm_dagster.readers.hdf5 import AttributeValue, Hdf5Dataset, Hdf5Group, read_hdf5
 
 MAX_VARIABLES = 256
 MAX_AXES = 32
@@ -86,20 +84,14 @@ def read_netcdf_header(source: ByteSource, read: Callable[[NetcdfHeader], T]) ->
 
     Raises as `read_hdf5`, and ReadError(RESOURCE_LIMIT) above the bounds.
     """
-    blocks = BlockCache(source, tail_blocks=TAIL_BLOCKS)
-    if blocks.read(0, 4) not in SIGNATURES:
-        return read_hdf5(source, lambda root: read(_of_group(root)), cache=blocks)
-    with decoding():
-        classic = read_classic(blocks)
-        named = [NamedDataset(var.name, var, var.dimensions, var.attributes) for var in classic.variables]
-        return read(_header(classic.attributes, classic.dimensions, named))
+    return read_hdf5(source, lambda root: read(_header(root)))
 
 
 class NamedDataset(NamedTuple):
     """A stored variable under NetCDF's names; `attributes` are without the format's own."""
 
     name: str
-    dataset: Hdf5Dataset | ClassicVariable
+    dataset: Hdf5Dataset
     dimensions: tuple[str, ...]
     attributes: Mapping[str, AttributeValue]
 
@@ -130,18 +122,9 @@ def named_datasets(root: Hdf5Group) -> tuple[dict[str, int], list[NamedDataset]]
     return lengths, variables
 
 
-def _of_group(root: Hdf5Group) -> NetcdfHeader:
+def _header(root: Hdf5Group) -> NetcdfHeader:
     lengths, named = named_datasets(root)
-    return _header(root.attributes(), lengths, named)
-
-
-def _header(
-    attributes: Mapping[str, AttributeValue], lengths: Mapping[str, int], named: Sequence[NamedDataset]
-) -> NetcdfHeader:
-    _bound("variables", len(named), MAX_VARIABLES)
-    _bound(
-        "characters in a name", max(map(len, [*lengths, *(variable.name for variable in named)]), default=0), MAX_NAME
-    )
+    attributes = root.attributes()
     _bound("bytes of attributes", _bytes(attributes), MAX_ATTRIBUTE_BYTES)
     axes = _axes(named)
     _bound("axes", len(axes), MAX_AXES)
@@ -212,7 +195,7 @@ def _dimensions(dataset: Hdf5Dataset, scales: Mapping[int, str]) -> tuple[str, .
     return names if len(names) == len(dataset.shape) else None
 
 
-def _samples(axis: Hdf5Dataset | ClassicVariable) -> dict[int, float]:
+def _samples(axis: Hdf5Dataset) -> dict[int, float]:
     """Return the written values by their place."""
     (length,) = axis.shape
     places = sorted({place for place in (0, 1, length // 2, length - 2, length - 1) if 0 <= place < length})

@@ -16,7 +16,6 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cache, cached_property
 from itertools import islice, product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import h5py
@@ -63,7 +62,7 @@ from kfm_dagster.readers import (
 from kfm_dagster.readers.base import BLOCK_BYTES
 from kfm_dagster.readers.ranges import MAX_BLOCKS
 from kfm_dagster_tests.readers.nexrad_bytes import unpack
-from kfm_dagster_tests.readers.reading import classic, index_of, match_of
+from kfm_dagster_tests.readers.reading import index_of, match_of
 
 CONTRACTS = ContractRegistry.load()
 DATA = [Path(__file__).resolve().parents[3] / "shared" / name for name in ("data", "nodd")]
@@ -121,7 +120,6 @@ class Subject:
     """A reader, the datasets whose objects it reads, and what it may cost.
 
     `of_index`: the sidecar is mutated. `along`: the chunk index of what is accepted is read, too, as a step along that.
-    `samples_of`: the name of its samples, by default the reader's.
     """
 
     reader: str
@@ -132,7 +130,6 @@ class Subject:
     of_lines: bool = False
     """Plain text, which shows no cut at the end of a line; size and ETag of its object do."""
     along: str | None = None
-    samples_of: str | None = None
 
     @cached_property
     def specimens(self) -> tuple[Specimen, ...]:
@@ -143,7 +140,7 @@ class Subject:
     @cached_property
     def samples(self) -> tuple[Specimen, ...]:
         """Those that are there always."""
-        return tuple(_SAMPLES[self.samples_of or self.reader]())
+        return tuple(_SAMPLES[self.reader]())
 
 
 _CF = ("nclimgrid-daily", "nwm", "nwm-retrospective", "ofs", "rtofs", "sea-ice-cdr", "sea-ice-cdr-monthly")
@@ -162,7 +159,6 @@ SUBJECTS: Mapping[str, Subject] = {
     "goes-abi": Subject(reader="goes-abi", datasets=("goes-abi",), bounds=_HDF5, is_hdf5=True, along="t"),
     "goes-glm": Subject(reader="goes-glm", datasets=("goes-glm",), bounds=_HDF5, is_hdf5=True),
     "netcdf-grid": Subject(reader="netcdf-grid", datasets=("ocean", *_CF), bounds=_HDF5, is_hdf5=True),
-    "netcdf-classic": Subject(reader="netcdf-grid", datasets=(), bounds=_HDF5, samples_of="netcdf-classic"),
     "nexrad-level2": Subject(
         reader="nexrad-level2",
         datasets=("nexrad-l2",),
@@ -273,16 +269,6 @@ def _netcdf_grid() -> Iterator[Specimen]:
         yield from _plain(dataset, (made for made in samples(DAY, count) if not made[1].endswith(".mnf")))
 
 
-def _netcdf_classic() -> Iterator[Specimen]:
-    """Points and positions in the classic format, with fixed variables and records."""
-    with TemporaryDirectory() as folder:
-        for dataset, form in (("ofs", "NETCDF3_CLASSIC"), ("nwm-retrospective", "NETCDF3_64BIT_OFFSET")):
-            for _, key, content in FAMILIES[dataset][0](DAY, 1):
-                for records in (True, False):
-                    made = classic(content, form, Path(folder) / "file.nc", records=records)
-                    yield Specimen(dataset=dataset, key=key, content=made)
-
-
 def _nexrad_level2() -> Iterator[Specimen]:
     for found in _plain("nexrad-l2", islice(nexrad_level2_samples(DAY, 3), 3)):
         plain = unpack(found.content)
@@ -313,7 +299,6 @@ _SAMPLES: Mapping[str, Any] = {
     "goes-abi": _goes_abi,
     "goes-glm": _goes_glm,
     "netcdf-grid": _netcdf_grid,
-    "netcdf-classic": _netcdf_classic,
     "nexrad-level2": _nexrad_level2,
     "nexrad-chunk": lambda: _plain("nexrad-l2-chunks", islice(nexrad_chunk_samples(DAY, 8), 8)),
     "nexrad-level3": _nexrad_level3,

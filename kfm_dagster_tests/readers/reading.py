@@ -8,11 +8,9 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import h5py
-import netCDF4
 import pytest
 
 from kfm_dagster.contracts.envelope import Envelope
@@ -167,17 +165,3 @@ def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
         for number, at in enumerate(messages_of(content), start=1)
     )
     return "".join(lines).encode()
-
-
-def classic(content: bytes, form: str, path: Path, *, records: bool) -> bytes:
-    """The same file in another format, written by the NetCDF library."""
-    with netCDF4.Dataset("in.nc", memory=content) as source, netCDF4.Dataset(path, "w", format=form) as target:
-        target.setncatts({name: source.getncattr(name) for name in source.ncattrs()})
-        for name, dimension in source.dimensions.items():
-            target.createDimension(name, None if records and name == "time" else dimension.size)
-        for name, variable in source.variables.items():
-            kind = "i4" if variable.dtype == "i8" else variable.dtype
-            copy = target.createVariable(name, kind, variable.dimensions)
-            copy.setncatts({attribute: variable.getncattr(attribute) for attribute in variable.ncattrs()})
-            copy[...] = variable[...]
-    return path.read_bytes()

@@ -240,9 +240,8 @@ def test_the_page_has_the_requests_of_every_dataset() -> None:
 
 @pytest.mark.clause("OPR-06")
 @pytest.mark.parametrize(
-    # No contract takes NetCDF-3 yet, so its objects are refused before they are read.
     "name",
-    [name for name, subject in SUBJECTS.items() if not subject.of_index and name != "netcdf-classic"],
+    [name for name, subject in SUBJECTS.items() if not subject.of_index],
 )
 def test_an_object_costs_few_requests_and_bytes(name: str) -> None:
     seen = []

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -24,7 +23,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.demo.samples import netcdf4
 from kfm_dagster.demo.samples.oisst import make_oisst
 from kfm_dagster.readers.stored_values import band_fields
-from kfm_dagster_tests.readers.reading import Change, classic, code_of, deleted, header_of, rewritten
+from kfm_dagster_tests.readers.reading import Change, code_of, deleted, header_of, rewritten
 
 DAY = date(2025, 12, 3)
 read = partial(header_of, "netcdf-grid", key="grid.nc")
@@ -352,40 +351,9 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
         (_many(600, lambda file, number: file.attrs.create(f"a{number}", 1)), MetadataIssue.RESOURCE_LIMIT),
     ):
         assert refusal(rewritten(grid(libver="v108"), change)) is code
-    # An empty file, a format of 64-bit counts, and a key of another day.
-    assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.INVALID_TIME_RANGE
-    assert refusal(b"CDF\x05" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
+    # The classic formats, which no bucket has, and a key of another day.
+    assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
-
-
-@pytest.mark.clause("OPR-07", "OPR-14")
-@pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET"])
-def test_a_classic_file_is_read_as_the_same_file_in_netcdf_4(form: str, tmp_path: Path) -> None:
-    def second(file: h5py.File) -> None:
-        netcdf4.variable(file, "humidity", np.zeros((3, 2, 3), "<i2"), dimensions=["time", "lat", "lon"], units="1")
-
-    texts = {"title": "Sea ice", "levels": np.array([1, 2, 3], "<i2"), "ratio": 0.5}
-    single = grid(hours=(1, 2, 3), attributes=texts, libver="v108")
-    for content, records in ((single, False), (rewritten(single, second), True), (single, True)):
-        expected, found = read(content), read(classic(content, form, tmp_path / "file.nc", records=records))
-        assert found.properties == expected.properties
-        assert (found.start, found.end, found.geometry) == (expected.start, expected.end, expected.geometry)
-        assert found.native["variables"] == expected.native["variables"]
-    content = (tmp_path / "file.nc").read_bytes()
-    assert refusal(content[:-8]) is refusal(content[:100]) is MetadataIssue.TRUNCATED_OBJECT
-    for old, new, code in (
-        (
-            b"CDF" + content[3:4] + bytes(3) + b"\x03",
-            b"CDF" + content[3:4] + b"\xff" * 4,
-            MetadataIssue.UNREADABLE_FORMAT,
-        ),
-        (b"\0\0\0\x03lon\0", b"\0\0\0\x03lat\0", MetadataIssue.UNREADABLE_FORMAT),
-        (b"\0\0\0\x0a\0\0\0\x03", b"\0\0\0\x0a\0\0\xff\x03", MetadataIssue.RESOURCE_LIMIT),
-        (b"\0\0\0\x0a\0\0\0\x03", b"\0\0\0\x0b\0\0\0\x03", MetadataIssue.UNREADABLE_FORMAT),
-        (b"units\0\0\0\0\0\0\x02", b"units\0\0\0\0\0\0\x09", MetadataIssue.UNREADABLE_FORMAT),
-    ):
-        assert old in content
-        assert refusal(content.replace(old, new, 1)) is code, new
 
 
 # --- places

@@ -167,8 +167,9 @@ FAMILIES: dict[str, Family] = {}
 NO_OBJECTS = {
     "idx": "indexes of objects that are not here: no reader's, but the GRIB2 reader's sidecars",
     "messages": "what SNS and SQS send: notifications, no objects",
+    "files/rtofs/wa_RTOFS_global.nc": "an extract in NetCDF-3; the bucket's objects are NetCDF-4",
 }
-"""Families that no reader reads, and why; `.idx` files beside an object count as `idx`."""
+"""Families and paths that no reader reads, and why; `.idx` files beside an object count as `idx`."""
 
 
 def compares(
@@ -208,7 +209,7 @@ def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> 
 
 def why_not_compared(path: str, entry: Mapping[str, Any]) -> str | None:
     """Why a path of the reference is not compared; None where there is no reason."""
-    if reason := NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"]):
+    if reason := NO_OBJECTS.get(path) or NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"]):
         return reason
     if entry["family"] in FAMILIES:
         return None

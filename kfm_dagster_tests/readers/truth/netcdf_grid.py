@@ -78,13 +78,13 @@ PIXEL = {"cdr-seaice": 25_000.0, "nwm-retro-forcing": 1000.0}
 
 
 def open_netcdf(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
-    """Open a file without a contract: NetCDF-4, or the classic format."""
+    """Open a file without a contract."""
     return path, {}, content
 
 
 @compares(
     "cdr-seaice", "nclimgrid-daily", "nclimgrid-monthly", "nwm", "nwm-retro-chrtout", "nwm-retro-forcing", "ofs",
-    "rtofs", reader="netcdf-grid", open_file=open_netcdf, refused=TIME_SLICES,
+    reader="netcdf-grid", open_file=open_netcdf, refused=TIME_SLICES,
 )  # fmt: skip
 def cf_file(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     """Grids on degrees and on projections, curvilinear grids and points, by netCDF4, with PROJ for projections."""
@@ -141,7 +141,7 @@ def _box_of(file: netCDF4.Dataset, family: str) -> list[float]:
         pair = next(pair for pair in pairs if pair[0] in file.variables)
         longitudes, latitudes = (file[name][:].astype(float) for name in pair)
     sides = [longitudes.min(), latitudes.min(), longitudes.max(), latitudes.max()]
-    if family in {"nclimgrid-daily", "nclimgrid-monthly", "rtofs"}:
+    if family in {"nclimgrid-daily", "nclimgrid-monthly"}:
         halves = [np.ptp(axis) / (axis.size - 1) / 2 for axis in (longitudes, latitudes)] * 2
         sides = [side + sign * half for side, sign, half in zip(sides, (-1, -1, 1, 1), halves, strict=True)]
     return [float(side) for side in sides]
