@@ -229,7 +229,7 @@ def _undoored(path: Path) -> Iterator[int]:
                 if kind and _last_name(kind).endswith(("Exception", "Error")) and _foreign(kind):
                     yield from (line for statement in node.body for line in _shown(statement, argument.arg))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGING:
-            traces = {one.arg: one.value for one in node.keywords}.get("exc_info")
+            traces = {keyword.arg: keyword.value for keyword in node.keywords}.get("exc_info")
             if (node.func.attr == "exception" and traces is None) or isinstance(traces, ast.Constant):
                 yield node.lineno
 

@@ -157,7 +157,7 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     for pause, error, says in ((15, FollowError(observed="it is away"), "it is away"), (30, full, "KFM_VIRTUAL_URL")):
         failing.first = Mock(side_effect=error)
         following.catch_up([failing, well])
-        [place, _] = [one for one in following.states() if one.follower == failing.name]
+        [place, _] = [state for state in following.states() if state.follower == failing.name]
         assert (place.behind, place.change_id) == (1, 0)
         assert says in str(place.last_error)
         clock.advance(pause - 1)
@@ -168,9 +168,9 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
     failing.first = nothing
     following.catch_up([failing])
     assert failing.items == well.items
-    assert {(one.behind, one.failures, one.last_error, one.next_attempt_at) for one in following.states()} == {
-        (0, 0, None, None)
-    }
+    assert {
+        (state.behind, state.failures, state.last_error, state.next_attempt_at) for state in following.states()
+    } == {(0, 0, None, None)}
 
 
 @pytest.mark.clause("OPR-22")
@@ -217,7 +217,7 @@ def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
     mirror.first = meanwhile
     following.catch_up([mirror])
     assert seen == [0, 0, 2]
-    [place] = [one for one in following.states() if one.follower == mirror.name]
+    [place] = [state for state in following.states() if state.follower == mirror.name]
     assert place.behind == 0
     # The end of the one that stalled moves nothing back: the other Item does not come again.
     first, second, again = (item_id for item_id, _ in mirror.taken)

@@ -370,7 +370,7 @@ def test_dimensions_run_from_centre_to_centre(shared_data: Path) -> None:
     for path, item in items(shared_data / "objects").items():
         properties = item["properties"]
         west, south, east, north = properties["proj:bbox"]
-        axes = {one["axis"]: one for one in properties["cube:dimensions"].values() if one["type"] == "spatial"}
+        axes = {axis["axis"]: axis for axis in properties["cube:dimensions"].values() if axis["type"] == "spatial"}
         for axis, low, high, count in (
             ("x", west, east, properties["proj:shape"][1]),
             ("y", south, north, properties["proj:shape"][0]),
@@ -413,4 +413,4 @@ def assert_special_values(band: dict[str, Any], dataset: Any, path: str) -> None
         assert dataset.tags(1)["GRIB_UNIT"] == f"[{band['unit']}]", path
     assert dataset.tags(1)["GRIB_ELEMENT"].partition(",")[0] == band["name"]
     lowest = {value for value in np.unique(dataset.read(1)) if value < -50}
-    assert lowest <= {one["value"] for one in band["classification:classes"]}, path
+    assert lowest <= {flag["value"] for flag in band["classification:classes"]}, path

@@ -372,7 +372,7 @@ def test_a_catalog_in_a_bucket_behaves_like_one_in_a_folder(
     for name, target in (("folder", str(tmp_path / "catalog")), ("s3", s3_url)):
         database = Database.open(f"sqlite:///{tmp_path / name}.db")
         catalog = Catalog(database, open_publisher(target), contracts, page_size=3)
-        first, again = (statuses(catalog.register(candidates(contracts, one), fence=open_fence)) for one in batches)
+        first, again = (statuses(catalog.register(candidates(contracts, batch), fence=open_fence)) for batch in batches)
         database.dispose()
         assert (first, again) == ([CREATED] * 5, [NO_OP, UPDATED, CREATED])
     assert trees.files(tmp_path / "catalog") == _bucket(s3_url)

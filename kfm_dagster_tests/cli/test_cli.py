@@ -90,7 +90,9 @@ def test_every_number_has_an_upper_bound() -> None:
                 yield from parameters(command)
 
     numbers = [
-        one.type for one in parameters(kfm) if one.type.name in {"integer", "integer range", "float", "float range"}
+        parameter.type
+        for parameter in parameters(kfm)
+        if parameter.type.name in {"integer", "integer range", "float", "float range"}
     ]
     assert len(numbers) > 30
     for number in numbers:

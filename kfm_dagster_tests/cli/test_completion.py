@@ -40,7 +40,7 @@ def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Para
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from parameters(command, *path, name)
-        yield from ((" ".join((*path, name)), one) for one in command.params)
+        yield from ((" ".join((*path, name)), param) for param in command.params)
 
 
 def test_every_parameter_that_names_a_thing_completes_it() -> None:

@@ -131,7 +131,7 @@ def sent(request: ExportMetricsServiceRequest) -> dict[tuple[str, frozenset[tupl
 
 
 def labels(point: Any) -> frozenset[tuple[str, str]]:
-    return frozenset((one.key, one.value.string_value) for one in point.attributes)
+    return frozenset((attribute.key, attribute.value.string_value) for attribute in point.attributes)
 
 
 def test_an_address_of_another_machine_is_one_line(call: Call, ledger: dict[str, NoddWalRecord]) -> None:

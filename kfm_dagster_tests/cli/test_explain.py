@@ -127,7 +127,7 @@ def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deploy
     assert account["units"]["nexrad-l2"] == {"claimed": 2, "succeeded": 2, "retrying": 0, "quarantined": 0, "lost": 0}
     before, node = account["nodes"][1:3]
     state = deployment.stages.run_states.get("nexrad-l2.metadata_extract", WORKED)
-    [intent] = [one for one in deployment.nodes.intents.of_run(WORKED) if one.node == NODES[2]]
+    [intent] = [row for row in deployment.nodes.intents.of_run(WORKED) if row.node == NODES[2]]
     assert node["inputs"] == [{"uri": before["output_uri"], "checksum": before["output_sha256"]}]
     assert (node["inputs_hash"], node["content_hash"]) == (state.inputs_hash, intent.content_hash)
     assert (node["intent"], node["outcome"], node["attempts"]) == ("APPLIED", "success", 1)
@@ -258,7 +258,9 @@ def test_the_table_is_readable_in_eighty_columns(
     table = [line for line in shown.splitlines() if line.startswith(" nexrad-l2.")]
     assert max(map(len, table)) <= 80
     overview = [line.split() for line in table]
-    assert [row[:4] for row in overview] == [[f"nexrad-l2.{one}", "was", "skipped", "skipped"] for one in operators()]
+    assert [row[:4] for row in overview] == [
+        [f"nexrad-l2.{operator}", "was", "skipped", "skipped"] for operator in operators()
+    ]
     assert AGAIN in shown
     assert "sha256:" not in shown
     full = re.sub(r"\x1b\[[0-9;]*m", "", call("explain", AGAIN, "--full").out)

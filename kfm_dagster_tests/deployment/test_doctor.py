@@ -187,7 +187,7 @@ def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
     printed = json.loads(answer.out)
     assert (answer.code == ExitCode.FINISHED_WITH_FAILURES) == (printed["faults"] > 0), answer.err
     assert answer.code in {ExitCode.DONE, ExitCode.FINISHED_WITH_FAILURES}
-    return answer.code, [one for one in printed["findings"] if one["verdict"] != Health.OK]
+    return answer.code, [finding for finding in printed["findings"] if finding["verdict"] != Health.OK]
 
 
 @pytest.mark.clause("BEY-11", "BEY-18")
@@ -563,7 +563,7 @@ def test_findings_of_a_cause_are_shown_once_within_the_width_and_singly_as_json(
     shown = " ".join(" ".join(lines).split())
     causes = [line for line in lines if line.startswith("fault")]
     assert [line.split()[1] for line in causes] == ["catalog", "objects"]
-    examples = "; ".join(one["what"] for one in buckets[:2])
+    examples = "; ".join(bucket["what"] for bucket in buckets[:2])
     assert f"fault objects {len(buckets)} faults: {examples}; and {len(buckets) - 2} more observed: " in shown
     assert f" {len(found)} faults, 0 warnings, " in shown
 
@@ -578,7 +578,9 @@ def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unver
     for offset, verdict, state in ((None, WARNING, "unlocked"), (0.2, Health.OK, "locked"), (3.0, FAULT, "unlocked")):
         if offset is not None:
             record_clock(offset)
-        [found] = [one for one in json.loads(call("doctor", "--json").out)["findings"] if one["check"] == "clock"]
+        [found] = [
+            finding for finding in json.loads(call("doctor", "--json").out)["findings"] if finding["check"] == "clock"
+        ]
         assert found["verdict"] == verdict, found
         assert json.loads(call("clock", "--json").out)["state"] == state
 

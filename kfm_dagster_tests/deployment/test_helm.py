@@ -238,8 +238,10 @@ def test_a_run_is_a_job_without_a_right_in_the_cluster(tmp_path: Path, monkeypat
     assert (pod.service_account_name, pod.automount_service_account_token) == ("kfm", False)
     assert pod.security_context.fs_group == container.security_context.run_as_user
     assert container.security_context.read_only_root_filesystem
-    assert {one.mount_path for one in container.volume_mounts} == {one["mountPath"] for one in CODE["volumeMounts"]}
-    assert {one.name for one in pod.volumes} == {one.name for one in container.volume_mounts}
+    assert {mount.mount_path for mount in container.volume_mounts} == {
+        mount["mountPath"] for mount in CODE["volumeMounts"]
+    }
+    assert {volume.name for volume in pod.volumes} == {mount.name for mount in container.volume_mounts}
     given = [one.config_map_ref or one.secret_ref for one in container.env_from]
     assert [one.name for one in given] == ["kfm-settings", "kfm-secrets"]
     assert (container.resources.requests["cpu"], container.resources.limits["memory"]) == ("1", "4Gi")
@@ -295,7 +297,7 @@ def test_the_code_server_is_called_with_options_that_it_has() -> None:
 def test_every_pod_is_without_root_and_writes_to_what_ends_with_it() -> None:
     ours = [(pod["securityContext"], pod["containers"][0], pod["volumes"]) for pod in PODS.values()]
     charts = (CODE, VALUES["dagsterWebserver"], VALUES["dagsterDaemon"])
-    ours += [(one["podSecurityContext"], one, one["volumes"]) for one in charts]
+    ours += [(chart["podSecurityContext"], chart, chart["volumes"]) for chart in charts]
     for pod, container, volumes in ours:
         assert pod["fsGroup"] == container["securityContext"]["runAsUser"] == 10001
         assert container["securityContext"]["readOnlyRootFilesystem"]

@@ -56,7 +56,7 @@ def standing(cloud: EmbeddedCloud) -> dict[str, Any]:
     for url in sorted(sqs.list_queues().get("QueueUrls", [])):
         found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
         queues[url.rpartition("/")[2]] = {key: value for key, value in found.items() if not key.startswith(moving)}
-    arns = sorted(one["SubscriptionArn"] for one in sns.list_subscriptions()["Subscriptions"])
+    arns = sorted(subscription["SubscriptionArn"] for subscription in sns.list_subscriptions()["Subscriptions"])
     return queues | {arn: sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"] for arn in arns}
 
 
@@ -110,7 +110,7 @@ def test_what_differs_is_said_and_mended_only_when_asked(part: str, cloud: Embed
         policy["Statement"][0]["Condition"] = {"ArnEquals": {"aws:SourceArn": ["arn:aws:sns:us-east-1:1:other"]}}
         sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": json.dumps(policy)})
     else:
-        [arn, *_] = [one["SubscriptionArn"] for one in sns.list_subscriptions()["Subscriptions"]]
+        [arn, *_] = [subscription["SubscriptionArn"] for subscription in sns.list_subscriptions()["Subscriptions"]]
         filtered = ("FilterPolicy", '{"Records": {"x": ["y"]}}')
         name, value = filtered if part == "filter" else ("RawMessageDelivery", "true")
         sns.set_subscription_attributes(SubscriptionArn=arn, AttributeName=name, AttributeValue=value)
@@ -129,7 +129,9 @@ def test_the_subscription_lets_through_what_is_of_the_dataset_and_the_doctor_fin
 ) -> None:
     changes(call)
     diagnoses = json.loads(call("doctor", "--json").out)["findings"]
-    found = [one for one in diagnoses if one["check"] in {"queue", "dead letters"} and one["verdict"] != "ok"]
+    found = [
+        finding for finding in diagnoses if finding["check"] in {"queue", "dead letters"} and finding["verdict"] != "ok"
+    ]
     # Only gfs was asked for.
     assert [(one["verdict"], one["what"]) for one in found] == [
         ("warning", "some datasets' topics may not send messages to the queue")

@@ -116,7 +116,7 @@ def test_a_follower_that_cannot_be_loaded_is_left_out_alone(
 ) -> None:
     installed(tmp_path, monkeypatch, "broken", text)
     sources, followers = made()
-    assert [one.name for one in followers] == ["geoparquet"]
+    assert [follower.name for follower in followers] == ["geoparquet"]
     assert list(sources.errors) == ["broken"]
     [line] = [record.getMessage() for record in caplog.records]
     assert line == f"follower broken is left out: {sources.errors['broken']}"
@@ -132,7 +132,7 @@ def test_a_source_that_fails_later_is_left_out_and_who_comes_after_others_follow
     installed(tmp_path, monkeypatch, "broken", SOURCE + "pass")
     target = "sqs: 'https://sqs.example.org/1/q'"
     sources, followers = made(configs_dir=subscribed(tmp_path / "configs", target, ", after: [geoparquet]"))
-    assert [one.name for one in followers] == ["geoparquet", "announcements.one"]
+    assert [follower.name for follower in followers] == ["geoparquet", "announcements.one"]
     assert list(sources.loaded) == ["announcements", "broken", "geoparquet", "stac-api", "virtual-zarr"]
     assert sources.errors == {}
 

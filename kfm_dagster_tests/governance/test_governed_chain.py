@@ -227,7 +227,7 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, t
     assert logged_refusals(pipeline) == []
     [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
     activities = prov_json(document.read_bytes())["activity"].values()
-    [masking] = [one for one in activities if one.get("kfm:method") == "h3"]
+    [masking] = [activity for activity in activities if activity.get("kfm:method") == "h3"]
     assert (masking["kfm:dataset"], masking["kfm:change_ref"]) == (pipeline.registry[chain.DATASET].public_id, "CARE-1")
 
 

@@ -159,9 +159,9 @@ def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come
     # Once it has succeeded, the same run may be asked for what is there now.
     assert len(compute(pipeline, RUNS[1]).envelopes) == 4
     attempts = [
-        one for one in own_tx(pipeline.stages.lifecycle.store).of_run(RUNS[1]) if one.stage == f"{DATASET}.{NODE}"
+        row for row in own_tx(pipeline.stages.lifecycle.store).of_run(RUNS[1]) if row.stage == f"{DATASET}.{NODE}"
     ]
-    assert [(one.attempt, one.state.value) for one in attempts] == [
+    assert [(attempt.attempt, attempt.state.value) for attempt in attempts] == [
         (1, "rolled_back"), (2, "succeeded"), (3, "succeeded")
     ]  # fmt: skip
     assert attempts[0].input_hashes == attempts[1].input_hashes

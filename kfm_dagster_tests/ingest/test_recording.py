@@ -54,11 +54,11 @@ def bad(number: int) -> ObjectEvent:
 
 
 def message(name: str, *events: ObjectEvent) -> SqsMessage:
-    return raw_message(json.dumps({"Records": [one.record() for one in events]}), name=name)
+    return raw_message(json.dumps({"Records": [event.record() for event in events]}), name=name)
 
 
 def uris(pipeline: Pipeline, *, status: Status = Status.PENDING) -> set[str]:
-    return {one.object_uri for one in own_tx(pipeline.ledger).find(status=status)}
+    return {unit.object_uri for unit in own_tx(pipeline.ledger).find(status=status)}
 
 
 @pytest.mark.clause("SEC-05", "BEY-08")
@@ -77,14 +77,14 @@ def test_a_unit_that_the_database_refuses_is_rejected_alone(
     assert uris(pipeline) == {f"s3://{event(n).bucket}/{event(n).key}" for n in (0, 1, 2, 3, 4, 5, 7, 10)}
     kept = sorted((str(one.message_id), one.record_index, one.reason_code) for one in pipeline.deliveries.rejected())
     refused = ParseIssue.DATABASE_REFUSED
-    ids = {one.body: one.message_id for one in messages}
+    ids = {message.body: message.message_id for message in messages}
     assert kept == sorted([(ids[messages[5].body], 1, refused), (ids[messages[6].body], 0, refused)])
     [both] = [one for one in pipeline.deliveries.rejected() if one.record_index == 1]
     shown = rejected_message(pipeline.deliveries, pipeline.landing, str(both.message_id))
     assert (both.records, shown) == (2, messages[5].body)
     assert "no_such_place" in both.detail
-    states = pipeline.deliveries.states([one.message_id for one in messages])
-    assert [states[one.message_id] for one in messages[4:]] == [
+    states = pipeline.deliveries.states([message.message_id for message in messages])
+    assert [states[message.message_id] for message in messages[4:]] == [
         DeliveryState.IN_FLIGHT, DeliveryState.REJECTED, DeliveryState.REJECTED, DeliveryState.IN_FLIGHT,
     ]  # fmt: skip
     # What gave nothing but a rejection comes at once, so that the redrive policy takes it.
@@ -132,12 +132,12 @@ def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
     events = [event(1), bad(2), event(3)]
     listed = [
         ListedObject(
-            uri=f"s3://{one.bucket}/{one.key}",
+            uri=f"s3://{event.bucket}/{event.key}",
             size=1,
-            etag=one.etag,
+            etag=event.etag,
             last_modified=datetime(2025, 4, 3, tzinfo=UTC),
         )
-        for one in events
+        for event in events
     ]
     monkeypatch.setattr(pipeline.objects, "list_day", lambda *_, **__: iter(listed))
     backfills, day = Backfills(pipeline), date(2025, 4, 2)

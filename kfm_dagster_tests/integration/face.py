@@ -115,5 +115,9 @@ def materialisations(result: Any) -> dict[str, dict[str, Any]]:
 
 def unit_check(result: dg.ExecuteInProcessResult) -> dg.AssetCheckEvaluation:
     """The check over the units of a run of one dataset; its gates are checks of their own."""
-    [check] = [one for one in result.get_asset_check_evaluations() if one.check_name == "every_unit_succeeded"]
+    [check] = [
+        evaluation
+        for evaluation in result.get_asset_check_evaluations()
+        if evaluation.check_name == "every_unit_succeeded"
+    ]
     return check

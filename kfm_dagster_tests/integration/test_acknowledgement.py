@@ -384,8 +384,8 @@ def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_un
     sns.down = True
     for delivery in (1, 2, 3):
         again = [
-            dataclasses.replace(one, receive_count=delivery, receipt_handle=f"{one.message_id}#{delivery}")
-            for one in messages
+            dataclasses.replace(message, receive_count=delivery, receipt_handle=f"{message.message_id}#{delivery}")
+            for message in messages
         ]
         queue.waiting = list(again)
         report = take_in(verifying, ProcessState())

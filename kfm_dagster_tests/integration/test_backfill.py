@@ -269,7 +269,7 @@ def test_no_day_is_asked_for_while_more_are_listed_than_may_be(pipeline: Pipelin
     listing = {(backfills[0].backfill_id, DAY.isoformat())}
     assert ask(pipeline, listing=listing, limit=2, later=3600).requests == ()
     backfills += [start(pipeline) for _ in range(3)]
-    listing = {(one.backfill_id, "2025-01-01") for one in backfills[:2]}
+    listing = {(backfill.backfill_id, "2025-01-01") for backfill in backfills[:2]}
     assert ask(pipeline, listing=listing, limit=1).requests == ()
 
 
@@ -478,7 +478,7 @@ def test_a_backfill_reaches_the_first_object_of_an_archive(
     assert (day.listed, day.left_out) == (2, {"key_grammar_mismatch": {"keys": 1, "first": neighbour}})
     publisher = open_publisher(face.pipeline.settings.catalog)
     [(_, table)] = search(publisher, [dataset], SearchCriteria(end=datetime(1990, 1, 1, tzinfo=UTC)))
-    assert table.num_rows == len({one.stac_item_id for one in records.values()})
+    assert table.num_rows == len({record.stac_item_id for record in records.values()})
 
 
 @pytest.mark.clause("OPR-27")

@@ -309,7 +309,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]
     assert {event["subject"] for event in events[1:3]} == {event["subject"] for event in events[3:]}
-    assert {one.last_error for one in pipeline.following.states()} == {None}
+    assert {state.last_error for state in pipeline.following.states()} == {None}
 
 
 @pytest.mark.clause("OPR-22")
@@ -326,4 +326,4 @@ def test_a_dead_receiver_costs_no_unit(pipeline: Pipeline, server: WebServer, tm
     pipeline.clock.forward(LONGEST_PAUSE.total_seconds())
     pipeline.following.catch_up(pipeline.followers)
     assert len({json.loads(body)["id"] for *_, body in server.asked[asked:]}) == 2
-    assert {(one.behind, one.last_error) for one in pipeline.following.states()} == {(0, None)}
+    assert {(state.behind, state.last_error) for state in pipeline.following.states()} == {(0, None)}

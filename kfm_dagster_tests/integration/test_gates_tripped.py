@@ -130,7 +130,7 @@ def test_a_gate_of_the_chain_that_stops_blocks_whatever_is_downstream(
     assert set(materialisations(result)) == set(before[: before.index(noun)])
     store = face.pipeline.stages.lifecycle.store
     assert [line["event"] for line in store.audit.lines() if line["kind"] == "stop"] == ([stop] if stop else [])
-    states = {one.stage.partition(".")[2]: one.state for one in own_tx(store).of_run(result.dagster_run.run_id)}
+    states = {row.stage.partition(".")[2]: row.state for row in own_tx(store).of_run(result.dagster_run.run_id)}
     stopped = {"integrity": "integrity_check", "metadata": "metadata_extract"}[noun]
     assert (states[stopped], "stac_register" in states) == (StageState.ROLLED_BACK, False)
     # The run is rolled back: its units wait for another one.
@@ -199,7 +199,7 @@ def a_covariance_of_one_cause(found: PathArrival) -> PathArrival:
 
 
 def a_time_in_metres(found: PathArrival) -> PathArrival:
-    return replace(found, arrivals=tuple(replace(one, extent_m=-1.0) for one in found.arrivals))
+    return replace(found, arrivals=tuple(replace(arrival, extent_m=-1.0) for arrival in found.arrivals))
 
 
 def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> None:
@@ -381,7 +381,7 @@ def test_a_clock_that_stays_unlocked_ends_with_the_retries_or_the_deadline_and_t
         "done",
         "nexrad-l2.provenance_emit",
     )
-    [refused] = [one for one in own_tx(lifecycle.store).of_run(run_id) if one.stage.endswith("provenance_emit")]
+    [refused] = [row for row in own_tx(lifecycle.store).of_run(run_id) if row.stage.endswith("provenance_emit")]
     assert (refused.attempt, refused.state) == (1, StageState.PENDING)
     assert traces.statuses(pipeline) == {Status.PENDING: 2}
     assert trees.files(Path(pipeline.settings.catalog)) == before

@@ -88,7 +88,7 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
     # The unit is as it was, and beside it stands what completed it.
     assert own_tx(pipeline.ledger).history(unit) == history
     completion = item["properties"]["kfm:wal_id"]
-    assert {one.wal_id: (one.status, one.superseded_by) for one in versions(pipeline)} == {
+    assert {version.wal_id: (version.status, version.superseded_by) for version in versions(pipeline)} == {
         unit: (Status.SUCCEEDED, None),
         completion: (Status.SUCCEEDED, None),
     }
@@ -177,7 +177,7 @@ def test_a_sidecar_of_another_object_leaves_the_item_as_it_is(pipeline: Pipeline
     assert deliver(pipeline, wrong).completions == 1
     work_until_done(pipeline)
     assert item_of(pipeline) == before
-    assert sorted(one.status for one in versions(pipeline)) == [Status.QUARANTINED, Status.SUCCEEDED]
+    assert sorted(version.status for version in versions(pipeline)) == [Status.QUARANTINED, Status.SUCCEEDED]
     # The right one, when it comes.
     assert deliver(pipeline, SIDECAR).completions == 1
     work_until_done(pipeline)
@@ -190,4 +190,8 @@ def test_a_newer_version_of_the_object_supersedes_what_waits_to_be_completed(pip
     later = datetime(2025, 4, 4, tzinfo=UTC)
     event = ObjectEvent(bucket=BUCKET, key=KEY, size=len(CONTENT), etag="f" * 32, event_time=later)
     take(pipeline, announce([event], registry=pipeline.registry))
-    assert sorted(one.status for one in versions(pipeline)) == [Status.PENDING, Status.QUARANTINED, Status.SUCCEEDED]
+    assert sorted(version.status for version in versions(pipeline)) == [
+        Status.PENDING,
+        Status.QUARANTINED,
+        Status.SUCCEEDED,
+    ]

@@ -394,7 +394,9 @@ def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeli
     [path] = [path for path in Path(pipeline.settings.catalog).rglob("*.json") if "wrfsfcf07" in path.name]
     path.unlink()
     compared = compare_day(pipeline, "hrrr", DAY)
-    completion = next(one.wal_id for one in own_tx(pipeline.ledger).find(limit=9) if ".idx=" in str(one.object_version))
+    completion = next(
+        unit.wal_id for unit in own_tx(pipeline.ledger).find(limit=9) if ".idx=" in str(unit.object_version)
+    )
     assert (list(compared.missing_items), compared.remakeable) == ([completion], [completion])
 
 

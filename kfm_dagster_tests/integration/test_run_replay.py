@@ -93,7 +93,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     ]
     assert pipeline.ledger.mismatches() == []
     attempts = own_tx(pipeline.stages.lifecycle.store).of_run("replay")
-    assert [one.state for one in attempts] == [StageState.SUCCEEDED] * len(operators())
+    assert [attempt.state for attempt in attempts] == [StageState.SUCCEEDED] * len(operators())
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
     # G6 expects nothing of a product that is followed since this very run.
     assert {"G1", "G2", "G4", "G8"} <= passed

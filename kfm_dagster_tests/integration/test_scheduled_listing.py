@@ -218,7 +218,7 @@ def work(face: Face) -> list[tuple[str, str]]:
         assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
         config = {"source": "LISTING", "lane": "BULK", "backfill_id": request.tags["kfm/backfill"]}
         assert [op["config"] for op in request.run_config["ops"].values()] == [config] * len(request.run_config["ops"])
-    progress = [day_progress(face.pipeline.database, one) for one in _backfills(face)]
+    progress = [day_progress(face.pipeline.database, backfill) for backfill in _backfills(face)]
     assert {day.state for found in progress for day in found} == {DayState.LISTED}
     return [(str(request.partition_key), ",".join(asked_datasets(request))) for request in requests]
 

@@ -101,7 +101,7 @@ def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_
 
     # A run from the ledger asks it by name: what it claimed is known with the effect, and stands on the intent then.
     node = f"nexrad-l2.message_parse@{DAY}"
-    [intent] = [one for one in pipeline.nodes.intents.of_run(RUNS[2]) if one.node == node]
+    [intent] = [row for row in pipeline.nodes.intents.of_run(RUNS[2]) if row.node == node]
     claimed = pipeline.stages.port.load_output("nexrad-l2.message_parse", RUNS[2])
     lines = sorted(f"{unit.wal_id} {unit.record_version}\n" for unit in claimed.envelopes)
     assert len(lines) == 2

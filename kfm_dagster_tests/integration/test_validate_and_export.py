@@ -54,7 +54,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(face: Face, monkey
     assert {gate: one["pass_rate"] for gate, one in fine["gates"].items()} == {
         "G1": 1.0, "G2": 1.0, "G3": None, "G4": 1.0, "G5": None, "G6": 0.0, "G7": None, "G8": 1.0,
     }  # fmt: skip
-    looked = sum(one["looked_at"] for one in fine["gates"].values())
+    looked = sum(gate["looked_at"] for gate in fine["gates"].values())
     kpis = fine["kpis"]
     assert kpis["Q_res"] == pytest.approx(1 / looked)
     assert 0 < kpis["latency_p50_seconds"] <= kpis["latency_p95_seconds"]

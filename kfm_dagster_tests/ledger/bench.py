@@ -163,12 +163,12 @@ def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> 
 
 def with_retry(contracts: ContractRegistry, **retry: Any) -> ContractRegistry:
     """The same contracts with another retry policy."""
-    policies = {one.id: Retry(**one.retry.model_dump() | retry) for one in contracts}
-    return ContractRegistry.of([one.model_copy(update={"retry": policies[one.id]}) for one in contracts])
+    policies = {contract.id: Retry(**contract.retry.model_dump() | retry) for contract in contracts}
+    return ContractRegistry.of([contract.model_copy(update={"retry": policies[contract.id]}) for contract in contracts])
 
 
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:
     """The same contracts with waits that a test can write down."""
-    waits = {one.id: one.retry.backoff.model_copy(update={"kind": "exp"}) for one in contracts}
-    retries = {one.id: one.retry.model_copy(update={"backoff": waits[one.id]}) for one in contracts}
-    return ContractRegistry.of([one.model_copy(update={"retry": retries[one.id]}) for one in contracts])
+    waits = {contract.id: contract.retry.backoff.model_copy(update={"kind": "exp"}) for contract in contracts}
+    retries = {contract.id: contract.retry.model_copy(update={"backoff": waits[contract.id]}) for contract in contracts}
+    return ContractRegistry.of([contract.model_copy(update={"retry": retries[contract.id]}) for contract in contracts])

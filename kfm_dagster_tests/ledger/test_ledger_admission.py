@@ -38,7 +38,7 @@ def standing(bench: Bench, units: Sequence[Envelope]) -> list[str]:
 
 
 def successor(bench: Bench, unit: Envelope) -> str | None:
-    [found] = [one for one in bench.ledger.versions(unit.wal_id) if one.wal_id == unit.wal_id]
+    [found] = [version for version in bench.ledger.versions(unit.wal_id) if version.wal_id == unit.wal_id]
     return found.superseded_by
 
 

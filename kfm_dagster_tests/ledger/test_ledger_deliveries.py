@@ -284,7 +284,7 @@ def test_a_message_that_comes_again_leaves_its_first_trace(bench: Bench) -> None
     bench.clock.advance(900)
     receive_ignored(bench, sidecar(0), sidecar(1))
     assert kept(bench) == [sidecar(1), sidecar(0)]
-    assert [one.received_at for one in rows(bench, IGNORED, limit=1)] == [bench.clock()]
+    assert [row.received_at for row in rows(bench, IGNORED, limit=1)] == [bench.clock()]
 
 
 @pytest.mark.clause("OPR-19")
@@ -296,7 +296,7 @@ def test_beyond_its_bound_a_message_s_records_are_counted_by_reason_and_dataset(
     groups = min(beyond, 2)
     assert len(kept(bench)) == NAMED_PER_MESSAGE + groups
     assert [one.key for one in kept(bench)[NAMED_PER_MESSAGE:]] == [None] * groups
-    counts = {one.dataset: one.records for one in rows(bench, IGNORED_COUNTS)}
+    counts = {row.dataset: row.records for row in rows(bench, IGNORED_COUNTS)}
     assert counts.pop("hrrr") == NAMED_PER_MESSAGE
     assert sum(counts.values()) == beyond
 

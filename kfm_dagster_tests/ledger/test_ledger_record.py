@@ -49,8 +49,8 @@ def schema_types() -> dict[str, tuple[str, bool]]:
             schema["$defs"][one["$ref"].rsplit("/", 1)[1]] if "$ref" in one else one
             for one in entry.get("anyOf", [entry])
         ]
-        (kind,) = {one.get("format", one["type"]) for one in variants} - {"null"}
-        found[name] = (kind, any(one["type"] == "null" for one in variants))
+        (kind,) = {variant.get("format", variant["type"]) for variant in variants} - {"null"}
+        found[name] = (kind, any(variant["type"] == "null" for variant in variants))
     return found
 
 

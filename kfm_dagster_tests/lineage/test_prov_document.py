@@ -335,6 +335,6 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
         lineage.publish_staged()
         assert view(lineage, batch) == []
         facets = (event["run"]["facets"] for event in events(root))
-        told = [one for one in facets if one.get("kfmInvalidation", {}).get("run_id") == name]
+        told = [facet for facet in facets if facet.get("kfmInvalidation", {}).get("run_id") == name]
         assert len(told) == 2, death
     assert at > 15

@@ -526,6 +526,6 @@ def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFi
     record(pipeline, [notice(pipeline, first)], ALL_ON)
     dlq_fixture.bury([notice(pipeline, second).body])
     assert drain(pipeline, decision=DECISION).units["created"] == 1
-    found = {(one.object_uri, one.object_version) for one in own_tx(pipeline.ledger).find(status=Status.PENDING)}
+    found = {(unit.object_uri, unit.object_version) for unit in own_tx(pipeline.ledger).find(status=Status.PENDING)}
     assert found == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
     dlq_fixture.assert_sound()

@@ -76,7 +76,11 @@ class Feed:
 
     def find(self, uri: str, etag: str) -> Version | None:
         """Return the version of an object that has an ETag."""
-        found = (one for one in self.versions.values() if one.unit.object_uri == uri and one.unit.etag == etag)
+        found = (
+            version
+            for version in self.versions.values()
+            if version.unit.object_uri == uri and version.unit.etag == etag
+        )
         return next(found, None)
 
     def is_readable(self, version: Version) -> bool:

@@ -209,7 +209,7 @@ def test_a_folder_without_the_card_is_refused(tmp_path: Path) -> None:
 @pytest.mark.clause("PCS-01")
 def test_the_card_of_this_release_says_what_the_seed_says() -> None:
     machine = Card.load().machine
-    assert [(one.origin, one.to) for one in machine.transitions] == list(POSSIBLE)
+    assert [(transition.origin, transition.to) for transition in machine.transitions] == list(POSSIBLE)
     gates, every = {*Gate}, {*Gate, *Stop}
     start = machine.condition(StageState.PENDING, StageState.RUNNING)
     end = machine.condition(StageState.RUNNING, StageState.SUCCEEDED)

@@ -622,7 +622,9 @@ def test_what_is_kept_of_pint_is_what_pint_says_and_is_all_that_contracts_and_st
     assert {text: ask_dimension(text) for text in DIMENSION} == DIMENSION
     assert all(ask_same_unit(*pair) for pair in SAME)
     declared = [quantity for contract in CONTRACTS for quantity in contract.metadata_extract.units]
-    assert {quantity.unit for quantity in declared} | {one.unit for one in STANDARDS.values()} <= set(DIMENSION_OF)
+    assert {quantity.unit for quantity in declared} | {standard.unit for standard in STANDARDS.values()} <= set(
+        DIMENSION_OF
+    )
     assert {quantity.dimension for quantity in declared if quantity.dimension} <= set(DIMENSION)
 
 

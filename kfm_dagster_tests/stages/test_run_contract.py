@@ -233,7 +233,7 @@ def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
         batch = execute(runner, late)
         assert (batch.skipped, list(batch.envelopes)) == (SkipCause.ALREADY_SUCCEEDED, list(ended[0].envelopes))
     assert late.calls == []
-    assert [one.attempt for one in own_tx(runner.lifecycle.store).of_run("run")] == [1]
+    assert [row.attempt for row in own_tx(runner.lifecycle.store).of_run("run")] == [1]
 
 
 @pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "gated"])

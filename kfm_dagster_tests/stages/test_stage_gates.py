@@ -117,7 +117,7 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     # Once it has, the same attempt begins.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     execute(runner, node, upstream=never)
-    assert [one.attempt for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == node.kind] == [1]
+    assert [row.attempt for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == node.kind] == [1]
 
 
 @pytest.mark.clause("PCS-02")
@@ -294,7 +294,7 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
     for second, wait in ((1, 60.0), (2, None)):
         at = under(even, after=timedelta(minutes=9, seconds=second))
         assert at.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
-    attempts = [one for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == SECOND]
+    attempts = [row for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == SECOND]
     assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
 
@@ -375,7 +375,7 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
     recorded = runner.run_states.get(SECOND, "run")
     assert (recorded.outcome, recorded.artifact_uri) == (Outcome.FAILED, None)
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
-    assert [one.state for one in own_tx(runner.lifecycle.store).of_run("run") if one.stage == SECOND] == [
+    assert [row.state for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == SECOND] == [
         StageState.ROLLED_BACK,
         StageState.SUCCEEDED,
     ]

@@ -163,7 +163,7 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
     assert own_tx(store).newest("run", STAGE) == done
     # What succeeded may be asked again with other inputs, under the same key.
     assert opened(store, database, input_hashes=[]).attempt == 3
-    assert [one.state for one in own_tx(store).of_run("run")] == ["rolled_back", "succeeded", "pending"]
+    assert [row.state for row in own_tx(store).of_run("run")] == ["rolled_back", "succeeded", "pending"]
 
 
 @pytest.mark.clause("PCS-06", "PCS-15")
@@ -187,7 +187,7 @@ def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_c
 ) -> None:
     lost = moved(store, database, opened(store, database), StageState.RUNNING)
     second = opened(store, database)
-    assert [(one.state, one.error_class) for one in own_tx(store).of_run("run")] == [
+    assert [(row.state, row.error_class) for row in own_tx(store).of_run("run")] == [
         (StageState.FAILED, ErrorClass.E_INTERNAL),
         (StageState.PENDING, None),
     ]
@@ -196,14 +196,14 @@ def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_c
     assert own_tx(store).newest("run", STAGE) == second
     assert "running>succeeded" not in [line["event"] for line in store.audit.lines()]
     moved(store, database, second, StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
-    assert [one.state for one in own_tx(store).of_run("run")] == ["failed", "rolled_back"]
+    assert [row.state for row in own_tx(store).of_run("run")] == ["failed", "rolled_back"]
 
 
 def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: StageStore) -> None:
     opened(store, database, "waits")
     opened(store, database, "works", "d.another")
     moved(store, database, opened(store, database, "works"), StageState.RUNNING)
-    assert [one.state for one in own_tx(store).of_run("works")] == ["pending", "running"]
+    assert [row.state for row in own_tx(store).of_run("works")] == ["pending", "running"]
     moved(store, database, opened(store, database, "ended"), StageState.RUNNING, StageState.FAILED)
     moved(store, database, opened(store, database, "claimed"), StageState.RUNNING, StageState.SUCCEEDED)
     assert store.unfinished_runs() == ["works"]

@@ -54,7 +54,10 @@ def announcers_of(
 ) -> list[Announcer]:
     """The followers of a plan's subscriptions, which speak to its targets."""
     parts = _parts(database, contracts, Clock())
-    return [Announcer(plan, one, receiver=receiver_of(one, token), **parts) for one in plan.subscriptions]
+    return [
+        Announcer(plan, subscription, receiver=receiver_of(subscription, token), **parts)
+        for subscription in plan.subscriptions
+    ]
 
 
 def _parts(database: Database, contracts: ContractRegistry, clock: Clock) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_links_of_an_item_lead_somewhere_from_outside_of_the_catalog(contracts: 
     item = item_of(contracts)
     folder = f"https://data.example.org/stac/{item['collection']}"
     own = f"{folder}/2025/2025-12-03/{item['id']}.json"
-    links = {one["rel"]: one["href"] for one in written(writer(), change(1, item))["data"]["links"]}
+    links = {link["rel"]: link["href"] for link in written(writer(), change(1, item))["data"]["links"]}
     assert links == {
         "root": "https://data.example.org/stac/catalog.json",
         "collection": f"{folder}/collection.json",

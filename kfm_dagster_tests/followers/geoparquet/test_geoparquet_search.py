@@ -173,7 +173,7 @@ def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, 
     import stac_geoparquet.arrow
 
     pair = [envelope, with_metadata(envelope).evolve(event_time=envelope.event_time)]
-    first, second = (orjson.loads(one.content) for one in candidates(contracts, pair))
+    first, second = (orjson.loads(candidate.content) for candidate in candidates(contracts, pair))
     second["id"] += "-2"
     standing = {item["id"]: item for item in (first, second)}
     path = tmp_path / "items.parquet"
@@ -253,14 +253,16 @@ def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any],
     follower = GeoParquet(publisher)
     changes = [change(number, one) for number, one in enumerate(items, 1)]
     for dataset in collections:
-        of_dataset = [one for one in changes if one.item["collection"] == dataset]
+        of_dataset = [change for change in changes if change.item["collection"] == dataset]
         for first in range(0, len(of_dataset), at_once):
             follower.follow(contracts[dataset], of_dataset[first : first + at_once])
 
 
 def found(publisher: Publisher, **wanted: Any) -> list[str]:
     """The ids of what is found."""
-    return sorted(one["id"] for _, rows in search(publisher, [ABI], SearchCriteria(**wanted)) for one in to_items(rows))
+    return sorted(
+        item["id"] for _, rows in search(publisher, [ABI], SearchCriteria(**wanted)) for item in to_items(rows)
+    )
 
 
 def arcs(west: float, east: float) -> list[tuple[float, float]]:
@@ -468,7 +470,7 @@ def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
     assert answer.out.startswith("3 Items in ")
     listed = call("items", "search", "--time", "2025-12-03", "--json").rows
     rows = to_items(pq.read_table(tmp_path / "found.parquet"))
-    assert {one["id"]: one for one in rows} == {str(one["id"]): one for one in listed}
+    assert {row["id"]: row for row in rows} == {str(one["id"]): one for one in listed}
     assert len(rows) == len(listed)
     assert call("items", "search", "--bbox", "0,0,1,1", "--parquet", str(tmp_path / "none.parquet")).code == 0
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
@@ -477,7 +479,9 @@ def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
 @pytest.mark.clause("OPR-10")
 def test_a_box_finds_footprints_that_meet_it(contracts: ContractRegistry) -> None:
     """The box of a triangle is twice as large, and that of a footprint over the antimeridian meets every longitude."""
-    items = [orjson.loads(one.content) for one in candidates(contracts, [goes(number) for number in range(2)])]
+    items = [
+        orjson.loads(candidate.content) for candidate in candidates(contracts, [goes(number) for number in range(2)])
+    ]
     triangles = ([(0, 0), (10, 0), (0, 10), (0, 0)], [(-180, 0), (-170, 0), (-170, 10), (-180, 0)])
     for item, corners, bbox in zip(items, triangles, ([0, 0, 10, 10], [-180, 0, -170, 10]), strict=True):
         item |= {"geometry": {"type": "Polygon", "coordinates": [corners]}, "bbox": bbox}

@@ -55,7 +55,7 @@ class Api:
         """The product's own comparison, collection by collection."""
         contracts = ContractRegistry.load()
         publisher = FolderPublisher(self._root)
-        return [compare(self._database, publisher, self._follower, contracts[one]) for one in COLLECTIONS]
+        return [compare(self._database, publisher, self._follower, contracts[collection]) for collection in COLLECTIONS]
 
     def searched(self, **search: Any) -> list[dict[str, Any]]:
         """What pgstac's own search answers."""

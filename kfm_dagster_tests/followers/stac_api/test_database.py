@@ -224,7 +224,7 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
         assert found(**in_words) == standing(lambda item: item["collection"] == "hrrr") != {}
         [example] = client.search(ids=[next(iter(whole))]).items()
         assert isinstance(example, pystac.Item)
-        assert {one.id for one in client.get_collections()} == {"goes-abi", "hrrr", "nexrad-l2"}
+        assert {collection.id for collection in client.get_collections()} == {"goes-abi", "hrrr", "nexrad-l2"}
 
         own_tx(catalog).undo("goes-abi", "scans")
         following.catch_up([follower], within=60)

@@ -204,7 +204,7 @@ def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
     before = api.rows()
     write("again", goes(0))
     assert following.catch_up([follower]) == 0
-    [place] = [one for one in following.states() if one.failures]
+    [place] = [state for state in following.states() if state.failures]
     assert "differ from their written content" in str(place.last_error)
     assert api.rows() == before
 

@@ -38,7 +38,7 @@ def shown(place: Path) -> dict[str, Any]:
     if not (folder / "stores.json").is_file():
         return {}
     stores = json.loads((folder / "stores.json").read_bytes())["stores"]
-    return {one["href"]: [one, json.loads((folder / one["href"]).read_bytes())] for one in stores}
+    return {store["href"]: [store, json.loads((folder / store["href"]).read_bytes())] for store in stores}
 
 
 def objects_of(place: Path) -> set[str]:
@@ -49,7 +49,7 @@ def in_one_go(root: Path, contract: DatasetContract, granules: Sequence[Granule]
     """The stores of these Items and no others, with no history."""
     with tempfile.TemporaryDirectory() as place:
         VirtualZarr(FolderPublisher(Path(place)), ObjectStores(object_root=root)).follow(
-            contract, [change_of(one) for one in granules]
+            contract, [change_of(granule) for granule in granules]
         )
         return shown(Path(place))
 
@@ -98,7 +98,7 @@ class Stores:
 
     def follow(self, *granules: Granule, kind: ChangeKind = ChangeKind.CREATED) -> Counter[str]:
         """Follow a change of each granule's Item, and return the follower's report."""
-        self.follower.follow(self.contract, [change_of(one, kind=kind) for one in granules])
+        self.follower.follow(self.contract, [change_of(granule, kind=kind) for granule in granules])
         return self.follower.report
 
     def store(self, *granules: Granule) -> None:
@@ -173,7 +173,7 @@ def test_chunk_indexes_are_requests_of_their_own_and_made_once(stores: Stores, r
     assert stores.follow(*granules) == Counter(added=3)
     assert stores.follow(*granules) == Counter()
     assert stores.follow(granules[0], kind=WITHDRAWN) == Counter(removed=1)
-    assert sorted(reads) == sorted(len(one.content) for one in granules)
+    assert sorted(reads) == sorted(len(granule.content) for granule in granules)
 
 
 def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_published(
@@ -296,4 +296,4 @@ def test_a_dataset_that_asks_for_none_has_none(stores: Stores, contracts: Contra
     for number, rules in enumerate([[], [other]]):
         replace(stores, contract=stores.contract.model_copy(update={"virtual": rules})).follow(Granule(minute=number))
         assert not stores.place.exists()
-    assert {one.id for one in contracts if one.virtual} == {"goes-abi", "hrrr"}
+    assert {contract.id for contract in contracts if contract.virtual} == {"goes-abi", "hrrr"}

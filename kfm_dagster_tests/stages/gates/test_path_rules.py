@@ -74,7 +74,10 @@ def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> N
     residuals = {GOOD: volume().residuals, BAD: sure.residuals}
     assert np.abs(residuals[GOOD]).max() < 1 < np.abs(residuals[BAD]).min()
     failed = covariance_consistency(covariances, residuals=residuals)
-    assert (failed.units, [one.what for one in failed.findings]) == ({BAD}, ["0 of the residuals within 2 sigma"])
+    assert (failed.units, [finding.what for finding in failed.findings]) == (
+        {BAD},
+        ["0 of the residuals within 2 sigma"],
+    )
     assert covariance_consistency(covariances, residuals=residuals, k_sigma=20).passed
     assert covariance_consistency(covariances, residuals=residuals, k_sigma=0.01).units == {GOOD, BAD}
     half, of_one = {GOOD: np.array([0.0, 3.0])}, {GOOD: covariances[GOOD]}
