@@ -1,4 +1,4 @@
-"""Changes of Items as a follower of the catalog gets them."""
+"""Item changes as a follower receives them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T0 = datetime(2025, 12, 3, 12, tzinfo=UTC)
 def change(
     number: int, item: Mapping[str, Any], *, kind: ChangeKind = ChangeKind.CREATED, day: str | None = None
 ) -> ItemChange:
-    """The change of this number; of one that was withdrawn nothing of the Item is left but its name."""
+    """Return a change with this number; a withdrawal carries only the Item's id."""
     day = day or str(item["properties"]["datetime"])[:10]
     gone = kind is ChangeKind.WITHDRAWN
     return ItemChange(

@@ -1,4 +1,4 @@
-"""Fixtures of the followers' tests: those of the catalog that they follow."""
+"""Fixtures of the followers' tests: those of the catalog."""
 
 from kfm_dagster_tests.catalog.conftest import catalog, clock, following, open_catalog, root, write
 

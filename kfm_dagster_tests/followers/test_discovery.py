@@ -1,4 +1,4 @@
-"""Followers of other packages: each gets the catalog's changes, and one that fails costs nothing else."""
+"""Followers of other packages get the catalog's changes; a failing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ BROKEN = {
     "raises when it is made": SOURCE + "def __init__(self, settings, registry): raise RuntimeError('no library')",
 }
 
-Made = Callable[..., tuple[FollowerSources, list[Any]]]
+LoadSources = Callable[..., tuple[FollowerSources, list[Any]]]
 
 
 def installed(
     folder: Path, patch: pytest.MonkeyPatch, name: str, text: str | None = None, kind: str = "Broken"
 ) -> None:
-    """Install a package of one module with a follower's entry point; without a text its module is missing."""
+    """Install a one-module package with a follower's entry point; without text the module is missing."""
     place = folder / f"installed-{name}"
     metadata = place / f"{name}-1.dist-info"
     metadata.mkdir(parents=True)
@@ -61,8 +61,8 @@ def installed(
 
 
 @pytest.fixture
-def made(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> Made:
-    """The installed sources and their followers, with these settings."""
+def load_sources(database: Database, contracts: ContractRegistry, root: Path, clock: Clock) -> LoadSources:
+    """Return a function that loads the installed sources and followers with given settings."""
 
     def make(**settings: Any) -> tuple[FollowerSources, list[Any]]:
         sources = FollowerSources.load(Settings(**{"geoparquet": True, **settings}), contracts)
@@ -76,7 +76,7 @@ def made(database: Database, contracts: ContractRegistry, root: Path, clock: Clo
 
 @pytest.mark.clause("OPR-13")
 def test_a_follower_of_another_package_gets_every_change(
-    made: Made,
+    load_sources: LoadSources,
     catalog: Catalog,
     contracts: ContractRegistry,
     following: FollowerRunner,
@@ -88,10 +88,10 @@ def test_a_follower_of_another_package_gets_every_change(
         return {path.name: path.read_text() for path in tmp_path.glob("times/goes-abi/*")}
 
     installed(tmp_path, monkeypatch, "item_times", TIMES, "ItemTimes")
-    assert [one.name for one in made()[1]] == ["geoparquet"]
-    assert made(geoparquet=False)[1] == []
+    assert [follower.name for follower in load_sources()[1]] == ["geoparquet"]
+    assert load_sources(geoparquet=False)[1] == []
     monkeypatch.setenv("ITEM_TIMES", str(tmp_path / "times"))
-    [follower] = [one for one in made()[1] if one.name == "item-times"]
+    [follower] = [source for source in load_sources()[1] if source.name == "item-times"]
     items = [result.item_id for result in write("run", goes(0), goes(1), nexrad())]
     following.catch_up([follower])
     assert set(shown()) == set(items[:2])
@@ -107,15 +107,15 @@ def test_a_follower_of_another_package_gets_every_change(
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_a_follower_that_cannot_be_loaded_is_left_out_alone(
-    made: Made,
+def test_only_the_follower_that_cannot_be_loaded_is_left_out(
+    load_sources: LoadSources,
     text: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     installed(tmp_path, monkeypatch, "broken", text)
-    sources, followers = made()
+    sources, followers = load_sources()
     assert [follower.name for follower in followers] == ["geoparquet"]
     assert list(sources.errors) == ["broken"]
     [line] = [record.getMessage() for record in caplog.records]
@@ -125,19 +125,19 @@ def test_a_follower_that_cannot_be_loaded_is_left_out_alone(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_source_that_fails_later_is_left_out_and_who_comes_after_others_follows_them(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_source_that_fails_later_is_left_out_and_dependent_followers_come_last(
+    load_sources: LoadSources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A source without the method that makes its followers.
+    # A source that lacks the method `followers`.
     installed(tmp_path, monkeypatch, "broken", SOURCE + "pass")
     target = "sqs: 'https://sqs.example.org/1/q'"
-    sources, followers = made(configs_dir=subscribed(tmp_path / "configs", target, ", after: [geoparquet]"))
+    sources, followers = load_sources(configs_dir=subscribed(tmp_path / "configs", target, ", after: [geoparquet]"))
     assert [follower.name for follower in followers] == ["geoparquet", "announcements.one"]
     assert list(sources.loaded) == ["announcements", "broken", "geoparquet", "stac-api", "virtual-zarr"]
     assert sources.errors == {}
 
 
-def test_a_wrong_configuration_of_a_source_is_refused_before_a_database_is_made(
+def test_a_wrong_configuration_of_a_source_is_refused_before_the_database_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "from kfm_dagster.errors import ConfigurationError\n" + SOURCE

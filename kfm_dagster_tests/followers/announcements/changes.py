@@ -1,4 +1,4 @@
-"""Changes of Items as a follower of the catalog gets them, and a receiver in memory that does as a test says."""
+"""Item changes as a follower receives them, and an in-memory receiver with configurable answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ subscriptions:
 
 
 def subscribed(folder: Path, target: str, more: str = "") -> Path:
-    """A folder of configuration with the subscription `one`."""
+    """Write a configuration folder with the subscription `one`."""
     folder.mkdir(exist_ok=True)
     text = f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}{more}}}\n'
     (folder / ANNOUNCEMENTS).write_text(text, encoding="utf-8")
@@ -52,7 +52,7 @@ def subscribed(folder: Path, target: str, more: str = "") -> Path:
 def announcers_of(
     plan: AnnouncementPlan, database: Database, contracts: ContractRegistry, *, token: SecretStr | None = None
 ) -> list[Announcer]:
-    """The followers of a plan's subscriptions, which speak to its targets."""
+    """Return an announcer for each subscription of a plan, with the receiver of its target."""
     parts = _parts(database, contracts, Clock())
     return [
         Announcer(plan, subscription, receiver=receiver_of(subscription, token), **parts)
@@ -65,15 +65,15 @@ def _parts(database: Database, contracts: ContractRegistry, clock: Clock) -> dic
 
 
 def item_of(contracts: ContractRegistry, envelope: Envelope | None = None, **properties: Any) -> dict[str, Any]:
-    """An Item as the catalog has it, with further properties."""
-    [found] = candidates(contracts, [envelope or goes(0)])
-    item = dict(found.item)
+    """Return the catalog's Item of an envelope, with further properties."""
+    [candidate] = candidates(contracts, [envelope or goes(0)])
+    item = dict(candidate.item)
     return {**item, "properties": {**item["properties"], **properties}}
 
 
 @dataclass
 class Inbox:
-    """A receiver that takes everything, unless `answers` says otherwise or it is down."""
+    """A receiver that accepts each event unless it is down; `answers` sets other answers."""
 
     most: int = 10
     down: bool = False
@@ -87,24 +87,24 @@ class Inbox:
             self.requests.append([event.item_id for event in events])
             if self.down:
                 raise ReceiverUnavailableError("it is away")
-            said = [self.answers(event) for event in events]
-            self.bodies += [event.body for event, answer in zip(events, said, strict=True) if answer is TAKEN]
-            return said
+            answers = [self.answers(event) for event in events]
+            self.bodies += [event.body for event, answer in zip(events, answers, strict=True) if answer is TAKEN]
+            return answers
 
     @property
     def taken(self) -> list[dict[str, Any]]:
-        """What was taken, in order."""
+        """The accepted events, in order."""
         return [json.loads(body) for body in self.bodies]
 
     def news(self) -> list[tuple[str, str]]:
-        """Type and Item of what was taken since the last look, in the order of Items."""
-        found, self.bodies = self.taken, []
-        return sorted((event["subject"].rpartition("/")[2], event["type"].rpartition(".")[2]) for event in found)
+        """Return (Item id, event type) of the events accepted since the last call, sorted by Item."""
+        events, self.bodies = self.taken, []
+        return sorted((event["subject"].rpartition("/")[2], event["type"].rpartition(".")[2]) for event in events)
 
 
 @dataclass
 class Subscribed:
-    """An announcer over a database, and what its receiver hears."""
+    """An announcer over a database, with its receiver and clock."""
 
     announcer: Announcer
     inbox: Inbox
@@ -127,10 +127,10 @@ def subscribe(
     budget_seconds: float = BUDGET_SECONDS,
     **more: Any,
 ) -> Subscribed:
-    """An announcer of the first subscription of a plan, with a receiver in memory; `more` is of the subscription."""
+    """Return an announcer of the plan's first subscription; `more` changes fields of the subscription."""
     plan = AnnouncementPlan.parse(text)
     subscription = plan.subscriptions[0].model_copy(update=more)
     box, clock = inbox or Inbox(), Clock()
     parts = _parts(database, contracts, clock)
-    found = Announcer(plan, subscription, receiver=box, budget_seconds=budget_seconds, **parts)
-    return Subscribed(announcer=found, inbox=box, clock=clock, contracts=contracts)
+    announcer = Announcer(plan, subscription, receiver=box, budget_seconds=budget_seconds, **parts)
+    return Subscribed(announcer=announcer, inbox=box, clock=clock, contracts=contracts)

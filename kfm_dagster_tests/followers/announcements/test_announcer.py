@@ -1,4 +1,4 @@
-"""What a subscription is sent: each change once, a withdrawal past every filter, and nothing twice under another id."""
+"""Events of a subscription: each change once and with one id, and withdrawals whatever the filters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Subscribing = Callable[..., Subscribed]
 
 @pytest.fixture
 def subscribing(database: Database, contracts: ContractRegistry) -> Subscribing:
-    """Make an announcer of a subscription, as `subscribe` does."""
+    """Return `subscribe` with the database and contracts of the test."""
     return partial(subscribe, database, contracts)
 
 
@@ -62,11 +62,13 @@ def ids(*items: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.clause("OPR-22")
-def test_each_change_is_told_once_by_what_it_is_for_the_receiver(subscribing: Subscribing, items: Items) -> None:
+def test_each_change_is_sent_once_with_the_event_type_the_receiver_expects(
+    subscribing: Subscribing, items: Items
+) -> None:
     subscribed = subscribing()
     first, second = items[:2]
     subscribed.follow(change(1, first), change(2, second))
-    assert subscribed.inbox.news() == [(one, "created") for one in ids(first, second)]
+    assert subscribed.inbox.news() == [(item_id, "created") for item_id in ids(first, second)]
     subscribed.follow(change(1, first), change(2, second))
     assert subscribed.inbox.news() == []
     subscribed.follow(change(3, first, kind=UPDATED))
@@ -74,18 +76,18 @@ def test_each_change_is_told_once_by_what_it_is_for_the_receiver(subscribing: Su
     subscribed.follow(change(4, first, kind=WITHDRAWN))
     assert subscribed.inbox.news() == [(first["id"], "withdrawn")]
     subscribed.follow(change(4, first, kind=WITHDRAWN), change(5, items[2], kind=WITHDRAWN))
-    assert subscribed.inbox.news() == [], "the one was sent, and of the other nobody had heard"
-    # What came and changed before it was sent is new to the receiver.
+    assert subscribed.inbox.news() == [], "the first withdrawal was sent before, and the other Item was never announced"
+    # An Item that was updated before its first event is announced as created.
     subscribed.follow(change(6, first, kind=UPDATED))
     assert subscribed.inbox.news() == [(first["id"], "created")]
-    # A process that stalled and comes back with what is no more changes nothing.
+    # A stalled process that follows an outdated change sends nothing.
     subscribed.follow(change(3, first, kind=UPDATED))
     assert subscribed.inbox.news() == []
     assert subscribed.status().sent == 5
 
 
 @pytest.mark.clause("OPR-22")
-def test_who_was_told_of_an_item_hears_how_it_goes_on_whatever_the_filters_say_now(
+def test_an_announced_item_is_followed_even_if_the_filters_now_exclude_it(
     subscribing: Subscribing, items: Items
 ) -> None:
     name = next(_names)
@@ -93,7 +95,7 @@ def test_who_was_told_of_an_item_hears_how_it_goes_on_whatever_the_filters_say_n
     before = subscribing(inbox=inbox, name=name)
     before.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
     inbox.news()
-    # Nothing of them is in the box, of the dataset or new enough any more.
+    # The new filters exclude the Items by box, dataset and time.
     others = {"bbox": (100, 0, 101, 1), "datasets": ["hrrr"], "since": T0.replace(year=2026)}
     after = subscribing(inbox=inbox, name=name, **others)
     after.follow(
@@ -120,29 +122,27 @@ SELECTED: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_subscription_is_told_of_what_it_asks_for(subscribing: Subscribing, items: Items) -> None:
-    for more, hears in SELECTED:
+def test_a_subscription_gets_the_items_that_match_its_filters(subscribing: Subscribing, items: Items) -> None:
+    for more, selected in SELECTED:
         subscribed = subscribing(name=next(_names), **more)
         subscribed.follow(change(1, items[0]))
-        assert subscribed.inbox.news() == ([(items[0]["id"], "created")] if hears else []), more
+        assert subscribed.inbox.news() == ([(items[0]["id"], "created")] if selected else []), more
 
 
-def test_kinds_that_are_not_wanted_are_counted_all_the_same(subscribing: Subscribing, items: Items) -> None:
+def test_excluded_event_types_still_count_for_the_next_event(subscribing: Subscribing, items: Items) -> None:
     subscribed = subscribing(kinds=[UPDATED, WITHDRAWN])
     subscribed.follow(change(1, items[0]), change(2, items[1]))
     subscribed.follow(change(3, items[0], kind=UPDATED))
     subscribed.follow(change(4, items[1], kind=WITHDRAWN))
     assert subscribed.inbox.news() == sorted([(items[0]["id"], "updated"), (items[1]["id"], "withdrawn")])
     subscribed.follow(change(5, items[1], kind=UPDATED))
-    assert subscribed.inbox.news() == [], "for the receiver it is new again"
+    assert subscribed.inbox.news() == [], "an update after a withdrawal counts as a creation, which is excluded"
 
 
 @pytest.mark.clause("OPR-22")
-def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
-    subscribing: Subscribing, items: Items
-) -> None:
+def test_only_the_failed_events_of_a_request_are_sent_again(subscribing: Subscribing, items: Items) -> None:
     failing = set(ids(*items[3:5]))
-    subscribed = subscribing(inbox=Inbox(most=3, answers=lambda one: FAILED if one.item_id in failing else TAKEN))
+    subscribed = subscribing(inbox=Inbox(most=3, answers=lambda event: FAILED if event.item_id in failing else TAKEN))
     changes = [change(number, item) for number, item in enumerate(items[:20], 1)]
     with pytest.raises(FollowError, match="2 of 20 events were not accepted: HTTP 500"):
         subscribed.follow(*changes)
@@ -156,7 +156,7 @@ def test_of_a_request_that_was_taken_in_part_only_the_rest_is_sent_again(
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
+def test_an_unreachable_receiver_gets_one_request_per_turn_and_loses_no_event(
     subscribing: Subscribing, items: Items
 ) -> None:
     subscribed = subscribing(inbox=Inbox(most=2, down=True))
@@ -173,7 +173,7 @@ def test_a_receiver_that_is_down_is_asked_once_and_nothing_of_it_is_given_up(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.parametrize("shared", [True, False], ids=["with its request", "alone"])
-def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
+def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other(
     subscribing: Subscribing, items: Items, shared: bool
 ) -> None:
     wrong = items[4]["id"]
@@ -185,7 +185,7 @@ def test_an_event_that_is_refused_for_good_is_kept_and_holds_up_no_other(
                 return [REFUSED] * len(events)
             return super().send(events)
 
-    subscribed = subscribing(inbox=Strict(most=5, answers=lambda one: REFUSED if one.item_id == wrong else TAKEN))
+    subscribed = subscribing(inbox=Strict(most=5, answers=lambda event: REFUSED if event.item_id == wrong else TAKEN))
     subscribed.follow(*(change(number, item) for number, item in enumerate(items[:12], 1)))
     assert [item for item, _ in subscribed.inbox.news()] == ids(*items[:4], *items[5:12])
     assert sum(wrong in request for request in subscribed.inbox.requests) == TRIES
@@ -219,22 +219,24 @@ def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribi
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_took_one_is_asked_for_all_others_however_many_it_refuses(
+def test_a_receiver_that_accepts_one_event_is_sent_all_others_despite_refusals(
     subscribing: Subscribing, items: Items
 ) -> None:
-    wanted = items[0]["id"]
-    subscribed = subscribing(inbox=Inbox(most=1, answers=lambda one: TAKEN if one.item_id == wanted else REFUSED))
+    accepted_id = items[0]["id"]
+    subscribed = subscribing(
+        inbox=Inbox(most=1, answers=lambda event: TAKEN if event.item_id == accepted_id else REFUSED)
+    )
     subscribed.follow(*(change(number, item) for number, item in enumerate(items[: MAX_REFUSALS + THREADS], 1)))
-    assert subscribed.inbox.news() == [(wanted, "created")]
+    assert subscribed.inbox.news() == [(accepted_id, "created")]
     assert subscribed.status().refused == MAX_REFUSALS + THREADS - 1
 
 
 @pytest.mark.clause("OPR-22")
-def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_after_so_many_times(
+def test_an_event_that_keeps_failing_while_others_succeed_is_given_up_after_max_failures(
     subscribing: Subscribing, items: Items
 ) -> None:
     wrong = items[1]["id"]
-    subscribed = subscribing(inbox=Inbox(answers=lambda one: FAILED if one.item_id == wrong else TAKEN))
+    subscribed = subscribing(inbox=Inbox(answers=lambda event: FAILED if event.item_id == wrong else TAKEN))
     changes = [change(number, item) for number, item in enumerate(items[:3], 1)]
     for _ in range(MAX_FAILURES - 1):
         with pytest.raises(FollowError, match="events were not accepted: HTTP 500"):
@@ -252,7 +254,7 @@ def test_an_event_that_fails_again_and_again_while_others_are_taken_is_given_up_
     assert subscribed.status().refused == 0
 
 
-def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(subscribing: Subscribing, items: Items) -> None:
+def test_a_slow_receiver_gets_its_time_budget_and_the_rest_next_turn(subscribing: Subscribing, items: Items) -> None:
     inbox, changes = Inbox(most=1), [change(number, item) for number, item in enumerate(items[:30], 1)]
     with pytest.raises(FollowError, match="29 of 30 events were not accepted: the receiver is too slow"):
         subscribing(inbox=inbox, budget_seconds=0).follow(*changes)
@@ -261,12 +263,12 @@ def test_a_slow_receiver_has_its_time_and_then_waits_for_its_next_turn(subscribi
 
 
 @pytest.mark.clause("OPR-22")
-def test_all_that_stands_can_be_told_again_under_the_same_ids(subscribing: Subscribing, items: Items) -> None:
+def test_all_current_items_can_be_announced_again_with_the_same_ids(subscribing: Subscribing, items: Items) -> None:
     subscribed = subscribing()
     subscribed.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
     subscribed.follow(change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
     last = {event["subject"]: event for event in subscribed.inbox.taken}
-    subscribed.inbox.answers = lambda one: REFUSED if one.item_id == items[3]["id"] else TAKEN
+    subscribed.inbox.answers = lambda event: REFUSED if event.item_id == items[3]["id"] else TAKEN
     subscribed.follow(change(6, items[3]), change(7, items[4]))
     assert subscribed.inbox.news()[-1:] == [(items[4]["id"], "created")]
     subscribed.inbox.answers = lambda _: TAKEN
@@ -274,14 +276,14 @@ def test_all_that_stands_can_be_told_again_under_the_same_ids(subscribing: Subsc
     subscribed.follow(change(1, items[0]), change(4, items[1], kind=UPDATED), change(5, items[2], kind=WITHDRAWN))
     assert subscribed.inbox.taken == [event for event in last.values() if not event["type"].endswith("withdrawn")]
     subscribed.follow(change(6, items[3]))
-    assert (items[3]["id"], "created") in subscribed.inbox.news(), "what was given up is told again, too"
+    assert (items[3]["id"], "created") in subscribed.inbox.news(), "refused events are sent again, too"
 
 
 @pytest.mark.clause("OPR-22")
-def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_all_the_same(
+def test_an_item_is_withdrawn_if_the_process_died_before_recording_its_event(
     subscribing: Subscribing, items: Items
 ) -> None:
-    """Nobody knows whether the receiver has it, so it is notified that it is no more."""
+    """Whether the receiver has the Item is unknown, so its withdrawal is sent."""
     subscribed = subscribing()
 
     def die(_: OutgoingEvent) -> ReceiverAnswer:
@@ -290,7 +292,7 @@ def test_what_a_process_sent_that_died_before_it_wrote_that_down_is_withdrawn_al
     subscribed.inbox.answers = die
     with pytest.raises(DeadError):
         subscribed.follow(change(1, items[0]))
-    assert subscribed.status().failing == 0, "nothing is known against it"
+    assert subscribed.status().failing == 0, "no failure was recorded"
     subscribed.inbox.answers = lambda _: TAKEN
     subscribed.follow(change(2, items[0], kind=WITHDRAWN))
     assert subscribed.inbox.news() == [(items[0]["id"], "withdrawn")]
@@ -310,7 +312,7 @@ OPERATIONS = st.lists(
                 {
                     "most": st.integers(1, 3),
                     "window": st.integers(1, 5),
-                    # What becomes of each request in turn; then all is well.
+                    # The outcome of each request in turn; later requests are accepted.
                     "fate": st.lists(st.sampled_from(["taken", "failed", "down", "dies", "taken, dies"]), max_size=4),
                     "ends": st.booleans(),
                 }
@@ -324,7 +326,7 @@ OPERATIONS = st.lists(
 
 @dataclass
 class Unsteady(Inbox):
-    """A receiver whose requests have a fate."""
+    """A receiver with a planned outcome for each request."""
 
     fate: list[str] = field(default_factory=list)
 
@@ -333,16 +335,18 @@ class Unsteady(Inbox):
         if fate == "dies":
             raise DeadError
         self.down = fate == "down"
-        self.answers = (lambda one: FAILED if one is events[0] else TAKEN) if fate == "failed" else (lambda _: TAKEN)
-        said = super().send(events)
+        self.answers = (
+            (lambda event: FAILED if event is events[0] else TAKEN) if fate == "failed" else (lambda _: TAKEN)
+        )
+        answers = super().send(events)
         if fate == "taken, dies":
             raise DeadError
-        return said
+        return answers
 
 
 @dataclass
 class Story:
-    """What happens to a few Items of a catalog and to the receiver of a subscription that asks for one dataset."""
+    """A history of some Items, followed by a subscription to one dataset."""
 
     subscribed: Subscribed
     inbox: Unsteady
@@ -352,39 +356,39 @@ class Story:
 
     @property
     def last(self) -> dict[str, ItemChange]:
-        return {one.item_id: one for one in self.log}
+        return {change_.item_id: change_ for change_ in self.log}
 
     def write(self, number: int, content: int) -> None:
-        """Content 0 is of a dataset that the subscription does not ask for."""
+        """Write an Item; content 0 puts it into a dataset outside the subscription."""
         base = self.bases[number]
         more = {"kfm:dataset": MINE if content else "another", "content": content}
-        there = self.last.get(base["id"])
-        kind = CREATED if there is None or there.kind is WITHDRAWN else UPDATED
+        previous = self.last.get(base["id"])
+        kind = CREATED if previous is None or previous.kind is WITHDRAWN else UPDATED
         self._add({**base, "properties": {**base["properties"], **more}}, kind)
 
     def withdraw(self, number: int) -> None:
-        there = self.last.get(self.bases[number]["id"])
-        if there is not None and there.kind is not WITHDRAWN:
+        previous = self.last.get(self.bases[number]["id"])
+        if previous is not None and previous.kind is not WITHDRAWN:
             self._add(self.bases[number], WITHDRAWN)
 
     def _add(self, item: dict[str, Any], kind: ChangeKind) -> None:
         self.log.append(change(len(self.log) + 1, item, kind=kind))
 
     def follow(self, *, most: int = 10, window: int = 1000, fate: Sequence[str] = (), ends: bool = True) -> None:
-        """Follow the next changes but those that a later one has overtaken, as `catalog/following.py` does."""
+        """Follow the next changes without those replaced by later ones, as `catalog/following.py` does."""
         self.inbox.most, self.inbox.fate, self.inbox.down = most, list(fate), False
         following, last = self.log[self.cursor :][:window], self.last
         try:
-            self.subscribed.follow(*(one for one in following if last[one.item_id] is one))
+            self.subscribed.follow(*(change_ for change_ in following if last[change_.item_id] is change_))
         except (FollowError, DeadError):
             return
-        if ends:  # else it dies before its cursor moves
+        if ends:  # otherwise the process ends before it moves its cursor
             self.cursor += len(following)
 
     def heard(self) -> dict[str, dict[str, Any]]:
-        """The last event of each Item, as a receiver finds it that drops what it has by the id and looks at the order.
+        """Return each Item's last event for a receiver that drops repeated ids and orders by sequence.
 
-        The same id is the same event, and a change has one.
+        Check that equal ids mean equal events, and that each change has one id.
         """
         by_id: dict[str, dict[str, Any]] = {}
         by_change: dict[tuple[str, str], str] = {}
@@ -404,7 +408,7 @@ MINE = "goes-abi"
 @pytest.mark.clause("OPR-22")
 @settings(ON_A_GROWING_CATALOG, max_examples=60)
 @given(operations=OPERATIONS)
-def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_one_id(
+def test_after_any_history_a_receiver_has_the_current_items_and_each_change_one_id(
     subscribing: Subscribing, contracts: ContractRegistry, operations: list[tuple[str, Any]]
 ) -> None:
     inbox = Unsteady()
@@ -424,7 +428,7 @@ def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_on
         event = heard.get(item_id)
         mine = last.item is not None and last.item["properties"]["kfm:dataset"] == MINE
         assert event is not None or not mine
-        # What is gone for the receiver stays so until an Item of its own comes.
+        # A withdrawn Item stays withdrawn until it is in the subscription's dataset again.
         if event is not None and (mine or not event["type"].endswith("withdrawn")):
             assert event["sequence"] == f"{last.change_id:019}"
             assert event["type"].endswith("withdrawn") == (last.item is None)
@@ -433,10 +437,10 @@ def test_whatever_happens_a_receiver_ends_with_what_stands_and_each_event_has_on
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_of_a_governed_dataset_no_more_is_told_than_the_catalog_shows(
+def test_events_of_a_governed_dataset_show_no_more_than_the_catalog(
     database: Database, contracts: ContractRegistry
 ) -> None:
-    """It is chosen by its own name, which the configuration may know, and goes by its pseudonym."""
+    """The configuration names the dataset itself; events carry its pseudonym."""
     open_one = contracts[MINE]
     restricted = open_one.governance.model_copy(update={"sensitivity": "restricted", "access": "restricted"})
     stac = open_one.stac.model_copy(update={"collection": "governed-scans"})

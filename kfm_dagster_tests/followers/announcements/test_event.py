@@ -1,4 +1,4 @@
-"""What an event says, held against the published schemas; and `announcements.yaml`, refused by line where wrong."""
+"""Events against the published schemas, and the errors of `announcements.yaml`."""
 
 from __future__ import annotations
 
@@ -51,15 +51,17 @@ def writer(text: str = TEXT, *, catalog_url: str = "catalog", **more: Any) -> Ev
     return EventWriter(plan, plan.subscriptions[0].model_copy(update=more), catalog_url=catalog_url)
 
 
-def written(one: EventWriter, what: ItemChange, kind: ChangeKind | None = None) -> dict[str, Any]:
-    event = one.write("noaa-goes-abi", what, kind or what.kind)
-    assert len(event.body) <= one.subscription.max_bytes - ROOM_BYTES
-    found: dict[str, Any] = json.loads(event.body)
-    return found
+def written(event_writer: EventWriter, change_: ItemChange, kind: ChangeKind | None = None) -> dict[str, Any]:
+    event = event_writer.write("noaa-goes-abi", change_, kind or change_.kind)
+    assert len(event.body) <= event_writer.subscription.max_bytes - ROOM_BYTES
+    body: dict[str, Any] = json.loads(event.body)
+    return body
 
 
 @pytest.mark.clause("OPR-22")
-@pytest.mark.parametrize("envelope", [goes(0), hrrr(), nexrad(), OVER_THE_ANTIMERIDIAN], ids=lambda one: one.dataset)
+@pytest.mark.parametrize(
+    "envelope", [goes(0), hrrr(), nexrad(), OVER_THE_ANTIMERIDIAN], ids=lambda envelope: envelope.dataset
+)
 @pytest.mark.parametrize("kind", list(ChangeKind))
 def test_an_event_is_a_cloudevent_with_the_item_as_the_catalog_has_it(
     contracts: ContractRegistry, envelope: Envelope, kind: ChangeKind
@@ -75,12 +77,12 @@ def test_an_event_is_a_cloudevent_with_the_item_as_the_catalog_has_it(
         assert event["data"] == {"collection": "noaa-goes-abi", "id": item["id"]}
         return
     assert event["datacontenttype"] == "application/geo+json"
-    # The profile has the links of the catalog's own files relative.
+    # By the profile, links to the catalog's own files are relative.
     _validators()["item"][0].validate(event["data"])
     assert {**event["data"], "links": item["links"]} == item
 
 
-def test_links_of_an_item_lead_somewhere_from_outside_of_the_catalog(contracts: ContractRegistry) -> None:
+def test_links_of_an_announced_item_are_absolute(contracts: ContractRegistry) -> None:
     item = item_of(contracts)
     folder = f"https://data.example.org/stac/{item['collection']}"
     own = f"{folder}/2025/2025-12-03/{item['id']}.json"
@@ -98,13 +100,13 @@ def test_links_of_an_item_lead_somewhere_from_outside_of_the_catalog(contracts: 
 
 
 @pytest.mark.clause("OPR-22")
-def test_of_an_item_that_is_too_large_the_event_has_the_address(contracts: ContractRegistry) -> None:
-    one = writer(max_bytes=MAX_BYTES)
+def test_an_event_has_only_the_address_of_an_item_that_is_too_large(contracts: ContractRegistry) -> None:
+    small_writer = writer(max_bytes=MAX_BYTES)
     empty = writer().write("noaa-goes-abi", change(1, item_of(contracts, filler="")), ChangeKind.CREATED)
     room = MAX_BYTES - ROOM_BYTES - len(empty.body)
-    assert written(one, change(1, item_of(contracts, filler="x" * room)))["data"]["type"] == "Feature"
+    assert written(small_writer, change(1, item_of(contracts, filler="x" * room)))["data"]["type"] == "Feature"
     larger = change(1, item_of(contracts, filler="x" * (room + 1)))
-    event = written(one, larger)
+    event = written(small_writer, larger)
     CLOUDEVENT.validate(event)
     assert event["dataschema"] == "urn:kfm:nodd:item-reference:v1"
     assert event["data"]["href"] == f"https://data.example.org/stac/{larger.path}"
@@ -117,13 +119,13 @@ def test_of_an_item_that_is_too_large_the_event_has_the_address(contracts: Contr
 
 
 @pytest.mark.clause("OPR-22")
-def test_the_same_change_has_the_same_id_for_every_subscription_and_no_other_change_has_it(
+def test_a_change_has_one_id_in_all_subscriptions_and_no_other_change_has_it(
     contracts: ContractRegistry,
 ) -> None:
     item, other = item_of(contracts), item_of(contracts, goes(1))
     base = change(1, item)
     assert writer().event_id("c", base, base.kind) == writer(WIS2).event_id("c", base, base.kind)
-    # Pinned: an id that another release makes otherwise would have every receiver take what it has for new.
+    # Pinned: if a release changed the ids, receivers would take Items that they have for new ones.
     assert writer().event_id("c", change(1, {**item, "id": "i"}, kind=ChangeKind.WITHDRAWN), ChangeKind.WITHDRAWN) == (
         "c5f6a551-13fe-8e31-a14b-cb57c668cb01"
     )
@@ -146,18 +148,20 @@ RELATIONS = [
 
 
 @pytest.mark.clause("OPR-22")
-@pytest.mark.parametrize("envelope", [goes(0), hrrr(), nexrad(), OVER_THE_ANTIMERIDIAN], ids=lambda one: one.dataset)
+@pytest.mark.parametrize(
+    "envelope", [goes(0), hrrr(), nexrad(), OVER_THE_ANTIMERIDIAN], ids=lambda envelope: envelope.dataset
+)
 @pytest.mark.parametrize(("kind", "relation"), RELATIONS)
-def test_a_wis2_message_is_one_by_its_schema(
+def test_a_wis2_message_is_valid_by_its_schema(
     contracts: ContractRegistry, envelope: Envelope, kind: ChangeKind, relation: str
 ) -> None:
     item = item_of(contracts, envelope)
-    what = change(7, item, kind=kind)
-    message = written(writer(WIS2), what)
+    change_ = change(7, item, kind=kind)
+    message = written(writer(WIS2), change_)
     NOTIFICATION.validate(message)
-    assert message["id"] == writer().event_id("noaa-goes-abi", what, kind)
+    assert message["id"] == writer().event_id("noaa-goes-abi", change_, kind)
     assert message["properties"]["data_id"] == f"us-example/noaa-goes-abi/{item['id']}"
-    own = f"https://data.example.org/stac/{what.path}"
+    own = f"https://data.example.org/stac/{change_.path}"
     if kind is ChangeKind.WITHDRAWN:
         assert message["geometry"] is None
         assert message["links"] == [{"rel": relation, "href": own, "type": "application/geo+json"}]
@@ -170,17 +174,17 @@ def test_a_wis2_message_is_one_by_its_schema(
     assert second == {"rel": "describedby", "href": own, "type": "application/geo+json"}
 
 
-def test_a_wis2_message_has_no_place_for_a_long_outline_and_no_link_that_few_may_follow(
+def test_a_wis2_message_omits_long_outlines_and_links_with_restricted_access(
     contracts: ContractRegistry,
 ) -> None:
     ring = [[-100 + n / 1000, 30.123456] for n in range(200)]
     long = {"type": "Polygon", "coordinates": [[*ring, [-100, 40], ring[0]]]}
     item = item_of(contracts, with_metadata(goes(0), geometry=long))
-    found = writer(WIS2).write("c", change(1, item), ChangeKind.CREATED).body
-    NOTIFICATION.validate(json.loads(found))
-    assert len(found) <= LARGEST_BYTES
-    assert json.loads(found)["geometry"] is None
-    room = len(found) + len(json.dumps(long, separators=(",", ":"))) - len("null") - LARGEST_BYTES
+    body = writer(WIS2).write("c", change(1, item), ChangeKind.CREATED).body
+    NOTIFICATION.validate(json.loads(body))
+    assert len(body) <= LARGEST_BYTES
+    assert json.loads(body)["geometry"] is None
+    room = len(body) + len(json.dumps(long, separators=(",", ":"))) - len("null") - LARGEST_BYTES
     assert room > 0
     point = {"type": "Point", "coordinates": [1.5, 2.5]}
     properties = {name: value for name, value in item["properties"].items() if name != "end_datetime"}
@@ -202,7 +206,7 @@ def one(rest: str = "", *, target: str = SQS) -> str:
     return f"{HEAD}  - name: a\n    target: {{{target}}}\n    {rest}\n"
 
 
-def test_what_is_shipped_tells_nobody_and_shows_how(contracts: ContractRegistry) -> None:
+def test_the_shipped_plan_has_no_subscription_and_a_valid_example(contracts: ContractRegistry) -> None:
     text = (own_folder() / ANNOUNCEMENTS).read_text(encoding="utf-8")
     assert AnnouncementPlan.load(None, contracts).subscriptions == []
     shown = text.replace("subscriptions: []", "subscriptions:").replace("\n#  ", "\n  ")
@@ -250,14 +254,14 @@ def test_a_wrong_file_is_refused_by_line_and_reason() -> None:
 
 
 def configured(folder: Path, announcements: str) -> Path:
-    """A folder of the shipped configuration with another plan of announcements."""
+    """Copy the shipped configuration with another plan of announcements."""
     for name in ("state_machine.yaml", "replay_plan.yaml", "alerts.yaml"):
         (folder / name).write_bytes((own_folder() / name).read_bytes())
     (folder / ANNOUNCEMENTS).write_text(announcements, encoding="utf-8")
     return folder
 
 
-def test_a_dataset_that_there_is_not_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_subscription_to_an_unknown_dataset_is_refused_at_start(tmp_path: Path) -> None:
     configs_dir = configured(tmp_path, one("datasets: [goes-abi, goes-abj]"))
     with pytest.raises(CardError, match=r"announcements\.yaml line 5: subscriptions\.0\.datasets\.1 .*goes-abj"):
         Configuration.load(Settings(configs_dir=configs_dir))
@@ -274,7 +278,7 @@ PLACES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def test_a_subscription_after_a_place_that_is_not_configured_is_refused(tmp_path: Path) -> None:
+def test_a_subscription_after_an_unconfigured_follower_is_refused(tmp_path: Path) -> None:
     for place, variable, settings in PLACES:
         configs_dir = configured(tmp_path, one(f"after: [{place}]"))
         with pytest.raises(ConfigurationError, match=rf"^subscription a .*after: {place}; next: set {variable}, or"):
@@ -285,7 +289,7 @@ def test_a_subscription_after_a_place_that_is_not_configured_is_refused(tmp_path
         assert source.plan.subscriptions[0].after == [place]
 
 
-def test_without_the_extra_a_filter_is_refused_and_a_box_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_a_filter_is_refused_and_a_box_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cql2", None)
     with pytest.raises(CardError, match="the extra announcements"):
         AnnouncementPlan.parse(one("filter: \"platform = 'goes-19'\""))
@@ -313,13 +317,13 @@ BOXES: list[tuple[tuple[float, float, float, float], dict[str, Any] | None, bool
     ((170, -10, -170, 10), box(-169, 0, 169, 5), False),
     ((170, -10, -170, 10), box(179, 0, -179, 5), True),
     ((0, 0, 10, 10), {"type": "Point", "coordinates": [5, 5]}, True),
-    # The bounding box of a triangle meets a corner that the triangle itself does not.
+    # The triangle's bounding box meets this corner; the triangle does not.
     ((9, 9, 10, 10), {"type": "Polygon", "coordinates": [[[0, 0], [10, 0], [0, 10], [0, 0]]]}, False),
     ((0, 0, 10, 10), None, False),
 ]
 
 
-def test_a_box_takes_the_footprints_that_meet_it() -> None:
+def test_a_box_selects_the_footprints_that_intersect_it() -> None:
     for bbox, geometry, meets in BOXES:
         assert within(bbox)({"geometry": geometry}) is meets
 
@@ -333,7 +337,7 @@ FILTERS: list[tuple[str | dict[str, Any], bool]] = [
     ("datetime > TIMESTAMP('2025-12-04T00:00:00Z')", False),
     ("S_INTERSECTS(geometry, BBOX(-100, 35, -95, 40))", True),
     ("S_INTERSECTS(geometry, BBOX(10, 35, 20, 40))", False),
-    # Nothing is known of what is not there.
+    # A comparison with a missing property is false.
     ("nothing = 1", False),
     ("NOT (nothing = 1)", False),
     ("nothing = 1 OR platform = 'goes-19'", True),
@@ -341,6 +345,6 @@ FILTERS: list[tuple[str | dict[str, Any], bool]] = [
 ]
 
 
-def test_a_filter_is_cql2(contracts: ContractRegistry) -> None:
+def test_a_filter_is_evaluated_as_cql2(contracts: ContractRegistry) -> None:
     for text, matches in FILTERS:
         assert compiled(text)(item_of(contracts, goes(0))) is matches

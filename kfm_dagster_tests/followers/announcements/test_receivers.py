@@ -31,11 +31,11 @@ from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebS
 from kfm_dagster_tests.followers.changes import change
 
 ITEMS = 23
-"""More than two requests hold."""
+"""More events than fit into two requests."""
 
 
 class Mailbox:
-    """A queue of a test's own."""
+    """A queue of one test."""
 
     def __init__(self, sqs: Any, *, fifo: bool = False) -> None:
         self._sqs = sqs
@@ -45,24 +45,24 @@ class Mailbox:
         self.arn = f"arn:aws:sqs:us-east-1:123456789012:{self.name}"
 
     def receive(self) -> list[dict[str, Any]]:
-        """Everything that is there, and take it away."""
-        found: list[dict[str, Any]] = []
+        """Receive and delete all messages."""
+        messages: list[dict[str, Any]] = []
         while batch := self._sqs.receive_message(
             QueueUrl=self.url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
         ).get("Messages"):
             for message in batch:
                 self._sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
-            found += batch
-        return found
+            messages += batch
+        return messages
 
 
 def announce(target: str, database: Database, contracts: ContractRegistry, *, times: int = 1) -> set[str]:
-    """Tell a target of Items, so often; return their ids."""
+    """Announce two Items to a target `times` times; return their ids."""
     plan = AnnouncementPlan.parse(f'version: "1.0.0"\nsubscriptions:\n  - {{name: one, target: {{{target}}}}}\n')
-    [one] = announcers_of(plan, database, contracts)
+    [announcer] = announcers_of(plan, database, contracts)
     items = [item_of(contracts, goes(number)) for number in range(ITEMS)]
     for _ in range(times):
-        one.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
+        announcer.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
     return {item["id"] for item in items}
 
 
@@ -89,7 +89,7 @@ def test_a_queue_gets_each_event_with_attributes_to_filter_by(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_fifo_queue_takes_an_event_once_however_often_it_is_sent(
+def test_a_fifo_queue_delivers_an_event_once_even_if_sent_again(
     aws: EmbeddedCloud, contracts: ContractRegistry
 ) -> None:
     box = Mailbox(boto3.client("sqs"), fifo=True)
@@ -102,7 +102,7 @@ def test_a_fifo_queue_takes_an_event_once_however_often_it_is_sent(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
+def test_a_topic_forwards_events_by_the_queues_filter_policies(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
     sns = boto3.client("sns")
@@ -121,7 +121,7 @@ def test_a_topic_gives_the_events_to_queues_by_their_filter_policies(
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_bus_has_rules_over_source_and_type(
+def test_rules_of_a_bus_select_events_by_source_and_type(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
     events, bus, box = boto3.client("events"), f"b-{uuid.uuid4()}", Mailbox(boto3.client("sqs"))
@@ -130,15 +130,15 @@ def test_a_bus_has_rules_over_source_and_type(
     events.put_rule(Name="items", EventBusName=bus, EventPattern=json.dumps(pattern))
     events.put_targets(Rule="items", EventBusName=bus, Targets=[{"Id": "1", "Arn": box.arn}])
     announced = announce(f"eventbridge: {bus}", database, contracts)
-    found = [json.loads(message["Body"])["detail"] for message in box.receive()]
-    for event in found:
+    details = [json.loads(message["Body"])["detail"] for message in box.receive()]
+    for event in details:
         CLOUDEVENT.validate(event)
-    assert {event["data"]["id"] for event in found} == announced
+    assert {event["data"]["id"] for event in details} == announced
 
 
 @pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
-def test_a_place_that_is_not_there_loses_nothing(
+def test_a_missing_target_fails_the_request_and_loses_no_event(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
 ) -> None:
     for target in (
@@ -151,14 +151,14 @@ def test_a_place_that_is_not_there_loses_nothing(
 
 
 class Answering:
-    """A client of all three that answers as it was set up."""
+    """A client for SNS, SQS and EventBridge with a configured answer."""
 
     def __init__(self, answer: dict[str, Any] | Exception) -> None:
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
 
-    def _answer(self, **asked: Any) -> dict[str, Any]:
-        self.asked.append(asked)
+    def _answer(self, **_request: Any) -> dict[str, Any]:
+        self.asked.append(_request)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -167,12 +167,12 @@ class Answering:
 
 
 def outgoing(contracts: ContractRegistry, number: int) -> list[OutgoingEvent]:
-    items = [item_of(contracts, goes(one)) for one in range(number)]
-    return [writer().write("c", change(one, item), ChangeKind.CREATED) for one, item in enumerate(items, 1)]
+    items = [item_of(contracts, goes(index)) for index in range(number)]
+    return [writer().write("c", change(position, item), ChangeKind.CREATED) for position, item in enumerate(items, 1)]
 
 
 def failing(*codes: tuple[str, bool]) -> dict[str, Any]:
-    """An answer by which the first entry was taken, the others failed in this way, and the last is left out."""
+    """Return an answer: first entry accepted, one failure per code, last entry missing."""
     failed = [{"Id": str(n), "Code": code, "SenderFault": fault} for n, (code, fault) in enumerate(codes, 1)]
     return {"Successful": [{"Id": "0", "MessageId": "m"}], "Failed": failed}
 
@@ -188,9 +188,13 @@ def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry)
         receiver = AwsReceiver(
             service, "arn:aws:sns:us-east-1:123456789012:t", connect=lambda *_, client=client: client
         )
-        said = receiver.send(outgoing(contracts, 5))
-        assert [answer.reception for answer in said] == [T, F, R, F, F]
-        assert [answer.error for answer in said] == [None, *(code for code, _ in codes), "no answer for this event"]
+        receptions = receiver.send(outgoing(contracts, 5))
+        assert [answer.reception for answer in receptions] == [T, F, R, F, F]
+        assert [answer.error for answer in receptions] == [
+            None,
+            *(code for code, _ in codes),
+            "no answer for this event",
+        ]
     answers = [{"EventId": "1"}, {"ErrorCode": "ThrottlingException"}, {"ErrorCode": "MalformedDetail"}]
     bus = Answering({"FailedEntryCount": 2, "Entries": answers})
     receiver = AwsReceiver("eventbridge", "b", connect=lambda *_: bus)
@@ -198,17 +202,17 @@ def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry)
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_code_of_the_sender_or_the_moment_is_no_refusal_whatever_fault_it_is(contracts: ContractRegistry) -> None:
+def test_codes_about_the_sender_or_a_temporary_state_are_failures_not_refusals(contracts: ContractRegistry) -> None:
     codes = (
         "Throttling", "AuthorizationError", "AccessDenied", "KmsDisabled", "InternalFailure", "ServiceUnavailable",
         "RequestTimeout", "RequestLimitExceeded", "InvalidParameterValue",
     )  # fmt: skip
     receiver = AwsReceiver("sqs", "u", connect=lambda *_: Answering(failing(*((code, True) for code in codes))))
-    said = receiver.send(outgoing(contracts, len(codes) + 1))
-    assert [answer.reception for answer in said] == [T, *[F] * (len(codes) - 1), R]
+    answers = receiver.send(outgoing(contracts, len(codes) + 1))
+    assert [answer.reception for answer in answers] == [T, *[F] * (len(codes) - 1), R]
 
 
-def test_a_target_that_may_not_be_looked_at_is_told_from_one_that_is_not_there() -> None:
+def test_denied_access_to_a_target_is_reported_apart_from_a_missing_target() -> None:
     def refusing(code: str) -> AwsReceiver:
         client = SimpleNamespace(get_queue_attributes=Answering(client_error(code)).publish_batch)
         return AwsReceiver("sqs", "u", connect=lambda *_: client)
@@ -223,7 +227,7 @@ def client_error(code: str) -> ClientError:
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_request_is_refused_for_its_size_or_not_taken_at_all(contracts: ContractRegistry) -> None:
+def test_a_request_is_refused_for_its_size_and_fails_for_other_errors(contracts: ContractRegistry) -> None:
     of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
     for code in of_the_request:
         refusing = AwsReceiver("sqs", "u", connect=lambda *_, code=code: Answering(client_error(code)))
@@ -244,14 +248,14 @@ REGIONS: Sequence[tuple[str, str, str | None]] = [
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_request_holds_so_many_events_and_so_many_bytes_and_goes_to_its_targets_region(
+def test_requests_keep_the_limits_of_events_and_bytes_and_go_to_the_targets_region(
     contracts: ContractRegistry,
 ) -> None:
     events = outgoing(contracts, 25)
     two = events[0].size + events[1].size
     cases = [(25, 10**9, [10, 10, 5]), (4, two, [2, 2]), (4, two - 1, [1, 1, 1, 1]), (2, 1, [1, 1]), (0, 1, [])]
     for count, room, sizes in cases:
-        parts = in_parts(events[:count], lambda one: (1, one.size), (10, room))
+        parts = in_parts(events[:count], lambda event: (1, event.size), (10, room))
         assert [len(batch) for batch in parts] == sizes
     for service, address, region in REGIONS:
         assert AwsReceiver(service, address).region == region
@@ -259,7 +263,7 @@ def test_a_request_holds_so_many_events_and_so_many_bytes_and_goes_to_its_target
 
 SECRET = "s3cr3t-word"
 SHORT_SECONDS = 0.5
-"""How long a test waits for a receiver that never answers."""
+"""Time limit of a test for a receiver that never answers."""
 
 
 @pytest.fixture
@@ -283,9 +287,9 @@ def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
 ) -> None:
     text = TEXT.replace("https://hooks.example.org/items", server.url("items?topic=a"))
     plan = AnnouncementPlan.parse(text)
-    [one] = announcers_of(plan, database, contracts, token=SecretStr(SECRET))
+    [announcer] = announcers_of(plan, database, contracts, token=SecretStr(SECRET))
     items = [item_of(contracts, goes(number)) for number in range(12)]
-    one.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
+    announcer.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
     assert len(server.asked) == 12
     for command, path, headers, body in server.asked:
         assert (command, path) == ("POST", "/items?topic=a")
@@ -310,7 +314,9 @@ ANSWERS: list[tuple[WebAnswer, Reception | str]] = [
 
 
 @pytest.mark.clause("OPR-22")
-def test_an_answer_is_about_the_event_or_about_the_receiver(server: WebServer, contracts: ContractRegistry) -> None:
+def test_an_http_status_counts_against_the_event_or_the_receiver(
+    server: WebServer, contracts: ContractRegistry
+) -> None:
     webhook = Webhook(server.url())
     for answer, becomes in ANSWERS:
         server.answers = lambda _, answer=answer: answer
@@ -322,20 +328,20 @@ def test_a_redirect_is_not_followed(server: WebServer, contracts: ContractRegist
     with open_web_server() as elsewhere:
         for status in (301, 302, 303, 307, 308):
             server.answers = lambda _, status=status: WebAnswer(status=status, headers={"Location": elsewhere.url()})
-            found = reception(contracts, Webhook(server.url(), token=SecretStr(SECRET)))
-            assert found == f"HTTP {status}, a redirect, which is not followed"
+            outcome = reception(contracts, Webhook(server.url(), token=SecretStr(SECRET)))
+            assert outcome == f"HTTP {status}, a redirect, which is not followed"
         assert elsewhere.asked == []
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_hangs_or_is_dead_costs_bounded_time_and_says_no_credential(
+def test_a_hanging_or_dead_receiver_costs_bounded_time_and_its_error_has_no_credential(
     server: WebServer, contracts: ContractRegistry
 ) -> None:
     server.answers = lambda _: WebAnswer(status=None)
     hanging = Webhook(server.url(f"items?code={SECRET}"), seconds=SHORT_SECONDS)
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening
         dead = Webhook(f"http://127.0.0.1:{closed.getsockname()[1]}/{SECRET}", seconds=SHORT_SECONDS)
-        found = [str(reception(contracts, one)) for one in (hanging, dead)]
-    assert [text.startswith("no answer (") for text in found] == [True, True]
-    assert SECRET not in "".join(found)
+        errors = [str(reception(contracts, webhook)) for webhook in (hanging, dead)]
+    assert [text.startswith("no answer (") for text in errors] == [True, True]
+    assert SECRET not in "".join(errors)

@@ -1,4 +1,4 @@
-"""A real HTTP service on the loopback interface that answers each request as a test decides."""
+"""An HTTP service on loopback whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class WebRequest(NamedTuple):
-    """A request; names of headers are in small letters."""
+    """A request; header names are in lower case."""
 
     command: str
     path: str
@@ -21,14 +21,14 @@ class WebRequest(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WebAnswer:
-    """What is answered; `status` None is no answer at all, until the service closes."""
+    """An answer; with `status` None the request hangs until the service closes."""
 
     status: int | None = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     endless: bool = False
     dripping: bool = False
-    """Endless, byte by byte."""
+    """Send an endless body, byte by byte."""
 
 
 class WebServer(ThreadingHTTPServer):
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.status is None:
             self.server.closing.wait()
             return
-        # Without a Date, which some tests choose.
+        # Without the Date header, which some tests set.
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the protocol's names
 
     def log_message(self, *_args: Any) -> None:
-        """Stay quiet."""
+        """Log nothing."""
 
 
 @contextmanager

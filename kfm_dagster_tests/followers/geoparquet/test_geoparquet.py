@@ -1,4 +1,4 @@
-"""GeoParquet of each day: exactly the Items that stand, whatever was written, undone, refused or killed."""
+"""GeoParquet files of a day hold exactly the catalog's current Items, also after crashes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Items = dict[str, dict[str, Any]]
 
 @contextmanager
 def small_parts() -> Iterator[None]:
-    """Sizes at which a handful of Items have several parts and row groups."""
+    """Set sizes small enough that a few Items need several parts and row groups."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("GROUP_ROWS", 2), ("PART_ROWS", 6), ("WHOLE_ROWS", 2)):
             patch.setattr(parts, name, value)
@@ -61,31 +61,31 @@ def small_parts() -> Iterator[None]:
 
 
 def published(publisher: Publisher, collection: str = ABI) -> dict[str, Items]:
-    """What the descriptions of the days lead a reader to, by day."""
-    found: dict[str, Items] = {}
+    """Return the Items of each day that a reader finds by the day's description."""
+    items_by_day: dict[str, Items] = {}
     for year in days.years(publisher, collection):
         where = days.folder(collection, year)
         for day, stands in read_days(publisher, where, files_of(publisher.names(where))).items():
             items = [item for part in stands.parts for item in _rows(publisher, f"{where}/{part.name}", part)]
-            found[day] = {item["id"]: item for item in items}
-            assert len(found[day]) == len(items) == stands.rows, "an Item stands twice"
-    return {day: items for day, items in found.items() if items}
+            items_by_day[day] = {item["id"]: item for item in items}
+            assert len(items_by_day[day]) == len(items) == stands.rows, "an Item is listed twice"
+    return {day: items for day, items in items_by_day.items() if items}
 
 
 def every_file(root: Path, collection: str = ABI) -> list[str]:
-    """The ids that a reader finds who takes every file, as the Collection's asset says."""
+    """Return the ids in all files that the Collection's asset names."""
     files = sorted((root / collection).glob("items/*/*.parquet"))
     return sorted(name for file in files for name in pq.read_table(file, columns=["id"])["id"].to_pylist())
 
 
 def standing(root: Path, collection: str = ABI) -> dict[str, Items]:
-    """What a reader of the tree finds, by day."""
-    found: dict[str, Items] = {}
+    """Return the Items of the catalog's tree, by day."""
+    items_by_day: dict[str, Items] = {}
     for path, content in trees.files(root).items():
         item = orjson.loads(content)
         if item["type"] == "Feature" and item["collection"] == collection:
-            found.setdefault(Path(path).parent.name, {})[item["id"]] = item
-    return found
+            items_by_day.setdefault(Path(path).parent.name, {})[item["id"]] = item
+    return items_by_day
 
 
 def _rows(publisher: Publisher, path: str, part: parts.DayPart) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def _rows(publisher: Publisher, path: str, part: parts.DayPart) -> list[dict[str
 
 
 class Deployment(RuleBasedStateMachine):
-    """Runs that register and are undone, while a follower is killed and comes again."""
+    """Runs register Items and are undone, while the follower dies and restarts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Deployment(RuleBasedStateMachine):
         self.clock = Clock()
         self.runs = 0
         self.expected: list[dict[str, Items]] = [{}]
-        """What the parquet may say: what it said, or what stood when it was brought up to date."""
+        """States that the files may show: the state before the last follow, or the one it wrote."""
 
     def teardown(self) -> None:
         self.database.dispose()
@@ -119,8 +119,8 @@ class Deployment(RuleBasedStateMachine):
     @rule(units=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
     def register(self, units: list[tuple[int, int]]) -> None:
         self.runs += 1
-        given = candidates(self.contracts, [unit(*one) for one in units], f"run-{self.runs}")
-        self.catalog.register(given, fence=open_fence)
+        batch = candidates(self.contracts, [unit(*one) for one in units], f"run-{self.runs}")
+        self.catalog.register(batch, fence=open_fence)
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -141,7 +141,7 @@ class Deployment(RuleBasedStateMachine):
     def follow(self) -> None:
         self._follow()
         self.expected = [standing(self.root)]
-        # Also for a reader who takes every file: nothing is left of what was replaced.
+        # A reader of all files finds no replaced rows either.
         assert every_file(self.root) == sorted(name for items in self.expected[0].values() for name in items)
 
     @rule()
@@ -153,12 +153,12 @@ class Deployment(RuleBasedStateMachine):
 
     @invariant()
     def every_day_is_the_old_or_the_new(self) -> None:
-        found = published(FolderPublisher(self.root))
-        for day in found.keys() | {day for one in self.expected for day in one}:
-            assert found.get(day, {}) in [one.get(day, {}) for one in self.expected], day
+        days = published(FolderPublisher(self.root))
+        for day in days.keys() | {day for state in self.expected for day in state}:
+            assert days.get(day, {}) in [state.get(day, {}) for state in self.expected], day
 
     def _follow(self) -> None:
-        # A process of its own each time: nothing is known but what is in the files.
+        # A new process each time, whose only state is in the files.
         following = FollowerRunner(self.database, self.contracts, FolderPublisher(self.root), clock=self.clock)
         following.catch_up([GeoParquet(FolderPublisher(self.root))])
         self.clock.advance(LONGEST_PAUSE.total_seconds())
@@ -169,17 +169,17 @@ Deployment.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
 
 @pytest.mark.clause("OPR-10")
 class TestDeployment(Deployment.TestCase):  # type: ignore[misc]
-    """Whatever the order, the parquet of a day is what stands there."""
+    """In any order of operations, a day's files hold the current Items."""
 
 
 def changes(
     contracts: ContractRegistry, first: int, numbers: Sequence[int], kind: ChangeKind = CREATED, **properties: Any
 ) -> list[ItemChange]:
-    """Changes of scans of one day, numbered from `first`."""
-    given = candidates(contracts, [goes(number, **properties) for number in numbers])
+    """Return changes of scans of one day, numbered from `first`."""
+    batch = candidates(contracts, [goes(number, **properties) for number in numbers])
     return [
         change(first + position, orjson.loads(candidate.content), kind=kind, day=candidate.partition)
-        for position, candidate in enumerate(given)
+        for position, candidate in enumerate(batch)
     ]
 
 
@@ -190,10 +190,10 @@ def publisher(root: Path) -> Publisher:
 
 @pytest.mark.clause("OPR-10")
 def test_a_batch_of_items_is_not_parsed_at_once(contracts: ContractRegistry, publisher: Publisher) -> None:
-    """An Item of HRRR has 40 kB, and 250 kB as Python objects."""
+    """An Item of HRRR has 40 kB as text and 250 kB as Python objects."""
     heavy = {f"V{number}": {"type": "data", "dimensions": ["y", "x"], "unit": "K"} for number in range(100)}
     peaks = []
-    # The first batch imports and caches.
+    # The first batch pays for imports and caches.
     for first, items in ((1, 1), (2, PARSED), (PARSED + 2, 4 * PARSED)):
         batch = changes(contracts, first, range(first, first + items), **{"cube:variables": heavy})
         tracemalloc.start()
@@ -204,7 +204,7 @@ def test_a_batch_of_items_is_not_parsed_at_once(contracts: ContractRegistry, pub
 
 
 @pytest.mark.clause("OPR-10")
-def test_few_items_do_not_write_a_large_day_again(
+def test_a_small_change_does_not_rewrite_a_large_day(
     contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
     follower = GeoParquet(publisher)
@@ -230,19 +230,19 @@ def test_a_day_of_common_size_is_one_file_after_every_change(
         changes(contracts, 33, range(5), UPDATED, platform="goes-18"),
         changes(contracts, 38, range(3, 8), WITHDRAWN),
     ]
-    for batch, left in zip(batches, (30, 32, 32, 27), strict=True):
+    for batch, count in zip(batches, (30, 32, 32, 27), strict=True):
         follower.follow(contracts[ABI], batch)
         assert len(list(root.glob("goes-abi/items/2025/*.parquet"))) == 1
-        assert len(every_file(root)) == left
+        assert len(every_file(root)) == count
     platforms = [item["properties"]["platform"] for item in published(publisher)["2025-12-03"].values()]
     assert platforms.count("goes-18") == 3
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_writer_that_stalled_takes_nothing_back(
+def test_a_stalled_writer_overwrites_no_later_change(
     contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
-    """It has read the day and written its parts; others come, go on, and clear up, before it goes on itself."""
+    """It stalls after writing its parts; other writers publish and clean up before it resumes."""
     with small_parts():
         GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(4)))
         stalled = changes(contracts, 5, range(4, 8))
@@ -260,20 +260,18 @@ def test_a_writer_that_stalled_takes_nothing_back(
 
             with meanwhile(moment, overtake):
                 GeoParquet(publisher).follow(contracts[ABI], stalled)
-            found = published(publisher)["2025-12-03"]
-            assert len(found) == 8
-            assert [item["properties"]["platform"] for item in found.values()].count(f"late-{following}") == 2
+            items = published(publisher)["2025-12-03"]
+            assert len(items) == 8
+            assert [item["properties"]["platform"] for item in items.values()].count(f"late-{following}") == 2
             stalled = changes(contracts, following + 6, range(4, 8), UPDATED, platform="goes-17")
 
 
 def contents(root: Path) -> dict[Path, bytes]:
-    """What stands there, by path."""
+    """Return the content of each file, by path."""
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_changes_that_come_again_after_later_ones_change_nothing(
-    contracts: ContractRegistry, root: Path, publisher: Publisher
-) -> None:
+def test_repeated_older_changes_change_nothing(contracts: ContractRegistry, root: Path, publisher: Publisher) -> None:
     follower, first = GeoParquet(publisher), changes(contracts, 1, range(4))
     follower.follow(contracts[ABI], first)
     follower.follow(contracts[ABI], changes(contracts, 5, [0, 1], UPDATED, platform="goes-18"))
@@ -287,10 +285,10 @@ def test_changes_that_come_again_after_later_ones_change_nothing(
     assert published(publisher)["2025-12-03"] == stands | {change.item_id: change.item for change in new}
 
 
-def test_a_description_whose_parts_are_gone_does_not_count(
+def test_a_description_whose_parts_are_missing_is_ignored(
     contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
-    """It is a stalled writer's, whose parts were cleared away before it went on."""
+    """A stalled writer published it after its parts had been removed."""
     GeoParquet(publisher).follow(contracts[ABI], changes(contracts, 1, range(3)))
     folder = root / days.folder(ABI, "2025")
     (description,) = folder.glob("*.json")
@@ -318,10 +316,10 @@ def test_a_lost_file_is_refused_until_the_collection_is_rebuilt(
 def test_a_bucket_has_the_same_files_under_their_media_types(contracts: ContractRegistry, root: Path) -> None:
     store = MemoryStore()
     bucket = ObjectStorePublisher(store)
-    for one in (bucket, FolderPublisher(root)):
+    for place in (bucket, FolderPublisher(root)):
         with small_parts():
-            GeoParquet(one).follow(contracts[ABI], changes(contracts, 1, range(5)))
-            GeoParquet(one).follow(contracts[ABI], changes(contracts, 6, range(4, 7), UPDATED))
+            GeoParquet(place).follow(contracts[ABI], changes(contracts, 1, range(5)))
+            GeoParquet(place).follow(contracts[ABI], changes(contracts, 6, range(4, 7), UPDATED))
     paths = [str(path.relative_to(root)) for path in root.glob("goes-abi/items/2025/*.*")]
     assert sorted(paths) == sorted(entry["path"] for page in store.list() for entry in page)
     for path in paths:
@@ -332,7 +330,7 @@ def test_a_bucket_has_the_same_files_under_their_media_types(contracts: Contract
 
 
 @pytest.mark.clause("OPR-10")
-def test_the_collection_says_where_the_files_are(
+def test_the_collection_has_an_asset_for_the_files(
     database: Database, contracts: ContractRegistry, root: Path, publisher: Publisher
 ) -> None:
     catalog = Catalog(database, publisher, contracts, places=Places(geoparquet=True))
@@ -342,10 +340,10 @@ def test_the_collection_says_where_the_files_are(
     (asset,) = [asset for asset in collection.assets.values() if "collection-mirror" in (asset.roles or [])]
     assert asset.media_type == "application/vnd.apache.parquet"
     pattern = Path(str(asset.get_absolute_href())).relative_to(root)
-    found = [name for file in root.glob(str(pattern)) for name in pq.read_table(file)["id"].to_pylist()]
-    assert sorted(found) == trees.item_ids(root)
+    names = [name for file in root.glob(str(pattern)) for name in pq.read_table(file)["id"].to_pylist()]
+    assert sorted(names) == trees.item_ids(root)
     assert validate_document(orjson.loads((root / "goes-abi/collection.json").read_bytes())) == []
-    # A Collection of a deployment without GeoParquet promises none.
+    # Without GeoParquet in the deployment, the Collection has no such asset.
     Catalog(database, FolderPublisher(root), contracts).register(candidates(contracts, [goes(1)]), fence=open_fence)
     assert "assets" not in orjson.loads((root / "goes-abi/collection.json").read_bytes())
 
@@ -359,18 +357,18 @@ def files(root: Path) -> list[Path]:
 
 @pytest.fixture
 def follower(contracts: ContractRegistry, root: Path) -> GeoParquet:
-    """One whose first day has 9 Items in several parts, after change 9."""
-    found = GeoParquet(FolderPublisher(root))
+    """Return a follower after change 9, whose first day has 9 Items in several parts."""
+    geoparquet = GeoParquet(FolderPublisher(root))
     with small_parts():
-        found.follow(contracts[ABI], changes(contracts, 1, range(6), day=OVER))
-        # Columns that the others do not have.
-        found.follow(contracts[ABI], changes(contracts, 7, range(6, 9), day=OVER, **{"proj:code": None}))
+        geoparquet.follow(contracts[ABI], changes(contracts, 1, range(6), day=OVER))
+        # Columns that the other Items lack.
+        geoparquet.follow(contracts[ABI], changes(contracts, 7, range(6, 9), day=OVER, **{"proj:code": None}))
     assert len(files(root)) > 1
-    return found
+    return geoparquet
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_day_is_one_file_once_later_days_have_brought_as_many_changes(
+def test_a_day_becomes_one_file_after_as_many_changes_of_later_days(
     follower: GeoParquet, contracts: ContractRegistry, root: Path
 ) -> None:
     def day() -> dict[str, dict[str, object]]:
@@ -378,7 +376,7 @@ def test_a_day_is_one_file_once_later_days_have_brought_as_many_changes(
 
     filled, several = day(), len(files(root))
     with small_parts():
-        # The day after may still bring something of it, and one change is too few.
+        # One change of the next day is too few to close the day.
         follower.follow(contracts[ABI], changes(contracts, 100, range(1), day=AFTER))
         assert len(files(root)) == several
         follower.follow(contracts[ABI], changes(contracts, 17, range(1), day=LATER))
@@ -388,7 +386,7 @@ def test_a_day_is_one_file_once_later_days_have_brought_as_many_changes(
     assert day() == filled
     assert pq.ParquetFile(file).num_row_groups > 1
     assert len(every_file(root)) == 9 + 1 + 2
-    # It goes on as any other day.
+    # Later changes are written as on any other day.
     follower.follow(contracts[ABI], changes(contracts, 102, range(2), UPDATED, day=OVER, platform="goes-18"))
     follower.follow(contracts[ABI], changes(contracts, 104, [20], day=OVER))
     assert len(day()) == 10
@@ -396,7 +394,7 @@ def test_a_day_is_one_file_once_later_days_have_brought_as_many_changes(
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_crash_while_a_day_becomes_one_file_loses_none_of_it(
+def test_a_crash_while_merging_a_day_loses_no_item(
     follower: GeoParquet, contracts: ContractRegistry, root: Path
 ) -> None:
     publisher = FolderPublisher(root)

@@ -1,4 +1,4 @@
-"""GeoParquet as it is read: every Item comes back as it was, what is meant is found, and little is read for it."""
+"""Reading GeoParquet: Items come back unchanged, searches are exact and read few bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ GEOMETRIES = st.one_of(
 
 @st.composite
 def items(draw: st.DrawFn) -> dict[str, Any]:
-    """Items with anything that JSON has where an Item may have anything."""
+    """Draw Items with any JSON value where STAC allows it."""
     item = {
         "type": "Feature",
         "stac_version": "1.1.0",
@@ -77,12 +77,10 @@ def items(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.clause("OPR-10")
 @settings(max_examples=100)
 @given(given=st.lists(items(), max_size=5), cut=st.integers(0, 5))
-def test_every_item_comes_back_equal_from_the_file_also_from_merged_tables(
-    given: list[dict[str, Any]], cut: int
-) -> None:
-    content = parquet(merged([to_table(given[:cut]), to_table(given[cut:])]))
-    # Numbers that are equal are: 1 and 1.0 are one number in JSON.
-    assert to_items(pq.read_table(pa.BufferReader(content))) == given
+def test_every_item_is_read_back_equal_also_from_merged_tables(original: list[dict[str, Any]], cut: int) -> None:
+    content = parquet(merged([to_table(original[:cut]), to_table(original[cut:])]))
+    # Equal numbers compare equal: JSON does not distinguish 1 from 1.0.
+    assert to_items(pq.read_table(pa.BufferReader(content))) == original
 
 
 @pytest.mark.clause("OPR-10")
@@ -94,13 +92,13 @@ def test_real_items_come_back_equal_and_nearly_all_from_their_columns_alone(
         by_collection.setdefault(item["collection"], []).append(item)
     assert len(by_collection) > 5
     whole = 0
-    for found in by_collection.values():
-        given = [orjson.loads(orjson.dumps(item)) for item in found]
-        tables = [to_table([item]) for item in given]
-        assert to_items(merged(tables)) == given
-        table = to_table(given)
-        assert to_items(table) == given
-        assert table.num_columns < 120, "an object whose keys are data is a map"
+    for members in by_collection.values():
+        originals = [orjson.loads(orjson.dumps(item)) for item in members]
+        tables = [to_table([item]) for item in originals]
+        assert to_items(merged(tables)) == originals
+        table = to_table(originals)
+        assert to_items(table) == originals
+        assert table.num_columns < 120, "an object whose keys are data must be stored as a map"
         whole += 0 if "kfm:item" not in table.column_names else table.num_rows - table["kfm:item"].null_count
     assert whole <= sum(map(len, by_collection.values())) * 0.05
 
@@ -118,22 +116,24 @@ def test_an_object_whose_keys_are_data_is_a_map(contracts: ContractRegistry) -> 
 
 @given(numbers=st.permutations(range(8)))
 @settings(max_examples=20)
-def test_equal_sets_of_items_give_equal_files_whatever_their_order(numbers: list[int]) -> None:
-    given = [item(number, (number * 20.0 - 100, 0.0, number * 20.0 - 90, 5.0)) for number in range(8)]
-    assert parquet(ordered(to_table([given[number] for number in numbers]))) == parquet(ordered(to_table(given)))
+def test_equal_sets_of_items_give_equal_files_in_any_order(numbers: list[int]) -> None:
+    originals = [item(number, (number * 20.0 - 100, 0.0, number * 20.0 - 90, 5.0)) for number in range(8)]
+    assert parquet(ordered(to_table([originals[number] for number in numbers]))) == parquet(
+        ordered(to_table(originals))
+    )
 
 
-def test_rows_stand_in_blocks_by_time_then_along_the_curve_and_what_crosses_the_antimeridian_apart(
+def test_rows_are_sorted_in_blocks_of_time_along_the_curve_with_the_antimeridian_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chance, given = random.Random(7), []
+    chance, rows = random.Random(7), []
     monkeypatch.setattr(order, "BLOCK_ROWS", 1_000)
     for number in range(2_000):
         west, south = chance.uniform(-180, 170), chance.uniform(-90, 85)
         east = west + 5 if number % 50 else west - 1
         start = DAY + timedelta(minutes=chance.randrange(1440))
-        given.append(item(number, (west, south, east, south + 5), start=start))
-    table = ordered(to_table(given))
+        rows.append(item(number, (west, south, east, south + 5), start=start))
+    table = ordered(to_table(rows))
     west, south, east, north = boxes(table)
     begins = times(table, "start_datetime")
     assert begins[:1_000].max() <= begins[1_000:].min()
@@ -141,15 +141,15 @@ def test_rows_stand_in_blocks_by_time_then_along_the_curve_and_what_crosses_the_
         crossing = (west > east)[block]
         assert crossing.any()
         assert sorted(crossing) == list(crossing)
-    # Neighbours in the file are neighbours on the map: a twentieth of a block covers a small part of it.
+    # Rows near in the file are near on the map: a twentieth of a block covers a small area.
     for first in range(0, 900, 50):
         some = slice(first, first + 50)
         area = (east[some].max() - west[some].min()) * (north[some].max() - south[some].min())
         assert area < 360 * 180 / 4
 
 
-def test_the_curve_is_hilberts() -> None:
-    """Each cell once, and each step to a neighbour: the corners of the square that the first cells make."""
+def test_the_curve_is_a_hilbert_curve() -> None:
+    """The curve visits each cell once and each step goes to a neighbour cell."""
     import numpy as np
 
     side = 1 << 4
@@ -166,8 +166,8 @@ def test_the_curve_is_hilberts() -> None:
     [goes(0), hrrr(), nexrad(), goes(0, bbox=(170.0, -5.0, -175.0, 5.0))],
     ids=["goes", "hrrr", "nexrad", "antimeridian"],
 )
-def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, tmp_path: Path, envelope: Any) -> None:
-    """rustac, stac-geoparquet, geopandas and DuckDB, each by what the file says of itself."""
+def test_common_clients_read_the_file(contracts: ContractRegistry, tmp_path: Path, envelope: Any) -> None:
+    """rustac, stac-geoparquet, geopandas and DuckDB read it by its own metadata."""
     import geopandas
     import rustac
     import stac_geoparquet.arrow
@@ -190,7 +190,7 @@ def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, 
     assert frame.geometry.iloc[0].is_valid
     west, south, east, north = first["bbox"]
     if west < east:
-        # By the covering: who reads a part of the map reads no geometry for it.
+        # The bbox column (covering) selects rows without reading geometries.
         assert len(geopandas.read_parquet(path, bbox=(west, south, west + 1, north))) == 2
         assert len(geopandas.read_parquet(path, bbox=(0, 0, 1, 1))) == 0
     with duckdb.connect() as connection:
@@ -201,14 +201,14 @@ def test_the_clients_that_people_use_read_the_file(contracts: ContractRegistry, 
 
 
 def _without_nulls(value: Any) -> Any:
-    """What a client that knows no absent member of a struct says: nothing of it, or null."""
+    """Drop nulls, which some clients write for absent members of a struct."""
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
+    return [_without_nulls(member) for member in value] if isinstance(value, list) else value
 
 
 def _said(item: dict[str, Any]) -> Any:
-    """What an Item says, in whatever form a client gives times and maps; stac-geoparquet gives maps as pairs."""
+    """Normalise a client's Item: times as text, and maps that stac-geoparquet returns as pairs."""
     properties = dict(item["properties"])
     for name in {"datetime", "start_datetime", "end_datetime"} & {name for name in properties if properties[name]}:
         properties[name] = datetime.fromisoformat(properties[name])
@@ -223,9 +223,9 @@ Bounds = tuple[float, float, float, float]
 
 
 def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: float = 1, **properties: Any) -> Any:
-    """An Item of that number over a box, hours long."""
+    """Return an Item with this number, box and duration."""
     text = "%Y-%m-%dT%H:%M:%S.%fZ"
-    found = {
+    item_ = {
         "type": "Feature",
         "stac_version": "1.1.0",
         "stac_extensions": [],
@@ -242,43 +242,43 @@ def item(number: int, bbox: Bounds | None, *, start: datetime = DAY, hours: floa
         "links": [],
         "assets": {"data": {"href": f"s3://b/{number}"}},
     }
-    return found if bbox is None else {**found, "bbox": list(bbox)}
+    return item_ if bbox is None else {**item_, "bbox": list(bbox)}
 
 
 def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any], *, at_once: int = 1_000) -> None:
-    """Publish Items as the follower does, so many at a time, below a root that links their Collections."""
-    collections = sorted({one["collection"] for one in items})
+    """Publish Items as the follower does, `at_once` at a time, below a root that links their Collections."""
+    collections = sorted({item["collection"] for item in items})
     links = [{"rel": "child", "href": f"./{name}/collection.json"} for name in collections]
     publisher_of_files.publish(publisher, [{"catalog.json": orjson.dumps({"links": links})}])
     follower = GeoParquet(publisher)
-    changes = [change(number, one) for number, one in enumerate(items, 1)]
+    changes = [change(number, item_) for number, item_ in enumerate(items, 1)]
     for dataset in collections:
         of_dataset = [change for change in changes if change.item["collection"] == dataset]
         for first in range(0, len(of_dataset), at_once):
             follower.follow(contracts[dataset], of_dataset[first : first + at_once])
 
 
-def found(publisher: Publisher, **wanted: Any) -> list[str]:
-    """The ids of what is found."""
+def found(publisher: Publisher, **criteria: Any) -> list[str]:
+    """Return the ids of the Items that match."""
     return sorted(
-        item["id"] for _, rows in search(publisher, [ABI], SearchCriteria(**wanted)) for item in to_items(rows)
+        item["id"] for _, rows in search(publisher, [ABI], SearchCriteria(**criteria)) for item in to_items(rows)
     )
 
 
 def arcs(west: float, east: float) -> list[tuple[float, float]]:
-    """The longitudes of a box, as intervals of which none crosses the antimeridian."""
+    """Return a box's longitudes as intervals that do not cross the antimeridian."""
     return [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
 
 
-def meet(one: Bounds, other: Bounds) -> bool:
-    """Whether two boxes have a point in common, worked out piece by piece."""
+def meet(box: Bounds, other_box: Bounds) -> bool:
+    """Return whether two boxes intersect, computed interval by interval."""
     return (
-        one[1] <= other[3]
-        and other[1] <= one[3]
+        box[1] <= other_box[3]
+        and other_box[1] <= box[3]
         and any(
             first[0] <= second[1] and second[0] <= first[1]
-            for first in arcs(one[0], one[2])
-            for second in arcs(other[0], other[2])
+            for first in arcs(box[0], box[2])
+            for second in arcs(other_box[0], other_box[2])
         )
     )
 
@@ -298,10 +298,10 @@ BOXES = st.builds(
     hours=st.lists(st.integers(0, 60), min_size=12, max_size=12),
     times=st.none() | st.tuples(st.integers(-5, 70), st.integers(0, 20)),
 )
-def test_what_is_found_is_what_meets_box_and_time(
+def test_a_search_finds_the_items_that_intersect_box_and_time(
     contracts: ContractRegistry,
     places: list[Bounds | None],
-    asked: Bounds,
+    box: Bounds,
     hours: list[int],
     times: tuple[int, int] | None,
 ) -> None:
@@ -316,13 +316,13 @@ def test_what_is_found_is_what_meets_box_and_time(
         f"item-{number:05}"
         for number, place in enumerate(places)
         if place is not None
-        and meet(place, asked)
+        and meet(place, box)
         and (first is None or last is None or (starts[number] <= last and starts[number] + timedelta(hours=5) >= first))
     }
-    assert found(publisher, bbox=asked, start=first, end=last) == sorted(expected)
+    assert found(publisher, bbox=box, start=first, end=last) == sorted(expected)
 
 
-def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegistry, root: Path) -> None:
+def test_a_condition_parses_its_value_by_the_type_of_the_property(contracts: ContractRegistry, root: Path) -> None:
     publisher = FolderPublisher(root)
     rows = [
         {"platform": "goes-19", "share": 0.25, "instruments": ["abi"], "odd": {"a": 1}},
@@ -336,7 +336,7 @@ def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegi
         (("platform", "=", "goes-19"), {0, 2}),
         (("platform", "=", "goes"), set()),
         (("number", ">", "1"), {2, 3}),
-        (("number", "<", "1.5"), set()),  # no whole number, as the property is
+        (("number", "<", "1.5"), set()),  # not an integer, which the property is
         (("share", "<", "0.5"), {0, 1}),
         (("share", "=", "1"), {2}),
         (("instruments", "=", "glm"), {1, 3}),
@@ -350,7 +350,7 @@ def test_conditions_take_values_for_what_the_property_is(contracts: ContractRegi
 
 
 class CountedFile(FileIO):
-    """A file that counts the bytes that are read of it."""
+    """A file that counts the bytes read from it."""
 
     counter: ClassVar[Counter[str]] = Counter()
 
@@ -361,7 +361,7 @@ class CountedFile(FileIO):
 
 
 class Counting(FolderPublisher):
-    """A folder that counts what is read of Parquet files."""
+    """A folder that counts the bytes read from Parquet files."""
 
     def open(self, path: str, *, size: int) -> BinaryIO:
         with super().open(path, size=size) as file:
@@ -369,8 +369,8 @@ class Counting(FolderPublisher):
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_day_and_a_box_are_found_in_a_twentieth_of_the_bytes(contracts: ContractRegistry, root: Path) -> None:
-    """Sites all over the world, and scans at each of them, over ten days: a day alone would be a tenth."""
+def test_a_search_by_day_and_box_reads_a_twentieth_of_the_bytes(contracts: ContractRegistry, root: Path) -> None:
+    """Sites worldwide with scans over ten days: selecting the day alone would read a tenth."""
     chance, publisher = random.Random(7), Counting(root)
     CountedFile.counter.clear()
     sites = [(chance.uniform(-170, 160), chance.uniform(-80, 70)) for _ in range(160)]
@@ -380,29 +380,27 @@ def test_a_day_and_a_box_are_found_in_a_twentieth_of_the_bytes(contracts: Contra
         for number in range(10 * 2_000):
             west, south = sites[number % 160]
             start = DAY + timedelta(seconds=number * 86_400 / 2_000)
-            # As long as an Item is, so that footers count for what they are.
+            # As long as a real Item, so that footers have a realistic share.
             text = chance.randbytes(300).hex()
             items.append(item(number, (west, south, west + 5, south + 5), start=start, hours=0.1, text=text))
         publish(publisher, contracts, items)
     whole = sum(path.stat().st_size for path in root.rglob("*.parquet"))
     day = DAY + timedelta(days=3)
-    asked = (-102.0, 20.0, -60.0, 50.0)
-    ids = found(publisher, bbox=asked, start=day, end=day + timedelta(hours=23, minutes=59))
+    box = (-102.0, 20.0, -60.0, 50.0)
+    ids = found(publisher, bbox=box, start=day, end=day + timedelta(hours=23, minutes=59))
     expected = [
-        one["id"]
-        for one in items
-        if meet(tuple(one["bbox"]), asked)
-        and one["properties"]["end_datetime"] >= f"{day:%Y-%m-%dT%H:%M:%S.%fZ}"
-        and one["properties"]["start_datetime"] < f"{day + timedelta(hours=23, minutes=59):%Y-%m-%dT%H:%M:%S.%fZ}"
+        member["id"]
+        for member in items
+        if meet(tuple(member["bbox"]), box)
+        and member["properties"]["end_datetime"] >= f"{day:%Y-%m-%dT%H:%M:%S.%fZ}"
+        and member["properties"]["start_datetime"] < f"{day + timedelta(hours=23, minutes=59):%Y-%m-%dT%H:%M:%S.%fZ}"
     ]
     assert ids == expected
     assert len(ids) > 30
     assert 0 < CountedFile.counter["bytes"] < whole / 20
 
 
-def test_files_that_are_replaced_while_they_are_searched_are_looked_for_again(
-    contracts: ContractRegistry, root: Path
-) -> None:
+def test_a_search_restarts_if_a_file_is_replaced_meanwhile(contracts: ContractRegistry, root: Path) -> None:
     publisher = FolderPublisher(root)
     publish(publisher, contracts, [item(0, None)])
 
@@ -420,10 +418,10 @@ def test_files_that_are_replaced_while_they_are_searched_are_looked_for_again(
 
 @pytest.fixture
 def published(home: Path, contracts: ContractRegistry) -> Path:
-    """A catalog of four scans of two days, with its GeoParquet, in KFM_HOME."""
-    given = candidates(contracts, [goes(0), goes(1, bbox=(170.0, 0.0, -170.0, 5.0)), goes(2, platform="goes-18")])
-    given += candidates(contracts, [goes(0, day=datetime(2025, 12, 5, tzinfo=UTC))])
-    items = [orjson.loads(one.content) for one in given]
+    """A catalog of four scans on two days, with its GeoParquet, in KFM_HOME."""
+    batch = candidates(contracts, [goes(0), goes(1, bbox=(170.0, 0.0, -170.0, 5.0)), goes(2, platform="goes-18")])
+    batch += candidates(contracts, [goes(0, day=datetime(2025, 12, 5, tzinfo=UTC))])
+    items = [orjson.loads(one.content) for one in batch]
     publish(FolderPublisher(home / "catalog"), contracts, items)
     return home / "catalog"
 
@@ -442,7 +440,7 @@ def test_the_command_finds_items_by_time_box_and_property(published: Path, call:
         (("--where", "platform=goes-18"), ["s20253370000100"]),
         (("--where", "platform=goes-19", "--where", "datetime>2025-12-04T00:00:00Z"), ["s20253390000000"]),
         (("--collection", "hrrr"), []),
-        # A dataset that writes into another one's Collection.
+        # A dataset that writes into the Collection of another dataset.
         (("--dataset", "nexrad-l2-chunks"), []),
         (("--dataset", "goes-abi", "--limit", "2"), ["s20253370000000", "s20253370000100"]),
     ]:
@@ -455,7 +453,7 @@ def test_the_command_finds_items_by_time_box_and_property(published: Path, call:
         assert call("items", "search", *arguments, "--ids").out.split() == [row["id"] for row in answer.rows]
 
 
-def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
+def test_an_unknown_property_is_named_and_the_parquet_result_equals_the_list(
     published: Path, call: Call, tmp_path: Path
 ) -> None:
     misspelt = call("items", "search", "--where", "plattform=goes-18")
@@ -465,7 +463,7 @@ def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
     assert strange.err.startswith("no Item of the newest days has the property 'eo:cloud_cover'; they have assets, ")
     assert "platform, " in strange.err
     assert call("items", "search", "--where", "platform=goes-1").err == ""
-    # As one file.
+    # The result as one file.
     answer = call("items", "search", "--time", "2025-12-03", "--parquet", str(tmp_path / "found.parquet"))
     assert answer.out.startswith("3 Items in ")
     listed = call("items", "search", "--time", "2025-12-03", "--json").rows
@@ -477,8 +475,8 @@ def test_a_property_that_nothing_has_is_named_and_a_file_has_what_is_listed(
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_box_finds_footprints_that_meet_it(contracts: ContractRegistry) -> None:
-    """The box of a triangle is twice as large, and that of a footprint over the antimeridian meets every longitude."""
+def test_a_box_finds_the_footprints_that_intersect_it(contracts: ContractRegistry) -> None:
+    """A triangle's box has twice its area; a box over the antimeridian spans all longitudes."""
     items = [
         orjson.loads(candidate.content) for candidate in candidates(contracts, [goes(number) for number in range(2)])
     ]
@@ -498,7 +496,7 @@ def test_a_box_finds_footprints_that_meet_it(contracts: ContractRegistry) -> Non
 
 
 def test_bad_input_is_one_line(home: Path, call: Call) -> None:
-    for arguments, said in [
+    for arguments, message in [
         (("--time", "2025-12-03/2025-12-01"), "ends before it begins"),
         (("--bbox", "1,2,3"), "not a box W,S,E,N in degrees"),
         (("--bbox", "0,50,10,40"), "not a box W,S,E,N in degrees"),
@@ -506,13 +504,13 @@ def test_bad_input_is_one_line(home: Path, call: Call) -> None:
     ]:
         answer = call("items", "search", *arguments)
         assert (answer.code, answer.out) == (ExitCode.USAGE, "")
-        assert said in answer.err
+        assert message in answer.err
         assert len(answer.err.splitlines()) == 1
         assert not home.exists()
 
 
 @pytest.mark.clause("OPR-10")
-def test_a_search_where_no_catalog_is_is_refused_and_makes_nothing(
+def test_a_search_without_a_catalog_is_refused_and_creates_no_file(
     home: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -530,10 +528,10 @@ def test_each_search_of_the_page_runs_over_real_items(
     home: Path, contracts: ContractRegistry, shared_data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = [one for _, one in items_of_real_objects(contracts, shared_data / "objects")]
-    assert len({one["collection"] for one in items}) >= 8
+    assert len({item["collection"] for item in items}) >= 8
     publish(FolderPublisher(home / "catalog"), contracts, items)
     monkeypatch.chdir(home / "catalog")
-    # A file that was replaced and is still there is left out of the view.
+    # The view omits a replaced file that still exists.
     file = next(Path().glob("goes-abi/items/*/*.parquet"))
     replaced = file.with_name(f"{file.name[:10]}-0000000000000000-000000000000.parquet")
     replaced.write_bytes(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Looking into the database of a STAC API, past the product: its rows, who locks them, and what pgstac answers."""
+"""Access to a STAC API's database without the product: rows, locks and pgstac's search."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ class Api:
         self._follower = follower
 
     def ask(self, query: str, **values: Any) -> list[Any]:
-        """Rows of a query; what it changes is committed."""
+        """Run a query, commit, and return its rows."""
         with self._engine.begin() as connection:
             connection.exec_driver_sql("SET search_path TO pgstac, public")
             result = connection.execute(sa.text(query), values)
             return list(result.all()) if result.returns_rows else []
 
     def rows(self) -> set[tuple[str, str]]:
-        """Every Item with the transaction that wrote its row: the same set means that nothing was written."""
+        """Return each Item with the transaction that wrote its row: equal sets mean no write."""
         return {(row.id, row.xmin) for row in self.ask("SELECT id, CAST(xmin AS text) AS xmin FROM items")}
 
     def item_ids(self) -> list[str]:
-        """Ids of the Items, sorted, each as often as it is there."""
+        """Return the sorted ids of all rows, with duplicates."""
         return [row.id for row in self.ask('SELECT id FROM items ORDER BY id COLLATE "C"')]
 
     def catalog_ids(self) -> list[str]:
-        """Ids of the Items that a reader of the catalog reaches, sorted."""
+        """Return the sorted ids of the Items that a reader of the catalog reaches."""
         return trees.item_ids(self._root) if (self._root / "catalog.json").exists() else []
 
     def catalog_items(self) -> dict[str, dict[str, Any]]:
-        """The catalog's Items by id, without links."""
+        """Return the catalog's Items by id, without links."""
         return {item["id"]: without_links(item) for item in trees.items(self._root)}
 
     def compared(self) -> list[Comparison]:
-        """The product's own comparison, collection by collection."""
+        """Return the product's own comparison of each collection."""
         contracts = ContractRegistry.load()
         publisher = FolderPublisher(self._root)
         return [compare(self._database, publisher, self._follower, contracts[collection]) for collection in COLLECTIONS]
 
     def searched(self, **search: Any) -> list[dict[str, Any]]:
-        """What pgstac's own search answers."""
+        """Return the result of pgstac's own search."""
         [row] = self.ask("SELECT CAST(search(CAST(:search AS jsonb)) AS text) AS found", search=json.dumps(search))
         features: list[dict[str, Any]] = json.loads(row.found)["features"]
         return features
 
 
 def without_links(item: dict[str, Any]) -> dict[str, Any]:
-    """An Item without what differs between a file and an API."""
+    """Return an Item without the fields that differ between file and API."""
     return {name: value for name, value in item.items() if name != "links"}

@@ -1,4 +1,4 @@
-"""Fixtures of the STAC API's tests: a catalog, an API's database, and the follower between them."""
+"""Fixtures of the STAC API's tests: a catalog, an API's database, and its follower."""
 
 from __future__ import annotations
 

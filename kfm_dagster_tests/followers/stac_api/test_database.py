@@ -1,4 +1,4 @@
-"""The API's database: set up by a role that may, filled by one that may less, and rows come out as they went in."""
+"""The API's database: installed by one role, filled by another with fewer rights, and read back equal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def empty_url(postgis_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def ingesting_role(postgis_server: str) -> Iterator[str]:
-    """A role that may do what docs/stac-api.md says is enough."""
+    """A role with only the rights that docs/stac-api.md lists."""
     name = f"kfm_ingest_{secrets.token_hex(4)}"
     admin = sa.create_engine(postgis_server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -55,13 +55,13 @@ def ingesting_role(postgis_server: str) -> Iterator[str]:
     databases.drop_role(postgis_server, name)
 
 
-def test_installing_twice_is_installing_once(empty_url: str) -> None:
+def test_installing_twice_changes_nothing(empty_url: str) -> None:
     first = StacApiDatabase(empty_url).install()
     assert first["pgstac"].startswith("0.10.")
     assert StacApiDatabase(empty_url).install() == first
 
 
-def test_who_cannot_install_is_told_what_to_do(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_that_cannot_install_gets_the_next_step(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pypgstac.db", None)
     with pytest.raises(ConfigurationError, match=r"kfm-dagster\[stac-api\]"):
         StacApiDatabase(empty_url).install()
@@ -100,7 +100,7 @@ SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-1, 1) | TE
 KWARGS = st.fixed_dictionaries(
     {}, optional={"engine": SCALARS, "group": SCALARS, "backend_kwargs": st.dictionaries(TEXTS, SCALARS, max_size=2)}
 )
-# A contract's assets have members of these types, in Collection and Items alike; the API's library wants them alike.
+# Members of assets have these types in contracts; the API's library requires the same type in Collection and Item.
 ASSET = st.fixed_dictionaries(
     {}, optional={"title": SCALARS, "type": SCALARS, "roles": st.lists(TEXTS, max_size=2), "xarray:open_kwargs": KWARGS}
 )
@@ -124,29 +124,29 @@ def items(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(item=items(), base=st.none() | ASSETS, number=st.none() | st.integers(1, 9))
-def test_an_item_comes_out_as_it_went_in_whatever_its_collection_has(
+def test_an_item_is_read_back_equal_for_any_collection(
     item: dict[str, Any], base: dict[str, Any] | None, number: int | None
 ) -> None:
     common = {"type": "Feature", "stac_version": "1.1.0", "collection": "c", "assets": base}
-    kept = kept_content(item, common, number)
-    assert kept.get("pgstac:base_item") == number
-    # As content_nonhydrated puts it together: columns, then content, then the base item itself.
+    content = kept_content(item, common, number)
+    assert content.get("pgstac:base_item") == number
+    # As content_nonhydrated composes it: columns, then content, then the base item.
     answer = {
         "id": item["id"],
         "geometry": item["geometry"],
         "collection": item["collection"],
         "type": "Feature",
-        **kept,
+        **content,
         "pgstac:base_item": common,
     }
     answer = orjson.loads(orjson.dumps(answer))
     assert answered_item(answer) == item
-    # As stac-fastapi-pgstac does.
+    # As stac-fastapi-pgstac merges it.
     shared = {name: value for name, value in answer.pop("pgstac:base_item").items() if value is not None}
     assert hydrate(shared, answer, strip_unmatched_markers=True) == item
 
 
-def test_an_item_is_found_by_its_range_and_else_by_its_time() -> None:
+def test_an_item_is_found_by_its_time_range_or_by_its_datetime() -> None:
     for times, columns in (
         ({"datetime": "b"}, ["b", "b"]),
         ({"datetime": "b", "start_datetime": "a", "end_datetime": "c"}, ["a", "c"]),
@@ -157,7 +157,7 @@ def test_an_item_is_found_by_its_range_and_else_by_its_time() -> None:
         assert (cells[:3], cells[3:5]) == (["x", "7", "\\N"], columns)
 
 
-def test_numbers_are_compared_as_floats_and_nothing_else_is_taken_for_one() -> None:
+def test_numbers_are_compared_as_floats_and_other_types_are_not() -> None:
     for value, same in (([1, 2.5], [1.0, 2.5]), ({"a": [True, None, 3]}, {"a": [True, None, 3.0]}), ("1", "1")):
         assert orjson.dumps(as_floats(value)) == orjson.dumps(same)
 
@@ -166,7 +166,7 @@ PASSWORDS = ("STAC_PASSWORD", "DEPLOYMENT_PASSWORD", "STAC_API_PASSWORD")
 WEST = (-140.0, 20.0, -120.0, 50.0)
 EAST = (-80.0, 20.0, -60.0, 50.0)
 SCANS = 130
-"""More than one page of the API has."""
+"""More Items than a page of the API."""
 
 
 def times(item: dict[str, Any]) -> tuple[datetime, datetime]:
@@ -185,7 +185,7 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
     write: Callable[..., None],
     stac_api_url: str,
 ) -> None:
-    from pystac_client import Client  # here, because its jsonschema takes seconds of every worker
+    from pystac_client import Client  # imported here because its jsonschema costs seconds in every worker
 
     boxes = (WEST, EAST, (170.0, -10.0, -170.0, 10.0))
     write("scans", *(goes(number, bbox=boxes[number % 3], platform=f"goes-{number % 2}") for number in range(SCANS)))
@@ -232,7 +232,7 @@ def test_pystac_client_finds_exactly_the_catalogs_items(
         assert len(standing()) == 5
 
 
-def test_the_compose_file_is_one_and_names_no_registry() -> None:
+def test_the_compose_file_is_valid_and_names_no_registry() -> None:
     assert "." not in service("database")["image"].split("/")[0]
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not on the PATH")

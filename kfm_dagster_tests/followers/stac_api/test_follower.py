@@ -1,4 +1,4 @@
-"""The follower `stac-api`: the API has what the catalog has, each change once, whichever process crashed or stalled."""
+"""The follower `stac-api`: the API equals the catalog after crashes and stalls, each change applied once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPERATIONS = operations(
 
 
 class Recording:
-    """The follower, which does what a test has set, and keeps what it was given as one that stalls would."""
+    """The follower with a configurable outcome; it records its calls, to repeat them as a stalled caller would."""
 
     name = PgstacFollower.name
     after: Sequence[str] = ()
@@ -66,15 +66,15 @@ class Recording:
 
 @settings(ON_A_GROWING_CATALOG, max_examples=15)
 @given(operations=OPERATIONS)
-# What came and went before the API had any of the collection.
+# An Item written and undone before the API had the collection.
 @example([("write", [(0, 0)]), ("undo", 0), ("follow", "well"), ("write", [(0, 0)])])
-# A crash between the API and our own cursor, and a caller that stalled.
+# A crash after the API's commit and before our cursor's, and a stalled caller.
 @example([("write", [(0, 0), (1, 0)]), ("follow", "taken, then failed")])
 @example([
     ("write", [(0, 0), (1, 0), (2, 0)]), ("follow", "well"), ("write", [(0, 1)]), ("follow", "well"),
     ("write", [(3, 0)]), ("undo", 0), ("follow", "well"), ("come late", 0), ("come late", 1),
 ])  # fmt: skip
-def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
+def test_the_api_equals_the_catalog_after_writes_undos_refusals_and_delays(
     catalog: Catalog,
     following: FollowerRunner,
     follower: PgstacFollower,
@@ -87,7 +87,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     for operation, argument in operations:
         if operation == "write":
             runs.append(next(_names))
-            write(runs[-1], *(unit(*one) for one in argument))
+            write(runs[-1], *(unit(*scan) for scan in argument))
         elif operation == "undo" and argument < len(runs):
             for dataset in ("goes-abi", "nexrad-l2"):
                 own_tx(catalog).undo(dataset, runs[argument])
@@ -100,7 +100,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
     recording.how = "well"
     following.catch_up([recording], within=60)
     assert api.item_ids() == api.catalog_ids()
-    assert all(one.equal for one in api.compared()), api.compared()
+    assert all(comparison.equal for comparison in api.compared()), api.compared()
     assert {(place.behind, place.last_error) for place in following.states()} <= {(0, None)}
     cursors = "SELECT collection_id, change_id, changed_at FROM kfm.stac_collections ORDER BY 1"
     before = api.rows(), api.ask(cursors)
@@ -109,7 +109,7 @@ def test_the_api_has_what_stands_whatever_was_written_undone_refused_and_late(
         assert (api.rows(), api.ask(cursors)) == before
 
 
-def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_after(
+def test_a_crash_at_any_point_leaves_items_and_cursor_consistent(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     write("run", goes(0))
@@ -124,18 +124,18 @@ def test_a_crash_at_any_point_leaves_items_and_cursor_both_as_before_or_both_as_
         [row] = api.ask("SELECT change_id FROM kfm.stac_collections")
         return sorted(item["properties"]["platform"] for item in api.searched()), row.change_id == last
 
-    seen = [state()]
+    states = [state()]
     for at in count(1):
         with dying(at=at) as death:
             follower.follow(*recording.given[-1])
         if not death.died:
             break
-        seen.append(state())
-    assert set(map(str, seen)) == {str((["goes-19"], False)), str((["goes-1", "goes-19"], True))}
-    assert all(one.equal for one in api.compared())
+        states.append(state())
+    assert set(map(str, states)) == {str((["goes-19"], False)), str((["goes-1", "goes-19"], True))}
+    assert all(comparison.equal for comparison in api.compared())
 
 
-def test_one_at_a_time_writes_a_collection(
+def test_only_one_process_at_a_time_writes_a_collection(
     following: FollowerRunner,
     follower: PgstacFollower,
     api: Api,
@@ -158,14 +158,14 @@ def test_one_at_a_time_writes_a_collection(
             follower.follow(contracts["goes-abi"], late["goes-abi"])
         follower.follow(contracts["nexrad-l2"], late["nexrad-l2"])
     follower.follow(contracts["goes-abi"], late["goes-abi"])
-    assert all(one.equal for one in api.compared())
+    assert all(comparison.equal for comparison in api.compared())
 
 
-def test_loading_locks_no_reader_out_even_where_pgstac_has_narrowed_its_partitions(
+def test_loading_blocks_no_reader_even_after_pgstac_narrowed_its_partitions(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[str] = []
-    found: list[int] = []
+    counts: list[int] = []
     run = StacApiTransaction.run
 
     def looking(tx: StacApiTransaction, name: str, **parameters: Any) -> Any:
@@ -174,24 +174,24 @@ def test_loading_locks_no_reader_out_even_where_pgstac_has_narrowed_its_partitio
             of_items = "relation IN (SELECT oid FROM pg_class WHERE relname LIKE '%items%')"
             held.extend(row.place for row in api.ask(f"{locks} AND {of_items}"))
             api.ask("SET statement_timeout = '5s'")
-            found.append(len(api.searched(limit=100)))
+            counts.append(len(api.searched(limit=100)))
         return run(tx, name, **parameters)
 
     monkeypatch.setattr(StacApiTransaction, "run", looking)
     write("first", goes(0))
     following.catch_up([follower])
-    # What pypgstac's queue or migration runs: the partition is bound to the one scan that it has.
+    # pypgstac's queue and migration run this: it narrows the partition to the single scan that it has.
     api.ask("SELECT update_partition_stats(partition) FROM partition_stats")
     [row] = api.ask("SELECT count(*) AS bound FROM pg_constraint WHERE conname LIKE '_items_%_dt' AND contype = 'c'")
     assert row.bound == 1
     write("second", *(goes(number) for number in range(1, 5)), goes(0, day=DAY + timedelta(days=20)))
     following.catch_up([follower])
     assert held == []
-    assert found == [0, 1]
+    assert counts == [0, 1]
     assert api.item_ids() == api.catalog_ids()
 
 
-def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
+def test_an_item_that_differs_from_its_file_is_detected_before_commit(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     write("run", nexrad())
@@ -209,7 +209,7 @@ def test_what_does_not_stand_as_it_was_written_is_found_before_it_is_seen(
     assert api.rows() == before
 
 
-def test_an_item_that_is_not_valid_stays_out(
+def test_an_invalid_item_is_not_loaded(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
     recording = Recording(follower)
@@ -229,7 +229,7 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
 ) -> None:  # fmt: skip
     write("run", goes(0))
     following.catch_up([follower])
-    # What an earlier ledger had followed, before it was made again.
+    # State left by an earlier ledger that was since recreated.
     api.ask("UPDATE kfm.stac_collections SET change_id = 900, changed_at = changed_at - interval '1 day'")
     write("again", goes(1))
     following.catch_up([follower])
@@ -241,17 +241,17 @@ def test_another_ledger_is_refused_until_the_collection_is_rebuilt(
     assert api.item_ids() == api.catalog_ids()
 
 
-def test_items_and_their_collection_are_there_as_they_are(
+def test_items_and_their_collection_equal_those_of_the_catalog(
     following: FollowerRunner, follower: PgstacFollower, api: Api, write: Write
 ) -> None:
-    # Without a geometry, and with nulls.
+    # An Item without geometry, and with nulls.
     unplaced = with_metadata(nexrad(), geometry=None, bbox=None)
     write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
     following.catch_up([follower])
-    assert all(one.equal for one in api.compared())
+    assert all(comparison.equal for comparison in api.compared())
     assert [one["id"] for one in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
     assert len(api.searched(collections=["nexrad-l2"])) == 1
-    # A Collection is the catalog's, without the links of its files.
+    # The API's Collection is the catalog's without its file links.
     first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])
     write("again", goes(10))
     following.catch_up([follower])
@@ -261,7 +261,7 @@ def test_items_and_their_collection_are_there_as_they_are(
     assert shown["links"] == []
 
 
-def test_a_dead_api_costs_nothing_but_a_later_try(
+def test_an_unreachable_api_only_delays_the_follower(
     following: FollowerRunner, write: Write, root: Path, api: Api, follower: PgstacFollower, clock: Clock,
     postgis_server: str,
 ) -> None:  # fmt: skip
@@ -277,7 +277,7 @@ def test_a_dead_api_costs_nothing_but_a_later_try(
     clock.advance(LONGEST_PAUSE.total_seconds())
     assert following.catch_up([follower]) == 1
     assert api.item_ids() == api.catalog_ids()
-    # A database without pgstac names the next step.
+    # Without pgstac in the database, the error names the next step.
     with pytest.raises(FollowError, match="kfm init"):
         PgstacFollower(StacApiDatabase(postgis_server), publisher).forget(ContractRegistry.load()["goes-abi"])
 

@@ -1,4 +1,4 @@
-"""Run blocks of Python that end with a scan in `image`; another Python runs this file by itself."""
+"""Run code blocks that end with a scan in `image`; another Python runs this file as a script."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 
 def results(blocks: Mapping[str, str]) -> dict[str, Any]:
-    """The scan of each block as rows of numbers, or its error as text."""
-    found: dict[str, Any] = {}
+    """Return each block's scan as rows of numbers, or its error as text."""
+    images: dict[str, Any] = {}
     for name, code in blocks.items():
         names: dict[str, Any] = {}
         try:
             exec(code, names)
-            found[name] = [[float(value) for value in row] for row in names["image"]]
+            images[name] = [[float(value) for value in row] for row in names["image"]]
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            images[name] = f"{type(error).__name__}: {error}"
+    return images
 
 
 if __name__ == "__main__":

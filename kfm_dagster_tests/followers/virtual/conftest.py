@@ -29,7 +29,7 @@ def contract(contracts: ContractRegistry) -> DatasetContract:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lengths of the ranges of objects that are read."""
+    """Record the length of each range that is read from objects."""
     lengths: list[int] = []
     for kind in (FolderObject, RemoteObject):
 
@@ -49,12 +49,12 @@ def server(cloud: EmbeddedCloud) -> str:
 
 @pytest.fixture
 def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server is where S3 is looked for; nobody has credentials but who writes."""
+    """Point S3 clients at the server; only writers have credentials."""
     import s3fs
 
     for name, value in {
         "AWS_ENDPOINT_URL": server,
-        # obstore's, and GDAL's.
+        # Variables of obstore and GDAL.
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
         "AWS_S3_ENDPOINT": server.removeprefix("http://"),
@@ -73,20 +73,20 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def bucket_place(request: pytest.FixtureRequest) -> str:
-    """Where a test's stores are published in a bucket."""
+    """The place in a bucket where a test publishes its stores."""
     return f"s3://ours/{re.sub('[^a-z0-9]', '-', request.node.name)}"
 
 
 @pytest.fixture
 def follower(server: str, clients: None, bucket_place: str) -> VirtualZarr:
-    """One that publishes to a bucket of its own and reads objects from the server."""
+    """A follower that publishes to its own bucket and reads objects from the server."""
     client(server).create_bucket(Bucket="ours")
     return VirtualZarr(open_publisher(bucket_place), ObjectStores(anonymous=True), root=bucket_place)
 
 
 @pytest.fixture
 def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """Run the page's first block: the store of a name on a day of a collection, as an xarray Dataset."""
+    """Open a store by the page's first code block: an xarray Dataset by name, day and collection."""
     code = re.findall(r"(?s)```python\n(.*?)```", PAGE)[0]
     extent = Extent(start="2025-01-01T00:00:00Z", end="2025-12-31T00:00:00Z", bbox=None)
     places = Places(virtual=bucket_place)
@@ -107,8 +107,8 @@ def opened(bucket_place: str, tmp_path: Path, contracts: ContractRegistry, monke
         for shown, meant in named.items():
             assert shown in text
             text = text.replace(shown, meant)
-        found: dict[str, Any] = {}
-        exec(text, found)
-        return found["scene"]
+        scope: dict[str, Any] = {}
+        exec(text, scope)
+        return scope["scene"]
 
     return open_

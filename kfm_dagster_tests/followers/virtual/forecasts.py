@@ -1,6 +1,6 @@
-"""Forecasts with values: HRRR objects on a small grid, packed by ecCodes, under true keys and with their index.
+"""Forecasts with values: HRRR objects on a small grid, packed by ecCodes, with real keys and an index.
 
-Belongs here: objects, and what ecCodes finds in a message. Does not belong here: the demo's samples, whose fields are
+Belongs here: objects, and ecCodes' reading of messages. Does not belong here: the demo's samples, whose fields are
 constant.
 """
 
@@ -47,9 +47,9 @@ Values = NDArray[np.float64]
 
 
 def values_of(seed: Sequence[int], *, missing: bool = False) -> Values:
-    """Values of a field, rows as they are in a message; some are NaN where asked for.
+    """Return a field's values in the row order of a message; with `missing`, some are NaN.
 
-    In places they are calm, so that their groups are of several widths.
+    They vary little in places, so that packing groups have several widths.
     """
     values = np.random.default_rng([*seed]).normal(280.0, 9.0, (ROWS, COLUMNS)).round(1)
     values[3:6] = np.linspace(270.0, 290.0, 3 * COLUMNS).reshape(3, COLUMNS)
@@ -61,17 +61,17 @@ def values_of(seed: Sequence[int], *, missing: bool = False) -> Values:
 def field_of(
     variable: str, level: str, step: ForecastStep, values: Values, *, packing: str = SPATIAL
 ) -> tuple[Field, ForecastStep, bytes]:
-    """A field of `assembled`. Constant values stay as the sample packs them, in no bit."""
+    """Return a field for `assembled`; constant values keep the sample's packing in zero bits."""
     parameter, surface = _PARAMETERS[variable, level]
     described = {"name": variable, "level": level, "parameter": parameter, "surface": surface}
     field = Field(**described, value=float(values.flat[0]), accumulated=step.length is not None)
-    made = message(field, step, run=RUN, origin=Origin(process=(2, 0, 83, 0, 0)), grid=_GRID)
-    return field, step, made if (values == values.flat[0]).all() else packed(made, values, packing)
+    content = message(field, step, run=RUN, origin=Origin(process=(2, 0, 83, 0, 0)), grid=_GRID)
+    return field, step, content if (values == values.flat[0]).all() else packed(content, values, packing)
 
 
-def packed(made: bytes, values: Values, packing: str) -> bytes:
-    """The message with these values; NaN is missing by a bit map."""
-    with handle_of(made) as handle:
+def packed(message_: bytes, values: Values, packing: str) -> bytes:
+    """Return the message with these values; NaN is masked by a bit map."""
+    with handle_of(message_) as handle:
         eccodes.codes_set(handle, "missingValue", _ABSENT)
         eccodes.codes_set(handle, "bitmapPresent", int(np.isnan(values).any()))
         eccodes.codes_set(handle, "bitsPerValue", 24 if packing == PNG else 12)
@@ -82,58 +82,58 @@ def packed(made: bytes, values: Values, packing: str) -> bytes:
 
 
 @contextmanager
-def handle_of(made: bytes) -> Iterator[int]:
+def handle_of(message_: bytes) -> Iterator[int]:
     """Open a message in ecCodes."""
-    handle = eccodes.codes_new_from_message(made)
+    handle = eccodes.codes_new_from_message(message_)
     try:
         yield handle
     finally:
         eccodes.codes_release(handle)
 
 
-def in_groups(made: bytes, *, width_bits: int = 8, length_bits: int = 8, missing: int = 0) -> bytes:
-    """The message in two groups of template 5.3, of 4 and 4 bits by as many bits of width and length as is asked for.
+def in_groups(message_: bytes, *, width_bits: int = 8, length_bits: int = 8, missing: int = 0) -> bytes:
+    """Return the message in two groups of template 5.3 of 4 bits each, with the given widths of fields.
 
     With `missing` (code table 5.5) the first group's first value is missing.
     """
-    sections, start = made[16:], 0
+    sections, start = message_[16:], 0
     while sections[start + 4] != 5:
         start += struct.unpack_from(">I", sections, start)[0]
     points = ROWS * COLUMNS
     packed_as = struct.pack(">IHfHHBBBBffI", points, 3, 270.0, 0, 1, 8, 0, 1, missing, 9999.0, 0.0, 2)
     half, width = points // 2, 0 if width_bits else 4
     groups = struct.pack(">BBIBIB", width, width_bits, 0 if length_bits else half, 1, half, length_bits) + b"\x01\x01"
-    # The first value and the smallest difference, of an octet each; then references, widths and lengths of the groups.
+    # The first value and the smallest difference (an octet each), then the groups' references, widths and lengths.
     data = b"\x05\x01" + b"\x07\x09" + b"\x04" * (2 if width_bits else 0) + bytes([half] * (2 if length_bits else 0))
     data += b"\xf3" + b"\x12" * (points // 2 - 1)
     body = sections[:start] + _section(5, packed_as + groups) + _section(6, b"\xff") + _section(7, data)
-    return made[:8] + struct.pack(">Q", len(body) + 20) + body + b"7777"
+    return message_[:8] + struct.pack(">Q", len(body) + 20) + body + b"7777"
 
 
-def decoded(made: bytes) -> Values:
-    """Values as ecCodes has them, NaN for missing ones."""
-    with handle_of(made) as handle:
+def decoded(message_: bytes) -> Values:
+    """Return the values by ecCodes, NaN for missing ones."""
+    with handle_of(message_) as handle:
         eccodes.codes_set(handle, "missingValue", _ABSENT)
         values = eccodes.codes_get_values(handle)
         shape = eccodes.codes_get(handle, "Nj"), eccodes.codes_get(handle, "Ni")
     return np.where(values == _ABSENT, np.nan, values).reshape(shape)
 
 
-def corners(made: bytes) -> tuple[float, float, float, float]:
-    """Latitude and longitude of the first and of the last point, by ecCodes."""
-    with handle_of(made) as handle:
+def corners(message_: bytes) -> tuple[float, float, float, float]:
+    """Return latitude and longitude of the first and last point, by ecCodes."""
+    with handle_of(message_) as handle:
         latitudes, longitudes = (eccodes.codes_get_array(handle, name) for name in ("latitudes", "longitudes"))
     return float(latitudes[0]), float(longitudes[0]), float(latitudes[-1]), float(longitudes[-1])
 
 
 def messages_of(content: bytes) -> list[bytes]:
-    """Messages of an object without anything between them."""
+    """Return the messages of an object that has no bytes between them."""
     starts = reading.messages_of(content)
     return [content[start:][: struct.unpack_from(">Q", content, start + 8)[0]] for start in starts]
 
 
 def forecast(lead: int, *, humid: bool = True, fog: bool = False) -> tuple[str, bytes, str]:
-    """Key, content and index of a file of a run: temperature, sums, humidity where asked for, visibility with gaps."""
+    """Return key, content and index of a run's file: temperature, sums, humidity, visibility with gaps."""
     fields = [field_of("TMP", "2 m above ground", at_hour(lead), values_of([lead, 1]))]
     if humid:
         fields.append(field_of("RH", "2 m above ground", at_hour(lead), values_of([lead, 2]), packing=SIMPLE))
@@ -147,9 +147,9 @@ def forecast(lead: int, *, humid: bool = True, fog: bool = False) -> tuple[str, 
     return f"hrrr.{RUN:%Y%m%d}/conus/hrrr.t{RUN:%H}z.wrfsfcf{lead:02}.grib2", content, index
 
 
-def write(root: Path, made: tuple[str, bytes, str]) -> str:
+def write(root: Path, file: tuple[str, bytes, str]) -> str:
     """Store an object and its index; return its path below the root."""
-    key, content, index = made
+    key, content, index = file
     path = f"noaa-hrrr-bdp-pds/{key}"
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_bytes(content)

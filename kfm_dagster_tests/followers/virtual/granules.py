@@ -1,7 +1,7 @@
-"""Granules with pixels: small NetCDF-4 objects as the ABI's are, under true keys, and changes of their Items.
+"""Granules with pixels: small NetCDF-4 objects like the ABI's, with real keys, and changes of their Items.
 
-Belongs here: objects, Items that are just enough for a follower, and what an independent reader finds in an object.
-Does not belong here: the demo's samples, which have headers alone.
+Belongs here: objects, Items with the fields that a follower needs, and the values by an independent reader.
+Does not belong here: the demo's samples, which have only headers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ numbers = count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class Granule:
-    """An object of a mesoscale scan. `revision` makes another object of the same Item."""
+    """An object of a mesoscale scan; another `revision` is another object of the same Item."""
 
     minute: int = 0
     west: float = 0.01
@@ -41,7 +41,7 @@ class Granule:
     fletcher32: bool = False
     band: int = 13
     blank: bool = False
-    """No pixel was ever written."""
+    """Whether no pixel was written."""
 
     @property
     def start(self) -> datetime:
@@ -72,11 +72,11 @@ def _content(granule: Granule) -> bytes:
 
 
 def netcdf_of(write: Callable[[netCDF4.Dataset], None]) -> bytes:
-    """What is written to a new file, by way of a file: in memory, netCDF4 pads it."""
-    with tempfile.NamedTemporaryFile(suffix=".nc") as made:
-        with netCDF4.Dataset(made.name, "w") as file:
+    """Return a file's content as written to disk: in memory, netCDF4 pads it."""
+    with tempfile.NamedTemporaryFile(suffix=".nc") as temporary:
+        with netCDF4.Dataset(temporary.name, "w") as file:
             write(file)
-        return made.read()
+        return temporary.read()
 
 
 def _write(file: netCDF4.Dataset, granule: Granule) -> None:
@@ -103,14 +103,14 @@ def _write(file: netCDF4.Dataset, granule: Granule) -> None:
         if not granule.blank:
             image[:] = values.integers(0, 1024 if name == "Rad" else 5, (height, width))
     seconds = (granule.start - J2000).total_seconds()
-    for name, dimensions, found in (
+    for name, dimensions, value in (
         ("t", (), seconds + 3),
         ("time_bounds", ("number_of_time_bounds",), [seconds, seconds + 6]),
         ("band_id", ("band",), [granule.band]),
         ("planck_fk1", (), 10803.3 + granule.minute),
     ):
         small = file.createVariable(name, "i1" if name == "band_id" else "f8", dimensions)
-        small[:] = found
+        small[:] = value
     file["t"].setncatts({"units": "seconds since 2000-01-01 12:00:00", "bounds": "time_bounds"})
     mapping = file.createVariable("goes_imager_projection", "i4", ())
     mapping.setncatts({"grid_mapping_name": "geostationary", "perspective_point_height": 35786023.0})
@@ -121,7 +121,7 @@ def stamp(moment: datetime) -> str:
 
 
 def put(root: Path, granules: Iterable[Granule]) -> None:
-    """Store the objects at `<bucket>/<key>`."""
+    """Store the granules at `<bucket>/<key>`."""
     for granule in granules:
         path = root / "noaa-goes19" / granule.key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def put(root: Path, granules: Iterable[Granule]) -> None:
 
 
 def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> ItemChange:
-    """The change of a granule's Item; withdrawn, it says nothing more."""
+    """Return a change of a granule's Item; a withdrawal carries no Item."""
     content = granule.content
     return change(
         next(numbers),
@@ -150,7 +150,7 @@ def change_of(granule: Granule, *, kind: ChangeKind = ChangeKind.CREATED) -> Ite
 
 
 def stored_values(content: bytes) -> dict[str, Any]:
-    """Every variable of an object as libhdf5 and netCDF4 read it, undecoded; unsigned where the file says so."""
+    """Return all variables of an object by netCDF4, undecoded; unsigned where the file declares it."""
     with netCDF4.Dataset("given", memory=content) as file:
         file.set_auto_maskandscale(False)
         values = {name: np.asarray(variable[:]) for name, variable in file.variables.items()}

@@ -1,6 +1,6 @@
-"""Each client of `docs/virtual-zarr.md` reads what netCDF4 reads, and never another object than the indexed one.
+"""Clients of `docs/virtual-zarr.md` read the same values as netCDF4, only from the indexed object version.
 
-The page's blocks are run as they stand, here and in the newest Python that the machine has: KFM_CLIENTS_PYTHON, or
+The page's blocks run unchanged, here and in the newest Python of the machine: KFM_CLIENTS_PYTHON, or
 `.venv-clients/bin/python` of `make clients`. Another Python runs them all in one process.
 """
 
@@ -36,11 +36,11 @@ from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_o
 pytestmark = [
     pytest.mark.clause("BEY-20"),
     pytest.mark.usefixtures("clients"),
-    # s3fs leaves the closing of a client that zarr's own loop uses to nobody.
+    # s3fs does not close a client that is used in zarr's own loop.
     pytest.mark.filterwarnings(
         "ignore:Unclosed:ResourceWarning",
         "ignore:Exception ignored in.*Client:pytest.PytestUnraisableExceptionWarning",
-        # Of Zarr 3, in which VirtualiZarr and Icechunk have numcodecs' filters.
+        # Zarr 3 warns of numcodecs' filters, which VirtualiZarr and Icechunk use.
         "ignore:Numcodecs codecs are not in the Zarr version 3",
     ),
 ]
@@ -56,13 +56,13 @@ CLIENTS = {
     "gdal": FIRST + GDAL + 'image = image.filled(float("nan"))\n',
 }
 NEWER = {"gdal", "virtualizarr"}
-"""Rasterio has GDAL 3.11, and VirtualiZarr reads small arrays in references, from Python 3.12 on."""
+"""From Python 3.12 on, rasterio has GDAL 3.11 and VirtualiZarr reads small arrays in references."""
 ROOT = Path(__file__).resolve().parents[3]
 Images = Callable[[], Mapping[str, Any]]
 
 
 class Rewritten(Granule):
-    """Another object at the address of a granule's, with the same size."""
+    """Another object at a granule's address, with the same size."""
 
     @property
     def key(self) -> str:
@@ -82,7 +82,7 @@ def newest() -> str:
 
 @pytest.fixture(params=["this Python", "the newest Python"])
 def images(request: pytest.FixtureRequest, opened: Opened, bucket_place: str, tmp_path: Path) -> Images:
-    """Run the clients: the first scan, or the error, of each."""
+    """Run the clients; return the first scan or the error of each."""
     storage = f"icechunk.local_filesystem_storage({str(tmp_path / 'june')!r})"
     blocks = {name: re.sub(r"icechunk\.s3_storage\(.*\)", storage, code) for name, code in CLIENTS.items()}
     blocks["virtualizarr"] = blocks["virtualizarr"].replace("my-virtual", "ours")
@@ -93,8 +93,8 @@ def images(request: pytest.FixtureRequest, opened: Opened, bucket_place: str, tm
     def run() -> Mapping[str, Any]:
         ended = subprocess.run(command, input=json.dumps(blocks), capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
-        found: Mapping[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        return found
+        images: Mapping[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        return images
 
     return run
 
@@ -117,7 +117,7 @@ def scanned(images: Images, content: bytes) -> None:
         np.testing.assert_allclose(image, decoded(content), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
-def test_no_client_reads_an_object_that_was_written_again(
+def test_no_client_reads_an_object_that_was_overwritten(
     server: str, follower: VirtualZarr, contract: DatasetContract, images: Images, tmp_path: Path
 ) -> None:
     old, new = granule(0), granule(0, revision=1)
@@ -129,7 +129,7 @@ def test_no_client_reads_an_object_that_was_written_again(
     for name, error in images().items():
         assert isinstance(error, str), f"{name} reads {error}"
         assert re.search("written again|checksum of the object", error), f"{name}: {error}"
-    # The new object's Item has references of its own.
+    # The new object's Item gets its own references.
     follower.follow(contract, [change_of(new, kind=ChangeKind.UPDATED)])
     to_icechunk(tmp_path)
     scanned(images, new.content)
@@ -141,7 +141,7 @@ def indexed(server: str, follower: VirtualZarr, contract: DatasetContract, *gran
     follower.follow(contract, [change_of(scan) for scan in granules])
 
 
-def test_an_object_that_is_written_while_it_is_read_raises(
+def test_reading_an_object_that_is_overwritten_meanwhile_raises(
     server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened
 ) -> None:
     indexed(server, follower, contract, granule(0), granule(1))

@@ -1,6 +1,6 @@
-"""Virtual stores open with xarray through an S3 server, and have the values that netCDF4 and ecCodes read of objects.
+"""Virtual stores open in xarray through S3 with the values that netCDF4 and ecCodes read.
 
-The block of `docs/virtual-zarr.md` is run as it stands there.
+The block of `docs/virtual-zarr.md` runs unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kfm_dagster_tests.followers.virtual.buckets import Opened, put
 from kfm_dagster_tests.followers.virtual.forecasts import RUN, corners, decoded, forecast, messages_of, write
 from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, numbers, stored_values
 
-# s3fs leaves the closing of a client that zarr's own loop uses to nobody.
+# s3fs does not close a client that is used in zarr's own loop.
 pytestmark = [
     pytest.mark.usefixtures("clients"),
     pytest.mark.filterwarnings(
@@ -38,42 +38,42 @@ pytestmark = [
 
 
 def assert_same(store: Any, contents: Sequence[bytes]) -> None:
-    """Each step has what its object has: every variable of the store, undecoded, bit for bit."""
+    """Check that each step equals its object: all variables, undecoded, bit for bit."""
     assert store.sizes["t"] == len(contents)
     for number, content in enumerate(contents):
         values = stored_values(content)
         assert {"t", "x", "y"} <= set(store.variables) <= values.keys()
         for name, variable in store.variables.items():
-            found = variable.values[number] if variable.dims[:1] == ("t",) else variable.values
-            assert found.dtype == values[name].dtype
-            assert found.tobytes() == values[name].tobytes(), name
+            variable_values = variable.values[number] if variable.dims[:1] == ("t",) else variable.values
+            assert variable_values.dtype == values[name].dtype
+            assert variable_values.tobytes() == values[name].tobytes(), name
 
 
 def undecoded(opened: Opened, name: str, day: datetime, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The same store, as its bytes are."""
+    """Open the store without decoding."""
     import xarray
 
     whole = xarray.open_dataset
     with monkeypatch.context() as patch:
-        patch.setattr(xarray, "open_dataset", lambda *given, **more: whole(*given, decode_cf=False, **more))
+        patch.setattr(xarray, "open_dataset", lambda *arguments, **more: whole(*arguments, decode_cf=False, **more))
         return opened(name, day)
 
 
-def test_a_day_of_scans_is_one_cube_with_the_bytes_of_each_object(
+def test_scans_of_a_day_form_one_cube_with_the_bytes_of_each_object(
     server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     granules = [Granule(minute=minute, blank=minute == 2, fletcher32=True) for minute in range(4)]
     for granule in granules:
         put(server, "noaa-goes19", granule.key, granule.content)
-    # In another order than they were scanned in.
-    follower.follow(contract, [change_of(one) for one in reversed(granules)])
+    # Not in the order of the scans.
+    follower.follow(contract, [change_of(scan) for scan in reversed(granules)])
     day = granules[0].start
-    contents = [one.content for one in granules]
+    contents = [scan.content for scan in granules]
     assert_same(undecoded(opened, NAME, day, monkeypatch), contents)
     scene = opened(NAME, day)
     assert (
         scene["t"].values
-        == np.array([one.start.replace(tzinfo=None) for one in granules], "M8[ns]") + np.timedelta64(3, "s")
+        == np.array([scan.start.replace(tzinfo=None) for scan in granules], "M8[ns]") + np.timedelta64(3, "s")
     ).all()
     assert scene["Rad"].dims == ("t", "y", "x")
     decoded_as_netcdf4_does(scene, contents)
@@ -89,10 +89,10 @@ def decoded_as_netcdf4_does(scene: Any, contents: Sequence[bytes]) -> None:
     for number, content in enumerate(contents):
         with netCDF4.Dataset("given", memory=content) as file:
             for name in ("Rad", "DQF", "x", "y"):
-                found = scene[name].values[number] if scene[name].dims[0] == "t" else scene[name].values
-                # JSON has attributes as 64-bit numbers, and xarray then computes with those.
+                decoded = scene[name].values[number] if scene[name].dims[0] == "t" else scene[name].values
+                # Attributes from JSON are 64-bit numbers, and xarray computes with these.
                 expected = np.ma.filled(file[name][:].astype("f8"), np.nan)
-                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+                np.testing.assert_allclose(decoded, expected, rtol=1e-5, atol=1e-7)
 
 
 REAL_STORES = {
@@ -128,10 +128,10 @@ def test_a_real_object_has_its_bytes_in_its_store(
     assert_same(undecoded(opened, name, day, monkeypatch), [content])
 
 
-def test_an_object_that_was_written_again_is_left_out_until_its_item_is(
+def test_an_overwritten_object_is_left_out_until_its_item_is_updated(
     server: str, follower: VirtualZarr, contract: DatasetContract, opened: Opened
 ) -> None:
-    # Of one size, so that nothing but its ETag tells what is there from what the Item is of.
+    # Both have one size, so that only the ETag distinguishes the stored object from the Item's.
     granule, other = (Granule(minute=minute, zlib=False, shuffle=False) for minute in (7, 8))
     assert len(granule.content) == len(other.content)
     put(server, "noaa-goes19", granule.key, other.content)
@@ -152,7 +152,7 @@ def forecast_change(
     return change(next(numbers), item_of_file(contracts, root, path), kind=kind, day=f"{RUN:%Y-%m-%d}")
 
 
-def test_a_run_is_one_cube_with_the_values_that_eccodes_reads(
+def test_a_forecast_run_is_one_cube_with_the_values_that_eccodes_reads(
     server: str,
     follower: VirtualZarr,
     contracts: ContractRegistry,
@@ -160,19 +160,19 @@ def test_a_run_is_one_cube_with_the_values_that_eccodes_reads(
     reads: list[int],
     tmp_path: Path,
 ) -> None:
-    made = [forecast(0), forecast(1, humid=False), forecast(2), forecast(3, fog=True)]
-    paths = [write(tmp_path, one) for one in made]
-    for (key, content, _), path in zip(made, paths, strict=True):
+    forecasts = [forecast(0), forecast(1, humid=False), forecast(2), forecast(3, fog=True)]
+    paths = [write(tmp_path, file) for file in forecasts]
+    for (key, content, _), path in zip(forecasts, paths, strict=True):
         put(server, path.partition("/")[0], key, content)
     changes = [forecast_change(contracts, tmp_path, path) for path in paths]
     follower.follow(contracts["hrrr"], changes[::-1])
-    # A request for each message's header, of this contract's fields; the constant visibility of the last is refused.
+    # One request for the header of each field of the contract; the last file's constant visibility is refused.
     assert follower.report == {"added": 4, "refused": 1}
     assert len(reads) == 3 + 3 + 5 + 5
     run = opened(FORECASTS, RUN, "hrrr")
     assert list(run["valid_time"].values) == [np.datetime64(f"2025-12-03T{6 + lead:02}", "ns") for lead in range(4)]
     assert (run["reference_time"].values == np.datetime64("2025-12-03T06", "ns")).all()
-    by_lead = [messages_of(content) for _, content, _ in made]
+    by_lead = [messages_of(content) for _, content, _ in forecasts]
     expected: dict[str, list[Any]] = {
         TEMPERATURE: [by_lead[0][0], by_lead[1][0], by_lead[2][0], by_lead[3][0]],
         HUMIDITY: [by_lead[0][1], None, by_lead[2][1], by_lead[3][1]],
@@ -183,11 +183,11 @@ def test_a_run_is_one_cube_with_the_values_that_eccodes_reads(
     assert set(run.data_vars) == {*expected, "spatial_ref"}
     for name, messages in expected.items():
         assert run[name].dims == ("valid_time", "y", "x")
-        for found, message in zip(run[name].values, messages, strict=True):
+        for values, message in zip(run[name].values, messages, strict=True):
             if message is None:
-                assert np.isnan(found).all()
+                assert np.isnan(values).all()
             else:
-                np.testing.assert_allclose(found, decoded(message), rtol=1e-14)
+                np.testing.assert_allclose(values, decoded(message), rtol=1e-14)
     assert np.isnan(run[VISIBILITY].values[0]).any()
     assert run[TEMPERATURE].attrs["units"] == "K"
     points_are_where_eccodes_has_them(run, by_lead[0][0])
@@ -202,12 +202,12 @@ def the_same_in_icechunk(run: Any, place: Path) -> None:
     noaa = icechunk.containers_credentials({"s3://noaa-hrrr-bdp-pds/": icechunk.s3_anonymous_credentials()})
     storage = icechunk.local_filesystem_storage(str(place))
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=noaa)
-    found = xarray.open_zarr(repository.readonly_session("main").store, consolidated=False, chunks=None)
-    xarray.testing.assert_equal(found, run)
+    dataset = xarray.open_zarr(repository.readonly_session("main").store, consolidated=False, chunks=None)
+    xarray.testing.assert_equal(dataset, run)
 
 
 def points_are_where_eccodes_has_them(run: Any, message: bytes) -> None:
-    """The first row of the message is the first of `y`, which is the south."""
+    """The message's first row is the first of `y`, the southernmost."""
     to_degrees = pyproj.Proj(run["spatial_ref"].attrs["crs_wkt"])
     x, y = run["x"].values, run["y"].values
     assert (np.diff(y) > 0).all()
@@ -217,8 +217,8 @@ def points_are_where_eccodes_has_them(run: Any, message: bytes) -> None:
     )
 
 
-def test_a_store_is_a_function_of_the_forecasts_that_stand(contracts: ContractRegistry, tmp_path: Path) -> None:
-    paths = [write(tmp_path, one) for one in (forecast(0), forecast(1, humid=False), forecast(2, humid=False))]
+def test_a_store_depends_only_on_the_current_forecasts(contracts: ContractRegistry, tmp_path: Path) -> None:
+    paths = [write(tmp_path, file) for file in (forecast(0), forecast(1, humid=False), forecast(2, humid=False))]
     drier, alone = tmp_path / "drier", tmp_path / "alone"
     follower = VirtualZarr(FolderPublisher(drier), ObjectStores(object_root=tmp_path))
     follower.follow(contracts["hrrr"], [forecast_change(contracts, tmp_path, path) for path in paths[:2]])

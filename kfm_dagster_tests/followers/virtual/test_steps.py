@@ -1,4 +1,4 @@
-"""Objects as steps of a cube: chunks where libhdf5 says, values as ecCodes reads them, no object that shows others."""
+"""Objects as cube steps: chunk locations by libhdf5, values by ecCodes, and refusal of unreadable objects."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from kfm_dagster_tests.readers.reading import attribute, rewritten
 TYPES = ("<i1", "<u2", "<i4", ">i2", "<f4", ">f8")
 
 
-def made(**images: dict[str, Any]) -> bytes:
-    """A file with a scalar `t` and images: `data`, and how they are stored."""
+def file_of(**images: dict[str, Any]) -> bytes:
+    """Return a file with a scalar `t` and images; each has `data` and storage options."""
 
     def write(file: netCDF4.Dataset) -> None:
         file.createVariable("t", "f8", ())[:] = 5.0
@@ -79,7 +79,7 @@ def step_of(content: bytes) -> CubeStep:
     fill=st.none() | st.integers(0, 100),
     seed=st.integers(0, 9),
 )
-def test_chunks_are_where_libhdf5_says(
+def test_chunk_locations_equal_those_of_libhdf5(
     shape: tuple[int, ...],
     chunk: list[int],
     kind: str,
@@ -96,13 +96,13 @@ def test_chunks_are_where_libhdf5_says(
         extents = tuple(min(*pair) for pair in zip(chunk, shape, strict=False))
         how = {"chunks": extents, "shuffle": shuffle, "compression": deflate, "fletcher32": fletcher32}
     with tempfile.NamedTemporaryFile(suffix=".h5") as named, h5py.File(named.name, "w", libver="earliest") as file:
-        made = file.create_dataset("v", shape, kind, fillvalue=fill, **how)
+        dataset = file.create_dataset("v", shape, kind, fillvalue=fill, **how)
         values = np.random.default_rng(seed).integers(0, 99, shape).astype(kind)
         if shape:
             rows = int(shape[0] * written)
-            made[:rows] = values[:rows]
+            dataset[:rows] = values[:rows]
         elif written > 0.5:
-            made[()] = values
+            dataset[()] = values
         file.close()
         content = named.read()
     with h5py.File(io.BytesIO(content)) as file:
@@ -120,8 +120,8 @@ def test_chunks_are_where_libhdf5_says(
         stored = root.dataset("v").storage
         return list(stored.chunks()), stored.values() if len(shape) < 2 else None
 
-    found, read = read_hdf5(BytesSource(content), look)
-    assert found == sorted(places)
+    dataset, read = read_hdf5(BytesSource(content), look)
+    assert dataset == sorted(places)
     assert read is None or read == whole.tobytes()
 
 
@@ -139,11 +139,11 @@ def with_parts(file: netCDF4.Dataset) -> None:
     file.setncatts({"title": "a title", "date_created": "today"})
 
 
-def test_the_parts_of_a_step() -> None:
+def test_a_step_has_images_and_small_auxiliary_variables() -> None:
     step = step_of(netcdf_of(with_parts))
     assert step.images.keys() == {"Rad"}
     assert step.fixed.keys() == {"x", "y", "grid"}
-    # What is longer than 64 values is in no store, nor are texts.
+    # Stores omit auxiliary variables of more than 64 values, and texts.
     assert step.values.keys() == {"t", "stars", "flag"}
     assert step.attributes == {"title": "a title"}
     assert step.variables["grid"].attributes == {"grid_mapping_name": "geostationary", "sweep_angle_axis": "x"}
@@ -154,7 +154,7 @@ IMAGE = np.arange(24, dtype="i2").reshape(4, 6)
 
 
 def unwritten() -> bytes:
-    """A file of which only the first of two chunks was written; HDF5 fills with 7."""
+    """Return a file with only the first of two chunks written; HDF5 fills the other with 7."""
 
     def change(file: h5py.File) -> None:
         fill = file["v"].attrs["_FillValue"]
@@ -164,7 +164,7 @@ def unwritten() -> bytes:
         part.attrs["_FillValue"] = fill
         scaled(file, part)
 
-    return rewritten(made(v={"data": IMAGE, "fill_value": 7, "chunksizes": (2, 6)}), change)
+    return rewritten(file_of(v={"data": IMAGE, "fill_value": 7, "chunksizes": (2, 6)}), change)
 
 
 def scaled(file: h5py.File, image: h5py.Dataset) -> None:
@@ -173,7 +173,7 @@ def scaled(file: h5py.File, image: h5py.Dataset) -> None:
         dimension.attach_scale(file[name])
 
 
-def test_what_nobody_wrote_is_what_the_file_says_or_refused() -> None:
+def test_unwritten_chunks_have_the_fill_value_of_the_file_or_are_refused() -> None:
     stated = unwritten()
     assert [chunk.place for chunk in step_of(stated).images["v"]] == [(0, 0)]
     other = rewritten(stated, attribute("_FillValue", np.array([8], "i2"), "v"))
@@ -183,26 +183,26 @@ def test_what_nobody_wrote_is_what_the_file_says_or_refused() -> None:
 
 
 def with_lzf() -> bytes:
-    """A file whose image has a filter of h5py's own."""
+    """Return a file whose image has a filter that only h5py has."""
     return rewritten(
-        made(v={"data": IMAGE}),
+        file_of(v={"data": IMAGE}),
         lambda file: scaled(file, file.create_dataset("other", (4, 6), "i2", data=IMAGE, compression="lzf")),
     )
 
 
-def test_what_no_store_can_refer_to_is_refused() -> None:
+def test_content_that_no_store_can_reference_is_refused() -> None:
     for content, along, why in (
         (with_lzf(), "t", "filters"),
-        (made(), "t", "no image"),
-        (made(v={"data": IMAGE}), "s", "scalar variable s does not exist"),
-        (made(v={"data": IMAGE}), "v", "scalar variable v does not exist"),
+        (file_of(), "t", "no image"),
+        (file_of(v={"data": IMAGE}), "s", "scalar variable s does not exist"),
+        (file_of(v={"data": IMAGE}), "v", "scalar variable v does not exist"),
     ):
         with pytest.raises(ReadError, match=why):
             read_cube_step(BytesSource(content), along=along)
 
 
 def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = made(v={"data": IMAGE, "chunksizes": (1, 1)}, w={"data": IMAGE, "chunksizes": (1, 1)})
+    content = file_of(v={"data": IMAGE, "chunksizes": (1, 1)}, w={"data": IMAGE, "chunksizes": (1, 1)})
     monkeypatch.setattr(hdf5_chunks, "MAX_CHUNKS", 24)
     monkeypatch.setattr(netcdf_step, "MAX_ALL_CHUNKS", 48)
     assert sum(map(len, step_of(content).images.values())) == 48
@@ -214,30 +214,30 @@ def test_an_index_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refused.value.code is MetadataIssue.RESOURCE_LIMIT
 
 
-def with_key(which: int, field: int, value: int) -> bytes:
-    """A file of two chunks of one row each, with a number of a chunk's key or its address overwritten."""
-    content = bytearray(made(v={"data": IMAGE[:2], "chunksizes": (1, 6), "fill_value": 7}))
+def with_key(position: int, field: int, value: int) -> bytes:
+    """Return a file of two one-row chunks, with one number of a chunk's index entry overwritten."""
+    content = bytearray(file_of(v={"data": IMAGE[:2], "chunksizes": (1, 6), "fill_value": 7}))
     node = content.index(b"TREE\x01")
     # A key (bytes stored, filters skipped, offsets in y, x and the element), then the address (III.A.1).
     entry = struct.Struct("<II3QQ")
-    at = node + 24 + which * entry.size
+    at = node + 24 + position * entry.size
     values = list(entry.unpack_from(content, at))
     values[field] = value
     entry.pack_into(content, at, *values)
     return bytes(content)
 
 
-def test_an_index_that_is_none_is_refused() -> None:
+def test_an_invalid_chunk_index_is_refused() -> None:
     for which, field, value in (
-        (1, 0, 11),  # other bytes than six numbers have
+        (1, 0, 11),  # not the size of six numbers
         (1, 0, 0),
-        (1, 1, 1),  # a filter skipped
-        (1, 2, 0),  # the place of the first chunk
-        (1, 2, 2),  # past the image
-        (1, 3, 3),  # beside the grid
+        (1, 1, 1),  # a filter marked as skipped
+        (1, 2, 0),  # the offset of the first chunk
+        (1, 2, 2),  # beyond the image
+        (1, 3, 3),  # off the chunk grid
         (1, 3, 6),
-        (1, 4, 2),  # within an element
-        (1, 5, 1 << 40),  # past the object
+        (1, 4, 2),  # an offset inside an element
+        (1, 5, 1 << 40),  # beyond the end of the object
     ):
         with pytest.raises(ReadError) as refused:
             step_of(with_key(which, field, value))
@@ -249,44 +249,44 @@ NAME = "TMP 2 m above ground 3 hour fcst"
 CALLED = "TMP_2_m_above_ground"
 
 
-def gribberish_has(made: bytes) -> Values | None:
-    """What the codec of readers makes of a message; None where it fails, with whatever Rust raises."""
+def gribberish_has(message_: bytes) -> Values | None:
+    """Return a message's values by the readers' codec, or None if it fails."""
     try:
-        return np.asarray(gribberish.parse_grib_array(made, 0)).reshape(decoded(made).shape)
+        return np.asarray(gribberish.parse_grib_array(message_, 0)).reshape(decoded(message_).shape)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         return None
 
 
-def same(found: Values | None, expected: Values) -> bool:
-    """The values, but for the last bit of a 64-bit float: powers of ten are computed in another order."""
-    return found is not None and np.allclose(found, expected, rtol=1e-14, atol=0.0, equal_nan=True)
+def same(values: Values | None, expected: Values) -> bool:
+    """Return whether values are equal up to the last bit of a 64-bit float."""
+    return values is not None and np.allclose(values, expected, rtol=1e-14, atol=0.0, equal_nan=True)
 
 
-def refused(made: bytes) -> bool:
+def refused(message_: bytes) -> bool:
     try:
-        found = read_grib2_step(BytesSource(made), {NAME: (0, len(made))}, fields=["TMP .*"], along="valid_time")
+        step = read_grib2_step(BytesSource(message_), {NAME: (0, len(message_))}, fields=["TMP .*"], along="valid_time")
     except ReadError:
         return True
-    assert [*found.images] == [CALLED]
+    assert [*step.images] == [CALLED]
     return False
 
 
 def made_as(packing: str, *, missing: bool = False) -> bytes:
-    _, _, made = field_of("TMP", "2 m above ground", at_hour(3), values_of([1], missing=missing), packing=packing)
-    return made
+    _, _, message_ = field_of("TMP", "2 m above ground", at_hour(3), values_of([1], missing=missing), packing=packing)
+    return message_
 
 
-def test_what_is_referred_to_is_decoded_as_eccodes_does() -> None:
+def test_referenced_messages_are_decoded_as_by_eccodes() -> None:
     for case in product((SPATIAL, SIMPLE, "grid_jpeg"), (False, True)):
         packing, missing = case
-        made = made_as(packing, missing=missing)
-        assert not refused(made), case
-        expected = decoded(made)
+        message_ = made_as(packing, missing=missing)
+        assert not refused(message_), case
+        expected = decoded(message_)
         assert np.isnan(expected).any() == missing, case
-        assert same(gribberish_has(made), expected), case
-        # Rows stay as the message has them, south first.
+        assert same(gribberish_has(message_), expected), case
+        # Rows keep the message's order, south first.
         assert not np.array_equal(expected, expected[::-1], equal_nan=True), case
 
 
@@ -294,8 +294,8 @@ def constant(value: float = 280.0) -> bytes:
     return field_of("TMP", "2 m above ground", at_hour(3), np.full((ROWS, COLUMNS), value))[2]
 
 
-def test_what_the_codec_gets_wrong_is_refused() -> None:
-    for what, make in {
+def test_messages_that_the_codec_decodes_wrongly_are_refused() -> None:
+    for case, make in {
         "constant": constant,
         "missing among packed": lambda: in_groups(constant(), missing=1),
         "one width": lambda: in_groups(constant(), width_bits=0),
@@ -303,18 +303,18 @@ def test_what_the_codec_gets_wrong_is_refused() -> None:
         "complex": lambda: made_as("grid_complex"),
         "png": lambda: made_as(PNG),
     }.items():
-        made = make()
-        assert refused(made), what
-        expected = decoded(made)
-        assert np.isfinite(expected).any(), what
-        # A release that gets one right ends its refusal.
-        assert not same(gribberish_has(made), expected), what
+        message_ = make()
+        assert refused(message_), case
+        expected = decoded(message_)
+        assert np.isfinite(expected).any(), case
+        # If a release of the codec decodes it correctly, remove the refusal.
+        assert not same(gribberish_has(message_), expected), case
 
 
-def test_several_groups_and_a_constant_of_zero_are_what_the_codec_knows() -> None:
-    for made in (in_groups(constant()), constant(0.0)):
-        assert not refused(made)
-        assert same(gribberish_has(made), decoded(made))
+def test_the_codec_decodes_several_groups_and_a_constant_of_zero() -> None:
+    for message_ in (in_groups(constant()), constant(0.0)):
+        assert not refused(message_)
+        assert same(gribberish_has(message_), decoded(message_))
 
 
 REAL = {
@@ -329,13 +329,15 @@ REAL = {
 
 
 @pytest.mark.parametrize("path", REAL)
-def test_real_messages_are_decoded_as_eccodes_does(shared_data: Path, path: str) -> None:
+def test_real_messages_are_decoded_as_by_eccodes(shared_data: Path, path: str) -> None:
     content = (shared_data / "objects" / "noaa-hrrr-bdp-pds" / path).read_bytes()
     messages = messages_of(content)
-    layers = {name: (content.index(made), len(made)) for (name, _), made in zip(REAL[path], messages, strict=True)}
-    found = read_grib2_step(BytesSource(content), layers, fields=[".*"], along="valid_time")
-    assert not found.refused
-    assert [*found.images] == [called for _, called in REAL[path]]
-    for (chunk,), made in zip(found.images.values(), messages, strict=True):
-        assert content[chunk.offset : chunk.offset + chunk.length] == made
-        assert same(gribberish_has(made), decoded(made))
+    layers = {
+        name: (content.index(message_), len(message_)) for (name, _), message_ in zip(REAL[path], messages, strict=True)
+    }
+    step = read_grib2_step(BytesSource(content), layers, fields=[".*"], along="valid_time")
+    assert not step.refused
+    assert [*step.images] == [called for _, called in REAL[path]]
+    for (chunk,), message_ in zip(step.images.values(), messages, strict=True):
+        assert content[chunk.offset : chunk.offset + chunk.length] == message_
+        assert same(gribberish_has(message_), decoded(message_))

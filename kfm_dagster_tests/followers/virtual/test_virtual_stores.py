@@ -1,4 +1,4 @@
-"""Virtual stores follow the Items that stand, whatever came before, in whatever order, whichever writer died."""
+"""Virtual stores depend only on the catalog's current Items, not on the order of changes or on crashes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOLDER = "goes-abi/2025/2025-06-01"
 
 
 def shown(place: Path) -> dict[str, Any]:
-    """Every document that the day's list leads to, by its name, and the list itself."""
+    """Return the list's entry and the document of each store of the day, by document name."""
     folder = place / FOLDER
     if not (folder / "stores.json").is_file():
         return {}
@@ -46,7 +46,7 @@ def objects_of(place: Path) -> set[str]:
 
 
 def in_one_go(root: Path, contract: DatasetContract, granules: Sequence[Granule]) -> dict[str, Any]:
-    """The stores of these Items and no others, with no history."""
+    """Publish stores of these Items at once, into an empty place."""
     with tempfile.TemporaryDirectory() as place:
         VirtualZarr(FolderPublisher(Path(place)), ObjectStores(object_root=root)).follow(
             contract, [change_of(granule) for granule in granules]
@@ -56,13 +56,13 @@ def in_one_go(root: Path, contract: DatasetContract, granules: Sequence[Granule]
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_stores_are_a_function_of_the_items_that_stand(
+def test_stores_depend_only_on_the_current_items(
     data: st.DataObject, contract: DatasetContract, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root, place = (tmp_path_factory.mktemp("drawn") / name for name in ("objects", "virtual"))
     follower = VirtualZarr(FolderPublisher(place), ObjectStores(object_root=root))
     standing: dict[str, Granule] = {}
-    # Two grids and two bands: what does not fit together is in stores of its own.
+    # Two grids and two bands: Items that do not fit together get separate stores.
     drawn = st.builds(
         Granule,
         minute=st.integers(0, 4),
@@ -81,7 +81,7 @@ def test_stores_are_a_function_of_the_items_that_stand(
             else:
                 standing.pop(granule.item_id, None)
                 changes[granule.item_id] = change_of(granule, kind=WITHDRAWN)
-        for _ in range(data.draw(st.integers(1, 2))):  # at least once
+        for _ in range(data.draw(st.integers(1, 2))):  # at-least-once delivery
             follower.follow(contract, list(changes.values()))
     assert shown(place) == in_one_go(root, contract, list(standing.values()))
     assert objects_of(place) == {granule.uri for granule in standing.values()}
@@ -89,7 +89,7 @@ def test_stores_are_a_function_of_the_items_that_stand(
 
 @dataclass(frozen=True)
 class Stores:
-    """A place of virtual stores, the folder of the provider's buckets, and the follower."""
+    """The place of the virtual stores, the folder of the provider's buckets, and the follower."""
 
     contract: DatasetContract
     objects: Path
@@ -97,7 +97,7 @@ class Stores:
     follower: VirtualZarr
 
     def follow(self, *granules: Granule, kind: ChangeKind = ChangeKind.CREATED) -> Counter[str]:
-        """Follow a change of each granule's Item, and return the follower's report."""
+        """Follow a change of each granule's Item; return the follower's report."""
         self.follower.follow(self.contract, [change_of(granule, kind=kind) for granule in granules])
         return self.follower.report
 
@@ -120,27 +120,27 @@ def test_a_crash_leaves_readers_the_old_stores_or_the_new_ones(contract: Dataset
     objects = tmp_path / "objects"
     put(objects, before + late)
     old = in_one_go(objects, contract, before)
-    standing = [one for one in before if one.item_id not in {before[0].item_id, late[1].item_id}]
+    standing = [old for old in before if old.item_id not in {before[0].item_id, late[1].item_id}]
     new = in_one_go(objects, contract, standing + late)
     changes = [change_of(before[0], kind=WITHDRAWN), *map(change_of, late)]
     for at, death in deaths():
         place = tmp_path / f"virtual-{at}"
         follower = VirtualZarr(FolderPublisher(place), ObjectStores(object_root=objects))
-        follower.follow(contract, [change_of(one) for one in before])
+        follower.follow(contract, [change_of(old) for old in before])
         with dying(at=death, only="catalog."):
             follower.follow(contract, changes)
         assert shown(place) in (old, new)
         follower.follow(contract, changes)
         assert shown(place) == new
-    # Documents and lists, staged and put in their places, and what nobody names any more.
+    # Crash points: documents and lists are staged, published, and unlisted documents removed.
     assert at > 15
 
 
-def test_what_nobody_names_is_removed_a_list_later(stores: Stores) -> None:
+def test_an_unlisted_document_is_removed_with_the_next_list_but_one(stores: Stores) -> None:
     for minute in range(4):
         stores.store(Granule(minute=minute))
         stores.follow(Granule(minute=minute))
-        # A reader of the list before finds its document still.
+        # A reader of the previous list still finds its document.
         assert len(list((stores.place / FOLDER).glob("*.json"))) == min(minute + 1, 2) + 1
 
 
@@ -150,7 +150,7 @@ def test_a_list_that_another_writer_replaced_is_not_overwritten(stores: Stores) 
     meanwhile = iter([lambda: stores.follow(second)])
 
     class Slow(FolderPublisher):
-        """Is overtaken while it writes its document."""
+        """A publisher that another writer overtakes while it writes its document."""
 
         @contextmanager
         def staging(self, files: Mapping[str, bytes]) -> Iterator[Staged]:
@@ -167,7 +167,7 @@ def test_a_list_that_another_writer_replaced_is_not_overwritten(stores: Stores) 
     assert stores.uris() == {first.uri, second.uri}
 
 
-def test_chunk_indexes_are_requests_of_their_own_and_made_once(stores: Stores, reads: list[int]) -> None:
+def test_a_chunk_index_is_read_once_in_its_own_request(stores: Stores, reads: list[int]) -> None:
     granules = [Granule(minute=minute) for minute in range(3)]
     stores.store(*granules)
     assert stores.follow(*granules) == Counter(added=3)
@@ -176,7 +176,7 @@ def test_chunk_indexes_are_requests_of_their_own_and_made_once(stores: Stores, r
     assert sorted(reads) == sorted(len(granule.content) for granule in granules)
 
 
-def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_published(
+def test_an_unreachable_object_is_read_later_and_the_others_are_published(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, away = Granule(minute=0), Granule(minute=1)
@@ -198,7 +198,7 @@ def test_an_object_that_does_not_answer_is_read_again_and_the_others_are_publish
 
 
 def without(granule: Granule, *names: str) -> ItemChange:
-    """The change of an Item that lacks fields of its object."""
+    """Return the change of an Item that lacks these fields of its object."""
     changed = change_of(granule)
     item = dict(changed.item or {})
     for name in names:
@@ -206,8 +206,8 @@ def without(granule: Granule, *names: str) -> ItemChange:
     return replace(changed, content=canonical(item))
 
 
-def test_an_upload_in_parts_that_does_not_answer_is_read_again(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its ETag is no checksum, so its Item has none.
+def test_an_unreachable_upload_in_parts_is_read_later(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The ETag of an upload in parts is not a checksum, so the Item has none.
     stores.store(Granule())
     answer, refusals = FolderObject.head, iter(["503"])
 
@@ -227,7 +227,7 @@ def test_an_upload_in_parts_that_does_not_answer_is_read_again(stores: Stores, m
 @pytest.mark.parametrize(
     "what", ["gone", "cut", "another format", "another size", "another version", "no ETag", "elsewhere"]
 )
-def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else(
+def test_an_object_that_no_store_can_reference_is_left_out_alone(
     stores: Stores, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = Granule(minute=0), Granule(minute=1)
@@ -245,12 +245,12 @@ def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else
         case "another version":
             path.write_bytes(replace(bad, revision=1).content)
         case "no ETag":
-            # As a folder has none for an object that would be uploaded in parts.
+            # A folder gives no checksum for objects large enough for an upload in parts.
             monkeypatch.setattr(object_handle, "SINGLE_PART_BYTES", 16)
         case "elsewhere":
             path.rename(outside)
             path.symlink_to(outside)
-    # Of an upload in parts, whose ETag is no checksum, nothing but its size tells the version.
+    # The ETag of an upload in parts is not a checksum, so only the size identifies the version.
     unknown = {
         "another size": ["file:checksum"],
         "another version": ["file:size"],
@@ -261,7 +261,7 @@ def test_an_object_that_no_store_can_refer_to_is_left_out_and_costs_nothing_else
     assert stores.uris() == {good.uri}
 
 
-def test_the_old_object_of_an_item_leaves_even_where_the_new_one_cannot_be_read(stores: Stores) -> None:
+def test_an_items_old_object_is_removed_even_if_the_new_one_cannot_be_read(stores: Stores) -> None:
     stores.store(Granule())
     stores.follow(Granule())
     stores.follow(Granule(revision=1), kind=ChangeKind.UPDATED)
@@ -269,15 +269,15 @@ def test_the_old_object_of_an_item_leaves_even_where_the_new_one_cannot_be_read(
 
 
 @pytest.mark.parametrize("other", [{"west": 0.02}, {"scale": 0.06}, {"zlib": False, "shuffle": False}])
-def test_what_does_not_fit_has_a_store_of_its_own_under_the_same_name(stores: Stores, other: dict[str, Any]) -> None:
+def test_an_item_that_does_not_fit_gets_a_second_store_of_the_same_name(stores: Stores, other: dict[str, Any]) -> None:
     granules = [Granule(minute=0), Granule(minute=1, **other), Granule(minute=2)]
     stores.store(*granules)
     stores.follow(*granules)
-    listed = [one for one, _ in shown(stores.place).values()]
-    assert [(one["name"], one["steps"]) for one in listed] == [(NAME, 2), (NAME, 1)]
+    listed = [entry for entry, _ in shown(stores.place).values()]
+    assert [(entry["name"], entry["steps"]) for entry in listed] == [(NAME, 2), (NAME, 1)]
 
 
-def test_forgetting_leaves_nothing(stores: Stores) -> None:
+def test_forgetting_removes_all_stores(stores: Stores) -> None:
     of_two_days = [Granule(), Granule(minute=24 * 60)]
     stores.store(*of_two_days)
     for granule in of_two_days:
@@ -289,9 +289,9 @@ def test_forgetting_leaves_nothing(stores: Stores) -> None:
     assert stores.uris() == {Granule().uri}
 
 
-def test_a_dataset_that_asks_for_none_has_none(stores: Stores, contracts: ContractRegistry) -> None:
+def test_a_dataset_without_virtual_rules_has_no_stores(stores: Stores, contracts: ContractRegistry) -> None:
     stores.store(Granule())
-    # Nor has an Item of no rule.
+    # An Item that matches no rule has no store either.
     other = stores.contract.virtual[0].model_copy(update={"match": {"product": "ABI-L2-LSTC"}})
     for number, rules in enumerate([[], [other]]):
         replace(stores, contract=stores.contract.model_copy(update={"virtual": rules})).follow(Granule(minute=number))
