@@ -169,8 +169,9 @@ def _parquet(request: ReadRequest) -> _Rows:
 
 def _properties(rows: _Rows) -> dict[str, Any]:
     whole, single = not rows.unread, len(rows.stations) == 1
+    station = next(iter(rows.stations), b"")
     optional = {
-        "platform": next(iter(rows.stations)).decode("utf-8", "replace") if single else None,
+        "platform": station.decode("ascii") if single and station.isalnum() else None,
         "ghcn:rows": rows.count if whole else None,
         # Of Parquet the least and greatest identifier are known.
         "ghcn:station-count": len(rows.stations) if whole and (single or rows.header is not None) else None,

@@ -54,13 +54,15 @@ def read_footer(source: ByteSource) -> Footer:
         # FileMetaData: 3 rows, 4 groups. RowGroup: 1 columns. ColumnChunk: 3 its metadata, with the path at 3.
         file = _Compact(footer[:-_TRAILER]).value(_STRUCT, 0)
         chunks = [[chunk[3] for chunk in group[1]] for group in file[4]]
-        names = [b".".join(chunk[3]).decode("utf-8", "replace") for chunk in chunks[0]] if chunks else []
+        names = [b".".join(chunk[3]).decode() for chunk in chunks[0]] if chunks else []
         end = max((_end(chunk) for columns in chunks for chunk in columns), default=0)
         ranges = dict(zip(names, map(_range, zip(*chunks, strict=True)), strict=True))
         rows = int(file[3])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         text = f"the footer is corrupt: {type(error).__name__} {str(error)[:100]}"
         raise ReadError(MetadataIssue.UNREADABLE_FORMAT, text) from None
+    if not all(map(str.isprintable, names)):
+        raise ReadError(MetadataIssue.UNREADABLE_FORMAT, f"names of columns are not printable: {str(names)[:200]}")
     if end > source.size - length:
         raise ReadError(MetadataIssue.TRUNCATED_OBJECT, "column chunks end within the footer or after it")
     known = {name: values for name, values in ranges.items() if values is not None}

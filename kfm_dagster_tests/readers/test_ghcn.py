@@ -126,6 +126,7 @@ def test_what_is_not_of_the_key_or_the_format_is_refused() -> None:
         (DAILY, PARQUET_KEY, PARQUET[:4] + PARQUET[200:], MetadataIssue.TRUNCATED_OBJECT),
         (DAILY, PARQUET_KEY, PARQUET[:-8] + b"\xff\xff\x1f\x00PAR1", MetadataIssue.TRUNCATED_OBJECT),
         (DAILY, PARQUET_KEY, PARQUET.replace(b"\x02ID", b"\x02IE"), MetadataIssue.UNREADABLE_FORMAT),
+        (DAILY, PARQUET_KEY, PARQUET.replace(b"\x06M_FLAG", b"\x06M_FLA\0"), MetadataIssue.UNREADABLE_FORMAT),
     ):  # fmt: skip
         assert reading.refusal(key, content) is code, (key, code)
 
