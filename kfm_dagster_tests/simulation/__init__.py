@@ -1,1 +1,1 @@
-"""A deterministic simulation of a whole deployment: real code in a world that a seed makes."""
+"""A deterministic simulation of a whole deployment: real code in a world generated from a seed."""

@@ -1,4 +1,4 @@
-"""Explore: `python -m kfm_dagster_tests.simulation --seeds 10000 --steps 1000000`, or live through one seed again."""
+"""Explore: `python -m kfm_dagster_tests.simulation --seeds 10000 --steps 1000000`, or simulate one seed again."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from kfm_dagster_tests.simulation.exploring import explore
 from kfm_dagster_tests.simulation.history import DEFAULT_STEPS
 
 SHOWN = 5
-"""Broken seeds that are shown with their last steps."""
+"""Number of failing seeds that are printed with their last steps."""
 
 
 def main() -> int:
-    """Print what many seeds gave; 1 when one of them broke an invariant."""
+    """Print the results of many seeds; return 1 if one violated an invariant."""
     parser = argparse.ArgumentParser(prog="python -m kfm_dagster_tests.simulation", description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds at least (default 100)")
     parser.add_argument("--steps", type=int, default=0, help="how many steps in all at least; more seeds are taken")
     parser.add_argument("--faulty-steps", type=int, default=DEFAULT_STEPS, help="steps of a seed before its faults end")
     parser.add_argument("--processes", type=int, default=2)
-    given = parser.parse_args()
-    found = explore(
-        first=given.first,
-        seeds=given.seeds,
-        least_steps=given.steps,
-        steps=given.faulty_steps,
-        processes=given.processes,
+    arguments = parser.parse_args()
+    exploration = explore(
+        first=arguments.first,
+        seeds=arguments.seeds,
+        least_steps=arguments.steps,
+        steps=arguments.faulty_steps,
+        processes=arguments.processes,
     )
-    for outcome in found.broken[:SHOWN]:
+    for outcome in exploration.broken[:SHOWN]:
         print(outcome)  # noqa: T201
-    for what, times in sorted(found.happened.items()):
-        print(f"{times:>9,}  {what}")  # noqa: T201
-    print(f"simulation: {found}")  # noqa: T201
-    return 1 if found.broken else 0
+    for event, times in sorted(exploration.happened.items()):
+        print(f"{times:>9,}  {event}")  # noqa: T201
+    print(f"simulation: {exploration}")  # noqa: T201
+    return 1 if exploration.broken else 0
 
 
 if __name__ == "__main__":

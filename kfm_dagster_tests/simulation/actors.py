@@ -1,8 +1,8 @@
-"""The actors: the two sensors, the runs, and the people, each as the deployment has them.
+"""The actors of a deployment: the two sensors, the runs, and the people.
 
-What they call is the product: `ingest.intake`, `ingest.maintenance`, the chain of `ingest.nodes` under the run
-contract, `ingest.chain`, `governance`, `Pipeline.acknowledge`, `recovery`. Simulated is only what Dagster does
-between them: starting runs, handing a batch on from step to step, trying a step again. Does not belong here: faults
+They call the product: `ingest.intake`, `ingest.maintenance`, the chain of `ingest.nodes` under the run
+contract, `ingest.chain`, `governance`, `Pipeline.acknowledge`, `recovery`. Of Dagster, this simulates
+starting runs, passing a batch from step to step, retrying a step. Does not belong here: faults
 (`faults.py`, `scheduling.py`).
 """
 
@@ -34,7 +34,7 @@ from kfm_dagster_tests.transactions import own_tx
 
 
 def sensor(world: World, actor: Actor) -> None:
-    """Take messages in and start runs over what they announce, tick after tick."""
+    """Take in messages and start runs over the announced objects, once per tick."""
     pipeline = world.pipeline(actor)
     while True:
         with world.refusals("a tick"):
@@ -46,7 +46,7 @@ def sensor(world: World, actor: Actor) -> None:
 
 
 def recovery(world: World, actor: Actor) -> None:
-    """Recover, retry, acknowledge, and start runs over what is pending, tick after tick."""
+    """Recover, retry, acknowledge, and start runs over pending units, once per tick."""
     pipeline = world.pipeline(actor)
     while True:
         with world.refusals("a tick"):
@@ -58,9 +58,9 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
     looks_dead: dict[str, bool] = {}
 
     def dead(run_ids: Iterable[str]) -> list[str]:
-        found = [run_id for run_id in run_ids if looks_dead.setdefault(run_id, world.looks_dead(run_id))]
-        actor.named_dead |= frozenset(found)
-        return found
+        dead_runs = [run_id for run_id in run_ids if looks_dead.setdefault(run_id, world.looks_dead(run_id))]
+        actor.named_dead |= frozenset(dead_runs)
+        return dead_runs
 
     release_dead_runs(pipeline, dead=dead, warn=lambda _: None)
     for run_id in sorted(actor.named_dead):
@@ -79,7 +79,7 @@ def _recover(world: World, pipeline: Pipeline, actor: Actor) -> None:
 
 
 def run(world: World, actor: Actor, order: Order) -> None:
-    """Take what a run was ordered to take through the chain, one dataset after the other."""
+    """Take a run's ordered units through the chain, one dataset after the other."""
     assert actor.run_id is not None
     pipeline = world.pipeline(actor)
     for dataset in order.datasets:
@@ -90,7 +90,7 @@ def run(world: World, actor: Actor, order: Order) -> None:
 
 @dataclass(kw_only=True)
 class Execution:
-    """What a process that works for a run does of one dataset, as Dagster executes the dataset's steps."""
+    """A run's work on one dataset in one process, as Dagster executes the dataset's steps."""
 
     world: World
     actor: Actor
@@ -100,7 +100,7 @@ class Execution:
     run_id: str
 
     def of_chain(self) -> None:
-        """Execute each step of the chain, until one fails for good."""
+        """Execute each step of the chain until one fails permanently."""
         batch: StageBatch | None = None
         for kind in chain():
             batch = self._step(kind, batch)
@@ -108,14 +108,14 @@ class Execution:
                 return
 
     def _step(self, kind: type[ChainNode], upstream: StageBatch | None) -> StageBatch | None:
-        """Execute a step, and again where the pipeline card wants that; None where it failed for good."""
+        """Execute a step with the retries of the pipeline card; return None if it failed permanently."""
         tries = 0
         while True:
             tries += 1
             node = self._node(kind)
             try:
                 received = self._received(upstream)
-            except KfmError as error:  # the store is away, or it was rolled back: there is no step to be tried again
+            except KfmError as error:  # the store is unavailable or the run was rolled back: no step to retry
                 self._failed(node, error)
                 return None
             try:
@@ -146,7 +146,7 @@ class Execution:
         return MessageParse(**parts, source=self.order.source, limit=UNITS_PER_RUN)
 
     def _received(self, batch: StageBatch | None) -> StageBatch | None:
-        """Hand a batch on as it is, or as another process of the run finds it. Raises KfmError."""
+        """Pass a batch on in memory, or as another process of the run reads it. Raises KfmError."""
         if batch is None or self.world.chance(0.7):
             return batch
         loaded = self.pipeline.stages.port.load_output(batch.state.dataset_id, self.run_id)
@@ -156,7 +156,7 @@ class Execution:
         return loaded
 
     def _believe(self, batch: StageBatch) -> None:
-        """Take the run for the holder of a batch, unless it says itself that it is another one's."""
+        """Record the run as the holder of a batch, unless the batch names another holder."""
         if batch.skipped is not None:
             self.world.scheduler.happened[batch.skipped.value] += 1
         if not batch.reused:
@@ -168,11 +168,11 @@ class Execution:
 
 
 def person(world: World, actor: Actor) -> None:
-    """Decide something now and then, each after their habits; in the end only empty the dead letters and switch on."""
+    """Make decisions from time to time; once faults end, only empty the dead letters and switch on."""
     pipeline = world.pipeline(actor)
     rng = world.scheduler.rng
     habits = rng.sample(DECISIONS, k=rng.randint(1, 5))
-    # Most of what succeeds does so when the faults are over.
+    # Most units succeed after the faults have ended.
     last = [rng.choice(REPETITIONS)]
     while True:
         world.sleep("person", 10, 200)
@@ -218,16 +218,16 @@ def _drain(world: World, pipeline: Pipeline) -> None:
 
 
 def _backfill(world: World, pipeline: Pipeline) -> None:
-    """Enter what the buckets hold, as a listing tells it."""
+    """Record the objects of the buckets, as a listing returns them."""
     held = {stored.etag for stored in world.buckets.objects.values()}
-    found = [version.unit for version in world.feed.versions.values() if version.unit.object_version in held]
-    listed = [replace(unit, sequencer=None, raw=RawReference()) for unit in found]
+    units = [version.unit for version in world.feed.versions.values() if version.unit.object_version in held]
+    listed = [replace(unit, sequencer=None, raw=RawReference()) for unit in units]
     created = own_tx(pipeline.ledger).ensure(listed, lane=Lane.BULK).created
     world.scheduler.happened["found by a listing"] += len(created)
 
 
 def _list_a_day(world: World, pipeline: Pipeline) -> None:
-    """Start a run by hand, which lists the buckets."""
+    """Start a run by hand; it lists the buckets."""
     days = sorted({unit.unit.partition for unit in world.feed.versions.values()})
     if days:
         datasets = [contract.id for contract in pipeline.registry]
@@ -236,7 +236,7 @@ def _list_a_day(world: World, pipeline: Pipeline) -> None:
 
 
 def _finish(world: World, pipeline: Pipeline) -> None:
-    """Switch everything on, empty the dead letters, and release what can be read and is sound."""
+    """Switch all datasets on, empty the dead letters, and release units with readable, sound objects."""
     for dataset in sorted(own_tx(pipeline.ledger.switches).engaged()):
         pipeline.ledger.switches.release(dataset, PERSON)
     _drain(world, pipeline)

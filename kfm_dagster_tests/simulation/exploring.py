@@ -1,4 +1,4 @@
-"""Many seeds: lived through by several processes, and summed up. Does not belong here: one seed (`history.py`)."""
+"""Many seeds, simulated by several processes, and their totals. Does not belong here: one seed (`history.py`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from kfm_dagster_tests.simulation.history import DEFAULT_STEPS, Outcome, Simulation
 
 CHUNK = 10
-"""Seeds that a process lives through before it tells."""
+"""Seeds that a process simulates before it reports."""
 
 
 @dataclass(kw_only=True)
 class Exploration:
-    """What many seeds gave."""
+    """The results of many seeds."""
 
     seeds: int = 0
     steps: int = 0
@@ -28,7 +28,7 @@ class Exploration:
     broken: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one seed."""
+        """Add the outcome of one seed."""
         self.seeds += 1
         self.steps += outcome.steps
         self.units += outcome.units
@@ -53,35 +53,35 @@ def explore(
     steps: int = DEFAULT_STEPS,
     processes: int = 2,
 ) -> Exploration:
-    """Live through so many seeds; all of them, whatever breaks.
+    """Simulate `seeds` seeds, also after violations.
 
-    More are taken until `least_steps` are made, and, up to ten times as many, until all of `meeting` has happened.
+    Continue until `least_steps` are done and, up to ten times as many, until all events of `meeting` happened.
     """
-    found = Exploration()
+    exploration = Exploration()
     begun = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(processes, _prepare) as pool:
-        beginning, wanted = first, seeds
-        while wanted:
+        beginning, count = first, seeds
+        while count:
             chunks = [
-                (range(start, min(start + CHUNK, beginning + wanted)), steps)
-                for start in range(beginning, beginning + wanted, CHUNK)
+                (range(start, min(start + CHUNK, beginning + count)), steps)
+                for start in range(beginning, beginning + count, CHUNK)
             ]
             for outcomes in pool.imap(_live_all, chunks):
                 for outcome in outcomes:
-                    found.add(outcome)
-            beginning += wanted
-            unmet = bool(meeting - found.happened.keys()) and found.seeds < 10 * seeds
-            wanted = CHUNK * processes if found.steps < least_steps or unmet else 0
-    found.seconds = time.monotonic() - begun
-    return found
+                    exploration.add(outcome)
+            beginning += count
+            unmet = bool(meeting - exploration.happened.keys()) and exploration.seeds < 10 * seeds
+            count = CHUNK * processes if exploration.steps < least_steps or unmet else 0
+    exploration.seconds = time.monotonic() - begun
+    return exploration
 
 
 _simulations: list[Simulation] = []
-"""One per process, because migrating costs more than a seed."""
+"""One per process, because a migration costs more than a seed."""
 
 
 def _prepare() -> None:
-    # A failing lineage root is simulated, and would be reported thousands of times.
+    # The simulated lineage root fails often, and each failure would be logged.
     logging.getLogger("kfm_dagster").setLevel(logging.CRITICAL)
     _simulations.append(Simulation())
 

@@ -1,7 +1,7 @@
-"""The faults: what can go wrong in a seed, and how often. Does not belong here: making it happen.
+"""The faults of a seed and their probabilities. Does not belong here: causing the faults.
 
-Each seed draws which faults it has and how often each comes (swarm testing, as TigerBeetle's VOPR does it): a fault
-that always comes hides what only its absence shows, and a rare one is met often enough where it is nearly alone.
+Each seed draws its faults and their probabilities (swarm testing, as in TigerBeetle's VOPR): a fault that is
+always present hides errors that need its absence, and rare faults occur often enough where few others do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum, unique
 
 @unique
 class Fault(StrEnum):
-    """What can go wrong."""
+    """A fault."""
 
     KILL = "kill"
     """A process dies at a point."""
@@ -24,39 +24,39 @@ class Fault(StrEnum):
     STALL_IN_RUN = "stall in a run"
     """A process of a run hangs at a point."""
     JUMP = "jump"
-    """Much time passes at once."""
+    """Much time passes in one step."""
     TWIN = "twin"
     """A run is started twice, by two processes."""
     RE_EXECUTION = "re-execution"
     """A run whose process has died is executed again at once."""
     HASTE = "haste"
-    """A run that was taken for dead is executed again, whether it is dead or not."""
+    """A run that looked dead is executed again, whether it is dead or not."""
     OBJECT_SILENT = "object silent"
     """A provider's store does not answer."""
     STORE_SILENT = "store silent"
     """The store of landed messages and outputs does not answer."""
     STORE_REFUSES = "store refuses"
-    """The store of landed messages and outputs refuses access: trying again does not help."""
+    """The store of landed messages and outputs refuses access, also on retries."""
     CATALOG_FAILS = "catalog fails"
-    """A file of the catalog does not get its place."""
+    """A file of the catalog cannot be published."""
     LINEAGE_FAILS = "lineage fails"
-    """A file of lineage does not get its place."""
+    """A file of lineage cannot be published."""
     FOLLOWER_FAILS = "follower fails"
-    """A follower of the catalog does not take its changes."""
+    """A follower of the catalog refuses its changes."""
     DELIVERED_TWICE = "delivered twice"
     """A message stays visible to the next receiver."""
     OBJECT_LATE = "object late"
     """An object appears after it was announced."""
     OBJECT_GONE = "object gone"
-    """An object is gone for ever when its feed ends; seeds do not draw it."""
+    """An object is deleted permanently when its feed ends; seeds do not draw this fault."""
     MESSAGE_LATE = "message late"
-    """A message comes long after its object."""
+    """A message arrives long after its object."""
     ANNOUNCED_TWICE = "announced twice"
-    """Two messages announce the same."""
+    """Two messages announce the same object."""
     UNSOUND = "unsound"
-    """An object says what cannot be: a gate has its unit leave."""
+    """An object has an impossible value: a gate rejects its unit."""
     POISONOUS = "poisonous"
-    """An object says what no source is cited for: a gate stops its whole batch."""
+    """An object has a value without a cited source: a gate stops its whole batch."""
 
 
 USUAL: Mapping[Fault, float] = {
@@ -81,11 +81,11 @@ USUAL: Mapping[Fault, float] = {
     Fault.UNSOUND: 0.08,
     Fault.POISONOUS: 0.03,
 }
-"""Shares of the occasions on which a fault comes, in a seed that has it as usual."""
+"""The usual probability of each fault per occasion, in a seed that has it."""
 PRESENT = 0.7
-"""Share of the seeds that have a fault at all."""
+"""The share of seeds that have a given fault."""
 SPREAD = 4.0
-"""A fault comes up to so many times as often as usual, or as rarely."""
+"""The factor by which a seed raises or lowers a probability, at most."""
 CALM = dict.fromkeys(Fault, 0.0)
 
 

@@ -1,6 +1,6 @@
-"""The provider: writes objects, rewrites them in place, re-issues them, loses them, and announces what it wrote.
+"""The provider: writes, overwrites, re-issues and loses objects, and announces them.
 
-It also keeps the truth that the ledger is measured against: every version of every object, in the order in which they
+It also keeps the expected state for checks of the ledger: every version of every object, in the order in which they
 were written. Does not belong here: delivery (`services.py`).
 """
 
@@ -29,14 +29,14 @@ GOES_TOPIC = "arn:aws:sns:us-east-1:123901341784:NewGOES19Object"
 NEXRAD_TOPIC = "arn:aws:sns:us-east-1:684042711724:NewNEXRADLevel2Archive"
 GOES_PROJECTION = pyproj.CRS("+proj=geos +h=35786023 +lon_0=-75 +sweep=x +ellps=GRS80").to_wkt()
 LATENESS = 400.0
-"""Seconds that a message or an object may be late."""
+"""The possible delays of a message or an object in seconds."""
 BIRTHS = 6
-"""Objects that are written in a life of the feed, at most; rewritten ones come on top."""
+"""The maximum number of objects of a feed, without overwritten ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """One version of one object: what a unit of the ledger stands for.
+    """One version of one object, which is one unit of the ledger.
 
     `order` compares versions of one Item: by re-issue, then by the order in which the object was written.
     """
@@ -46,13 +46,13 @@ class Version:
     order: tuple[str, int]
     record: Mapping[str, object]
     sample: Envelope
-    """What its object says."""
+    """The object's content."""
     sound: bool
-    """Whether an Item may be made of it."""
+    """Whether it may become an Item."""
 
 
 class Feed:
-    """What was written, and what is announced of it."""
+    """The written objects and their announcements."""
 
     def __init__(self, scheduler: Scheduler, registry: ContractRegistry, broker: Broker, buckets: Buckets) -> None:
         self.versions: dict[WalId, Version] = {}
@@ -75,16 +75,16 @@ class Feed:
                 self._buckets.objects.pop(uri, None)
 
     def find(self, uri: str, etag: str) -> Version | None:
-        """Return the version of an object that has an ETag."""
-        found = (
+        """Return the version with this URI and ETag."""
+        matching = (
             version
             for version in self.versions.values()
             if version.unit.object_uri == uri and version.unit.etag == etag
         )
-        return next(found, None)
+        return next(matching, None)
 
     def is_readable(self, version: Version) -> bool:
-        """Tell whether a version is what its provider has under its key now."""
+        """Return whether the provider's key now holds this version."""
         stored = self._buckets.find(version.unit.object_uri)
         return stored is not None and stored.etag == version.unit.etag
 
@@ -147,11 +147,11 @@ class Feed:
             sound=not wrong,
         )
         self.versions[unit.wal_id] = version
-        if rng.random() < 0.9:  # the others are found by a backfill only
+        if rng.random() < 0.9:  # only a backfill finds the others
             self._announce(version)
 
     def _wrong(self, sample: Envelope) -> dict[str, object]:
-        """Draw what an object says that it must not, if anything."""
+        """Draw the wrong values of an object, if any."""
         if "proj:shape" in sample.metadata.stac_properties and self._scheduler.happens(Fault.UNSOUND):
             self._scheduler.happened["unsound object"] += 1
             return {"proj:shape": [0, 0]}
@@ -169,17 +169,17 @@ class Feed:
     def _announce(self, *versions: Version) -> None:
         rng = self._scheduler.rng
         topic = _topic(versions[0].sample)
-        told = [version for version in versions if _topic(version.sample) == topic]
-        self.announced |= {version.unit.wal_id: version for version in told}
-        body = _notification([version.record for version in told], topic)
+        announced = [version for version in versions if _topic(version.sample) == topic]
+        self.announced |= {version.unit.wal_id: version for version in announced}
+        body = _notification([version.record for version in announced], topic)
         delay = rng.uniform(0, LATENESS) if self._scheduler.happens(Fault.MESSAGE_LATE) else 0.0
-        units = frozenset(str(version.unit.wal_id) for version in told)
+        units = frozenset(str(version.unit.wal_id) for version in announced)
         for _ in range(2 if self._scheduler.happens(Fault.ANNOUNCED_TWICE) else 1):
             self._broker.send(PRIMARY, body, units, delay=delay)
             self._scheduler.happened["announced"] += 1
 
     def _lose(self, uri: str) -> None:
-        """Take an object away, for a while or for ever."""
+        """Remove an object, temporarily or permanently."""
         stored = self._buckets.objects.get(uri)
         if stored is None:
             return
@@ -196,7 +196,7 @@ def _topic(sample: Envelope) -> str:
 
 
 def _milliseconds(moment: datetime) -> datetime:
-    # As far as an event's time is told.
+    # The precision of an event's time.
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 

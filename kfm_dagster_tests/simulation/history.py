@@ -1,7 +1,7 @@
-"""One history: a seed lived through, from the first message until everything has ended.
+"""The history of one seed, from the first message until every unit has ended.
 
-Chaos first, for so many steps; then the faults end, and the world is driven until nothing waits any more. Whatever does
-not hold ends the history, with what happened last. Does not belong here: many seeds (`__main__.py`).
+A number of steps has faults; then the faults end, and the world continues until nothing is pending. A violation
+ends the history, with its last steps. Does not belong here: many seeds (`__main__.py`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kfm_dagster_tests.simulation.world import World, simulated_contracts
 DEFAULT_STEPS = 400
 """Steps under faults; a unit needs about a hundred and fifty."""
 CALM_STEPS = 10_000
-"""Steps in which everything must have ended once the faults are over; it takes some hundreds, and where a dozen workers
-of one unit wait for each other some thousands."""
+"""Steps without faults in which every unit must end: usually some hundreds, and some thousands if a dozen workers
+of one unit wait for each other."""
 SURPRISE = "nobody_is_surprised"
-"""Invariant: no part of the product meets an error that it does not handle."""
+"""Invariant: the product handles every error that occurs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a seed. `digest` is the same whenever the seed is lived through again."""
+    """The outcome of a seed. `digest` is the same in every simulation of the seed."""
 
     seed: int
     steps: int
@@ -45,7 +45,7 @@ class Outcome:
     trace: Sequence[str] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        """Say all that is needed to live through it again."""
+        """Return the text needed to reproduce the seed."""
         if self.violation is None:
             return f"seed {self.seed}: {self.steps} steps, {self.units} units, digest {self.digest:08x}"
         last = "\n    ".join(self.trace)
@@ -56,10 +56,10 @@ class Outcome:
 
 
 class Simulation:
-    """Lives through seeds, one after the other, in one database that is cloned for each.
+    """Simulates seeds one after the other, each in a clone of one database.
 
-    `faults` come as often as they say in every seed, the others as the seed draws them. A world that never comes to its
-    end is given up after `calm_steps`.
+    `faults` have these probabilities in every seed; each seed draws the others. A world that never ends is stopped
+    after `calm_steps`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Simulation:
         self._card = Card.load()
 
     def live(self, seed: int, *, steps: int = DEFAULT_STEPS) -> Outcome:
-        """Live through a seed."""
+        """Simulate a seed."""
         scheduler = Scheduler(seed)
         scheduler.faults = {**scheduler.faults, **self._faults}
         world = World(
@@ -90,10 +90,10 @@ class Simulation:
             _live(world, account, outside, steps, self._calm_steps)
         except ViolationError as error:
             violation, detail = error.invariant, str(error)
-        except Exception as error:  # whatever it is, it is the finding
+        except Exception as error:  # every error is a violation
             violation, detail = SURPRISE, f"{type(error).__name__}: {error}"
         finally:
-            # Before the end, which lets every actor go on once more.
+            # Read these before `end`, which resumes every actor once more.
             lived, digest, trace = scheduler.steps, scheduler.digest, list(scheduler.trace)
             failpoints.install(None)
             scheduler.end()
@@ -141,7 +141,7 @@ def _reached(failpoint: Failpoint, scheduler: Scheduler, account: Account) -> No
     if actor is None or failpoint is Failpoint.DATABASE_BEGIN:
         return
     if failpoint is Failpoint.DATABASE_COMMIT_AFTER:
-        scheduler.current = None  # the account asks the database past the scheduler
+        scheduler.current = None  # the account queries the database without the scheduler
         try:
             account.committed(actor)
         finally:
@@ -149,6 +149,6 @@ def _reached(failpoint: Failpoint, scheduler: Scheduler, account: Account) -> No
         actor.in_transaction = False
         scheduler.holder = None
     if actor.in_transaction:
-        scheduler.statement()  # nobody else could do anything that it sees
+        scheduler.statement()  # no other actor could change anything that it sees
     else:
         scheduler.pause(failpoint.value)

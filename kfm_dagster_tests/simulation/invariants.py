@@ -1,8 +1,8 @@
-"""What must hold at every moment: an account of its own, kept from outside the product, against which it is held.
+"""The invariants: an account of the world, kept without the product, that the product must agree with.
 
-The account reads the database past the product after every commit, knows from the feed what was really written, and
-from the scheduler who did it. A method of `Account` per invariant; its name is what a violation is called. Does not
-belong here: making things happen.
+After every commit the account reads the database directly; it knows the written objects from the feed, and the
+acting process from the scheduler. Each invariant is a method of `Account` and names its violation. Does not
+belong here: actions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FREE = frozenset(
         ("failed", "quarantined"),
     }
 )
-"""What may happen without a person (NODD WAL state machine, section 3), written down once more and not imported."""
+"""The transitions without a person (NODD WAL state machine, section 3), repeated here and not imported."""
 OVERRIDES = frozenset({("succeeded", "pending"), ("quarantined", "pending")})
 HELD = {
     "claims": "SELECT wal_id FROM nodd_wal_records WHERE status = 'in_progress' AND ingest_run_id = ? AND dataset = ?",
@@ -50,18 +50,18 @@ HELD = {
     "outputs": "SELECT dataset_id FROM run_state WHERE run_id = ? AND dataset_id LIKE ? || '.%'"
     " AND artifact_uri IS NOT NULL AND validation_summary ->> '$.rolled_back_by' IS NULL",
 }
-"""What a run may hold of a dataset."""
+"""The records that a run may hold of a dataset."""
 LINEAGE_OF = (
     "SELECT lineage_id FROM lineage_emissions JOIN lineage_batches USING (batch_id)"
     " WHERE wal_id = ? AND content_sha256 = ? AND invalidated_by IS NULL"
 )
-"""What says how an Item came about."""
+"""The query for an Item's lineage."""
 FULL_CHECK_EVERY = 25
-"""Commits between two checks that replay every history."""
+"""The number of commits between two checks that replay every history."""
 
 
 LOST = frozenset({"worker_lost", "lease_expired", "run_rolled_back"})
-"""Why an attempt ends whose run died."""
+"""The reasons that end an attempt whose run died."""
 
 
 class ViolationError(BaseException):
@@ -87,7 +87,7 @@ class Change(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """A record as it is."""
+    """The current state of a record."""
 
     wal_id: str
     status: str
@@ -98,7 +98,7 @@ class Standing(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Of which unit and which promotion an Item of the catalog is, and what it says."""
+    """An Item of the catalog: its unit, its promotion and its content."""
 
     wal_id: str
     revision: int
@@ -108,7 +108,7 @@ class Shown(NamedTuple):
 
 @dataclass(kw_only=True)
 class Unit:
-    """What the account knows of one unit."""
+    """The account's state of one unit."""
 
     status: str
     version: int
@@ -128,7 +128,7 @@ class Account:
     world: World
     units: dict[str, Unit] = field(default_factory=dict)
     off: set[str] = field(default_factory=set)
-    """Datasets that were switched off by a commit, `*` for all."""
+    """Datasets that a commit switched off; `*` is all."""
     _leases: dict[tuple[str, str], str] = field(default_factory=dict)
     _newest_success: dict[str, tuple[str, int]] = field(default_factory=dict)
     _items: Mapping[str, Shown] = field(default_factory=dict)
@@ -147,22 +147,22 @@ class Account:
         self._deliveries = Deliveries(self.world.database, clock=lambda: self.world.scheduler.now)
         self._datasets = {contract.id: contract for contract in self.world.registry}
 
-    # What the world tells.
+    # Notifications by the world.
 
     def received(self, message: Message) -> None:
-        """A message was delivered: from now on its units are to end."""
+        """Note that a message was delivered: from now on its units must end."""
         message.done = {wal_id for wal_id in message.units if self._is_terminal(wal_id)}
         for wal_id in message.units:
             self._in_flight[wal_id].add(message)
 
     def deleted(self, message: Message) -> None:
-        """A message is about to leave its queue for good."""
+        """Check a message that is about to be deleted."""
         self.deleted_messages_are_done(message)
         for wal_id in message.units:
             self._in_flight[wal_id].discard(message)
 
     def committed(self, actor: Actor) -> None:
-        """A transaction of an actor is durable."""
+        """Check a committed transaction of an actor."""
         if self._raw.total_changes == self._total_changes:
             return
         self._total_changes = self._raw.total_changes
@@ -187,12 +187,12 @@ class Account:
             self.check_all()
 
     def check_all(self) -> None:
-        """Check what is too dear for every commit."""
+        """Run the checks that are too slow for every commit."""
         self.histories_rebuild_the_records()
         self.repetitions_give_the_same()
 
     def finished(self) -> None:
-        """Faults have ended, and everything had the time to end."""
+        """Run the final checks, once the faults are over and every unit had time to end."""
         self.check_all()
         self.every_unit_ends()
         self.lineage_is_read_once()
@@ -200,27 +200,27 @@ class Account:
     # Invariants.
 
     def transitions_are_legal(self, change: Change) -> None:
-        """WSM-02: only the arrows of the state machine, each from where the unit stood."""
-        known = self.units.get(change.wal_id)
-        stood = None if known is None else known.status
+        """WSM-02: only transitions of the state machine, each from the unit's status."""
+        unit = self.units.get(change.wal_id)
+        stood = None if unit is None else unit.status
         if (change.from_status, change.to_status) not in FREE | OVERRIDES or change.from_status != stood:
             raise ViolationError("transitions_are_legal", f"{change}, stood {stood}")
 
     def overrides_are_decided(self, change: Change, governed: set[tuple[str, int]]) -> None:
-        """WSM-16: every leaving of a terminal state has its row in the governance log."""
+        """WSM-16: every transition out of a terminal state has a row in the governance log."""
         if (change.from_status, change.to_status) in OVERRIDES and (change.wal_id, change.version) not in governed:
             raise ViolationError("overrides_are_decided", str(change))
 
     def attempts_count_claims(self, change: Change) -> None:
-        """WAL-09: a claim, and nothing else, adds one attempt."""
+        """WAL-09: only a claim adds an attempt."""
         before = self.units[change.wal_id].attempts if change.wal_id in self.units else 0
         if change.attempts != before + (change.to_status == "in_progress"):
             raise ViolationError("attempts_count_claims", f"{change}, had {before}")
 
     def attempts_are_bounded(self, change: Change, dataset: str) -> None:
-        """WAL-10: a unit is let in again only while its contract grants attempts; beyond that by an override.
+        """WAL-10: a unit is readmitted only while its contract has attempts left, or by an override.
 
-        A run that dies with several units charges none of them, until its batch has been halved to one (SEC-09).
+        A run that dies with several units costs none an attempt, until its batch is halved to one unit (SEC-09).
         """
         unit = self.units.get(change.wal_id)
         if unit is None:
@@ -235,7 +235,7 @@ class Account:
             raise ViolationError("attempts_are_bounded", f"{change}, {unit.overrides} overrides")
 
     def superseded_units_stay_out(self, change: Change) -> None:
-        """BEY-01: a version that a newer one made obsolete is neither let in nor claimed, unless a person wants it."""
+        """BEY-01: a superseded version is neither readmitted nor claimed, except by a person's decision."""
         unit = self.units.get(change.wal_id)
         arrows = {("failed", "pending"), ("pending", "in_progress")}
         if unit is None or not unit.superseded or unit.overrides:
@@ -243,13 +243,13 @@ class Account:
         if (change.from_status, change.to_status) in arrows:
             raise ViolationError("superseded_units_stay_out", str(change))
 
-    def switched_off_is_left_alone(self, what: str, dataset: str) -> None:
-        """WAL-10: no claim, no readmission and no effect of a dataset that is switched off."""
+    def switched_off_is_left_alone(self, action: str, dataset: str) -> None:
+        """WAL-10: a dataset that is switched off has no claim, readmission or effect."""
         if self.off & {dataset, "*"}:
-            raise ViolationError("switched_off_is_left_alone", f"{what} of {dataset} while {self.off} is off")
+            raise ViolationError("switched_off_is_left_alone", f"{action} of {dataset} while {self.off} is off")
 
     def only_the_holder_settles(self, change: Change, actor: Actor) -> None:
-        """BEY-02: an attempt is ended by the worker that made it, by its run rolled back, or by recovery when lost."""
+        """BEY-02: only its worker, a rollback of its run, or the recovery of a lost run ends an attempt."""
         unit = self.units.get(change.wal_id)
         if unit is None or change.from_status != "in_progress" or change.reason in {"worker_lost", "lease_expired"}:
             return
@@ -259,7 +259,7 @@ class Account:
             raise ViolationError("only_the_holder_settles", f"{actor.name} ended {change} of {unit}")
 
     def claims_are_taken_only_when_lost(self, change: Change, actor: Actor, dataset: str) -> None:
-        """WSM-11: a claim is taken back only from a run that is given up, or when its lease is over."""
+        """WSM-11: a claim is revoked only if its run was given up or its lease has expired."""
         if change.reason == "worker_lost" and change.run_id not in actor.named_dead:
             raise ViolationError("claims_are_taken_only_when_lost", f"{change}: nobody named the run")
         if change.reason == "lease_expired":
@@ -268,28 +268,28 @@ class Account:
                 raise ViolationError("claims_are_taken_only_when_lost", f"{change}: its lease lasts until {lease}")
 
     def history_matches_the_records(self, records: Iterable[Standing]) -> None:
-        """WSM-17: what the history says is what the record is, and no record is without one or gone."""
-        found = 0
+        """WSM-17: each history gives its record; no record lacks a history, and none is missing."""
+        count = 0
         for record in records:
-            found += 1
+            count += 1
             unit = self.units.get(record.wal_id)
-            told = unit and (unit.status, unit.version, unit.attempts, unit.run_id)
-            if told != (record.status, record.version, record.attempts, record.run_id):
+            expected = unit and (unit.status, unit.version, unit.attempts, unit.run_id)
+            if expected != (record.status, record.version, record.attempts, record.run_id):
                 raise ViolationError("history_matches_the_records", f"{record} is {unit} by its history")
-        if found != len(self.units):
-            raise ViolationError("history_matches_the_records", f"{len(self.units)} units, {found} records")
+        if count != len(self.units):
+            raise ViolationError("history_matches_the_records", f"{len(self.units)} units, {count} records")
 
     def older_versions_are_superseded(self, records: dict[str, Standing]) -> None:
-        """BEY-01: of the versions of an object that the ledger knows, all but the newest are marked."""
+        """BEY-01: of the versions of an object in the ledger, all but the newest are marked superseded."""
         for wal_id, unit in self.units.items():
             newer = [other for other in self.world.feed.newer(wal_id) if other in records]
             if newer and not unit.superseded:
                 raise ViolationError("older_versions_are_superseded", f"{wal_id} is not, with newer {newer}")
 
     def catalog_is_written_by_holders_and_never_goes_back(self, actor: Actor, records: dict[str, Standing]) -> None:
-        """BEY-02, BEY-01: an Item is written under a claim, and goes back to an older version as few may make it."""
-        found = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id, content_sha256 FROM catalog_items")
-        shown = {item_id: Shown(*row) for item_id, *row in found}
+        """BEY-02, BEY-01: an Item is written under a claim; only a permitted undo returns it to an older version."""
+        items = rows(self._raw, "SELECT item_id, wal_id, revision, promotion_id, content_sha256 FROM catalog_items")
+        shown = {item_id: Shown(*row) for item_id, *row in items}
         for item_id in sorted(self._items.keys() | shown.keys()):
             before, now = self._items.get(item_id), shown.get(item_id)
             if before is not None and (now is None or now.revision < before.revision):
@@ -306,20 +306,20 @@ class Account:
                 raise ViolationError("items_are_the_newest_version", f"{item_id} is {standing}, success {newest}")
 
     def lineage_is_told_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
-        """BEY-02: lineage is recorded under a standing claim; a success has both paths."""
-        told = set(rows(self._raw, "SELECT wal_id, path, revision FROM lineage_emissions"))
-        for wal_id, _, _ in told - self._told:
+        """BEY-02: lineage is recorded under a current claim; a success has both paths."""
+        recorded = set(rows(self._raw, "SELECT wal_id, path, revision FROM lineage_emissions"))
+        for wal_id, _, _ in recorded - self._told:
             self._written_by_holder("lineage", wal_id, actor, records)
-        self._told = told
-        paths = {(wal_id, path) for wal_id, path, _ in told}
+        self._told = recorded
+        paths = {(wal_id, path) for wal_id, path, _ in recorded}
         for record in records.values():
             if record.status == "succeeded" and not {(record.wal_id, "openlineage"), (record.wal_id, "prov")} <= paths:
                 raise ViolationError("successes_have_lineage", f"{record}")
 
     def run_state_names_what_its_stage_made(self) -> None:
-        """PCS-04: whenever a stage's newest attempt has succeeded, run-state has the output of one that did.
+        """PCS-04: if a stage's newest attempt succeeded, run-state has the output of a successful attempt.
 
-        Of the first one, where several have worked on the same inputs: a success is not overwritten.
+        If several worked on the same inputs, it is the first's: a success is not overwritten.
         """
         differing = rows(
             self._raw,
@@ -335,32 +335,32 @@ class Account:
             raise ViolationError("run_state_names_what_its_stage_made", str(differing))
 
     def rollbacks_leave_nothing(self) -> None:
-        """PCS-03: a run that is rolled back holds no unit of the dataset, no Item, no lineage and no output."""
-        found = rows(
+        """PCS-03: a rolled-back run holds no unit, Item, lineage or output of the dataset."""
+        rolled_back = rows(
             self._raw,
             "SELECT seq, run_id, stage FROM stage_audit WHERE event = 'run rolled back' AND seq > ? ORDER BY seq",
             self._seen_rollback,
         )
-        for seq, run_id, stage in found:
+        for seq, run_id, stage in rolled_back:
             held = {name: rows(self._raw, sql, run_id, stage.partition(".")[0]) for name, sql in HELD.items()}
             if any(held.values()):
                 raise ViolationError("rollbacks_leave_nothing", f"{stage} in {run_id}: {held}")
             self._seen_rollback = seq
 
     def lineage_is_read_once(self) -> None:
-        """WAL-05, BEY-07: readers find every recorded event, each once, no matter what failed or died."""
+        """WAL-05, BEY-07: readers find every recorded event once, after any failure or crash."""
         files = self.world.lineage_files.files
         lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
-        told = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
-        failures = {event["run"]["runId"] for event in told if event["eventType"] == "FAIL"}
-        events = Counter((event["run"]["runId"], event["eventType"]) for event in told)
+        published = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
+        failures = {event["run"]["runId"] for event in published if event["eventType"] == "FAIL"}
+        events = Counter((event["run"]["runId"], event["eventType"]) for event in published)
         recorded = {
             lineage_id
             for (lineage_id,) in rows(self._raw, "SELECT lineage_id FROM lineage_emissions WHERE path = 'openlineage'")
         }
         if {run_id for run_id, _ in events} - failures != recorded or (events and max(events.values()) > 1):
             raise ViolationError("lineage_is_read_once", f"{len(recorded)} recorded, {events.most_common(1)} read")
-        # The last ones wait for the next tick that publishes.
+        # The last failures wait for the next tick that publishes.
         [(noted, recorded_failures)] = rows(self._raw, "SELECT count(*), count(batch_id) FROM lineage_failures")
         [(failed,)] = rows(self._raw, "SELECT count(*) FROM nodd_wal_transitions WHERE to_status = 'failed'")
         if noted != failed or len(failures) != recorded_failures:
@@ -368,7 +368,7 @@ class Account:
             raise ViolationError("lineage_is_read_once", detail)
 
     def deleted_messages_are_done(self, message: Message) -> None:
-        """WSM-09: a message leaves the queue when each of its units has ended, or its like stands on another queue."""
+        """WSM-09: a message is deleted once its units have ended or a copy is on another queue."""
         missing = message.units - message.done
         if not missing and not message.body.startswith("{poison"):
             return
@@ -377,7 +377,7 @@ class Account:
             raise ViolationError("deleted_messages_are_done", f"{message.message_id} without {sorted(missing)}")
 
     def nothing_is_lost(self) -> None:
-        """BEY-03: what came in is what became of it, units and messages."""
+        """BEY-03: every received unit and message is accounted for."""
         balance = self._deliveries.conservation()
         if balance.residual_units or balance.residual_messages or balance.units_received != len(self.units):
             raise ViolationError("nothing_is_lost", f"{balance}, {len(self.units)} units")
@@ -386,14 +386,14 @@ class Account:
         open_rows = rows(
             self._raw, "SELECT message_id FROM nodd_wal_deliveries WHERE state NOT IN ('deleted', 'in_flight')"
         )
-        # A redrive sends first, deletes then, and says so last.
+        # A redrive sends, then deletes, and then records.
         moved = {message.message_id for message in broker.deleted if message.body in broker.sent_again}
         gone = [message_id for (message_id,) in open_rows if message_id not in on_queues | moved]
         if gone:
             raise ViolationError("nothing_is_lost", f"{gone} are on no queue")
 
     def nothing_sound_is_refused(self) -> None:
-        """SEC-05: the database refuses no message of the feed, which sends nothing that it could not store."""
+        """SEC-05: the database refuses no message of the feed, since all of these are valid."""
         refused = rows(
             self._raw, "SELECT message_id, detail FROM rejected_messages WHERE reason_code = 'database_refused'"
         )
@@ -401,28 +401,28 @@ class Account:
             raise ViolationError("nothing_sound_is_refused", str(refused))
 
     def histories_rebuild_the_records(self) -> None:
-        """WSM-17: a history replayed from nothing yields its record, field by field."""
+        """WSM-17: replaying a history yields its record, field by field."""
         for wal_id in self.units:
             if replay_history(own_tx(self._queries).history(wal_id)) != own_tx(self._queries).get(wal_id):
                 raise ViolationError("histories_rebuild_the_records", wal_id)
 
     def repetitions_give_the_same(self) -> None:
-        """WAL-11: the same object gives the same Item and the same lineage, no matter who makes them and how often."""
+        """WAL-11: the same object always gives the same Item and the same lineage."""
         if differing := own_tx(self._queries).mismatch_counts():
             raise ViolationError("repetitions_give_the_same", str(differing))
 
     def every_unit_ends(self) -> None:
-        """Liveness: with the faults over, every unit is terminal and the primary queue is empty."""
+        """Liveness: after the faults, every unit is terminal and the primary queue is empty."""
         waiting = self.unfinished()
         if waiting:
             raise ViolationError("every_unit_ends", "; ".join(waiting))
 
-    # The rest is bookkeeping.
+    # Bookkeeping.
 
     def unfinished(self) -> list[str]:
-        """Say what still waits for something."""
+        """Return a line for each pending thing."""
         units = [f"{wal_id} is {unit.status}" for wal_id, unit in self.units.items() if unit.status not in TERMINAL]
-        left = [
+        pending = [
             f"{message.message_id} is on {name}"
             for name, queue in self.world.broker.queues.items()
             for message in queue.values()
@@ -431,7 +431,7 @@ class Account:
         unread = [
             f"{batch} is unread" for (batch,) in rows(self._raw, "SELECT subject FROM outbox WHERE topic = 'lineage'")
         ]
-        return units + left + unread
+        return units + pending + unread
 
     def _check_change(
         self, change: Change, actor: Actor, records: dict[str, Standing], governed: set[tuple[str, int]]
@@ -447,34 +447,34 @@ class Account:
         if change.to_status == "in_progress" or (change.from_status, change.to_status) == ("failed", "pending"):
             self.switched_off_is_left_alone(change.reason, dataset)
 
-    def _written_by_holder(self, what: str, wal_id: str, actor: Actor, records: dict[str, Standing]) -> None:
+    def _written_by_holder(self, action: str, wal_id: str, actor: Actor, records: dict[str, Standing]) -> None:
         record = records[wal_id]
         holds = record.status == "in_progress" and record.run_id == actor.run_id
         if not holds or actor.attempts.get(wal_id) != record.attempts:
-            raise ViolationError("only_the_holder_writes", f"{actor.name} wrote {what} of {record}")
-        self.switched_off_is_left_alone(what, record.dataset)
+            raise ViolationError("only_the_holder_writes", f"{actor.name} wrote {action} of {record}")
+        self.switched_off_is_left_alone(action, record.dataset)
 
     def _may_be_taken_back(self, item_id: str, before: Shown, actor: Actor, records: dict[str, Standing]) -> None:
-        """Check an undoing: a run goes back behind what it wrote itself, anybody behind what was given up half done."""
+        """Check an undo: a run may undo its own Items, and any actor those of an abandoned attempt."""
         sql = "SELECT run_id FROM catalog_promotions WHERE promotion_id = ?"
         if rows(self._raw, sql, before.promotion_id) == [(actor.run_id,)]:
             return
-        told = rows(self._raw, LINEAGE_OF, before.wal_id, before.content_sha256)
-        if records[before.wal_id].status != "quarantined" or told:
+        lineage = rows(self._raw, LINEAGE_OF, before.wal_id, before.content_sha256)
+        if records[before.wal_id].status != "quarantined" or lineage:
             raise ViolationError("only_the_holder_writes", f"{actor.name} took {before} of {item_id} back")
 
     def _apply(self, change: Change) -> None:
-        known = self.units.get(change.wal_id)
-        error = change.reason if change.to_status == "failed" else known and known.error_code
+        unit = self.units.get(change.wal_id)
+        error = change.reason if change.to_status == "failed" else unit and unit.error_code
         self.units[change.wal_id] = Unit(
             status=change.to_status,
             version=change.version,
             attempts=change.attempts,
             run_id=change.run_id,
             error_code=error,
-            overrides=(known.overrides if known else 0) + ((change.from_status, change.to_status) in OVERRIDES),
-            superseded=known.superseded if known else False,
-            lost=(known.lost if known else 0) + (change.to_status == "failed" and change.reason in LOST),
+            overrides=(unit.overrides if unit else 0) + ((change.from_status, change.to_status) in OVERRIDES),
+            superseded=unit.superseded if unit else False,
+            lost=(unit.lost if unit else 0) + (change.to_status == "failed" and change.reason in LOST),
         )
         happened = self.world.scheduler.happened
         happened[f"{change.from_status} > {change.to_status}"] += 1
@@ -489,18 +489,18 @@ class Account:
             self._newest_success[version.item_id] = max(newest, version.order)
 
     def _note_leases(self, actor: Actor) -> None:
-        """Keep when each lease ends, as its holder's clock has it; only its holder moves it."""
+        """Record when each lease ends by its holder's clock; only its holder may extend it."""
         ends = rfc3339(self.world.scheduler.now + actor.skew + timedelta(seconds=LEASE_SECONDS))
-        found = rows(self._raw, "SELECT ingest_run_id, dataset, expires_at FROM nodd_wal_leases")
-        for run_id, dataset, expires_at in found:
+        leases = rows(self._raw, "SELECT ingest_run_id, dataset, expires_at FROM nodd_wal_leases")
+        for run_id, dataset, expires_at in leases:
             if self._leases.get((run_id, dataset)) != expires_at:
                 if actor.run_id != run_id or expires_at > ends:
                     raise ViolationError("leases_are_their_holders", f"{actor.name} gave {run_id} until {expires_at}")
                 self._leases[run_id, dataset] = expires_at
 
     def _note_switches(self) -> None:
-        found = rows(self._raw, "SELECT dataset FROM kill_switches WHERE released_at IS NULL")
-        self.off = {dataset for (dataset,) in found}
+        switches = rows(self._raw, "SELECT dataset FROM kill_switches WHERE released_at IS NULL")
+        self.off = {dataset for (dataset,) in switches}
 
     def _note_supersessions(self, records: dict[str, Standing]) -> None:
         for (wal_id,) in rows(self._raw, "SELECT older_wal_id FROM nodd_wal_supersessions"):
@@ -508,33 +508,33 @@ class Account:
         self.older_versions_are_superseded(records)
 
     def _new_changes(self) -> list[Change]:
-        found = rows(
+        changed = rows(
             self._raw,
             "SELECT rowid, wal_id, version, at, from_status, to_status, reason, run_id, attempts"
             " FROM nodd_wal_transitions WHERE rowid > ? ORDER BY rowid",
             self._seen_changes,
         )
-        changes = [Change(*row) for row in found]
+        changes = [Change(*row) for row in changed]
         if changes:
             self._seen_changes = changes[-1].place
         return changes
 
     def _records(self) -> dict[str, Standing]:
-        found = rows(
+        records = rows(
             self._raw, "SELECT wal_id, status, version, attempts, ingest_run_id, dataset FROM nodd_wal_records"
         )
-        return {row[0]: Standing(*row) for row in found}
+        return {row[0]: Standing(*row) for row in records}
 
     def _governed(self) -> set[tuple[str, int]]:
-        found = rows(
+        decisions = rows(
             self._raw,
             "SELECT entry_id, wal_id, record_version FROM governance_log"
             " WHERE entry_id > ? AND record_version IS NOT NULL AND change_ref IS NOT NULL",
             self._seen_governance,
         )
-        if found:
-            self._seen_governance = max(row[0] for row in found)
-        return {(row[1], row[2]) for row in found}
+        if decisions:
+            self._seen_governance = max(row[0] for row in decisions)
+        return {(row[1], row[2]) for row in decisions}
 
     def _is_terminal(self, wal_id: str) -> bool:
         return wal_id in self.units and self.units[wal_id].status in TERMINAL

@@ -1,8 +1,8 @@
 """The simulated database: real SQLite with the real schema, in memory, cloned from one migrated template.
 
-One connection serves every actor, so a transaction keeps the others waiting, as SQLite's one writer does. Every
-statement is a point at which its actor may die; a commit tells the world. Does not belong here: what the statements
-say, which is the product's business.
+One connection serves every actor, so a transaction blocks the others, as SQLite's single writer does. Every
+statement is a point at which its actor may die; the world is notified of each commit. Does not belong here: the content
+of the statements, which the product defines.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kfm_dagster_tests.simulation.scheduling import LOCK, Scheduler
 
 @dataclass(frozen=True, kw_only=True)
 class RewrittenTrigger:
-    """A trigger that says `new` where it said `old`, or that is gone."""
+    """A trigger with `old` replaced by `new`, or a removed one."""
 
     name: str
     old: str | None = None
     new: str = ""
 
     def apply(self, raw: sqlite3.Connection) -> None:
-        """Rewrite it."""
+        """Rewrite the trigger."""
         ((source,),) = rows(raw, "SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = ?", self.name)
         raw.execute(f"DROP TRIGGER {self.name}")
         if self.old is not None:
@@ -41,7 +41,7 @@ class RewrittenTrigger:
 
 
 class Template:
-    """A migrated database that others are cloned from, and the one connection that they are cloned into."""
+    """A migrated template database, and the single connection that it is cloned into."""
 
     def __init__(self, *, triggers: Sequence[RewrittenTrigger] = ()) -> None:
         self.raw: sqlite3.Connection = _connect()
@@ -56,11 +56,11 @@ class Template:
         sa.event.listen(self.engine, "before_cursor_execute", self._point)
 
     def clone(self, scheduler: Scheduler) -> SimulatedDatabase:
-        """Return an empty ledger; the one before it is gone."""
+        """Return an empty ledger, which replaces the previous one."""
         try:
             self._image.backup(self.raw)
         except sqlite3.OperationalError:
-            # A query that died with its process, before its last row, is open as long as its traceback lives.
+            # The traceback of a dead process keeps its unfinished query open until it is collected.
             gc.collect()
             self._image.backup(self.raw)
         self.scheduler = scheduler
@@ -72,7 +72,7 @@ class Template:
 
 
 class SimulatedDatabase(Database):
-    """A database whose transactions wait for each other, and end with the process that holds them."""
+    """A database whose transactions wait for each other and end when their process dies."""
 
     def __init__(self, engine: sa.Engine, scheduler: Scheduler) -> None:
         super().__init__(engine)
@@ -91,7 +91,7 @@ class SimulatedDatabase(Database):
     def snapshot(self) -> Iterator[Transaction]:
         actor = self._scheduler.current
         if actor is not None and actor.in_transaction and self._open is not None:
-            # SQLite gives a reader its own connection beside a writer; here it reads in the writer's.
+            # In SQLite a reader has its own connection beside a writer; here it uses the writer's.
             yield Transaction(self._open.connection)
             return
         with self._alone(), super().snapshot() as tx:
@@ -111,13 +111,13 @@ class SimulatedDatabase(Database):
             yield
         finally:
             actor.in_transaction = False
-            # After its commit it has let go already, and another one may be in a transaction.
+            # After a commit the actor has released the lock, and another actor may hold it.
             if scheduler.holder is actor:
                 scheduler.holder = None
 
 
 class _Kept(sqlite3.Connection):
-    """A connection that outlives its users: SQLAlchemy closes one in which a process died, and so would the system."""
+    """A connection that ignores `close`: SQLAlchemy closes a connection whose process died."""
 
     @override
     def close(self) -> None:
@@ -133,5 +133,5 @@ def _connect() -> sqlite3.Connection:
 
 
 def rows(raw: sqlite3.Connection, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """Ask past the product."""
+    """Query the database directly."""
     return raw.execute(sql, parameters).fetchall()

@@ -1,8 +1,8 @@
-"""Mutations: the product broken on purpose, one rule at a time, and the invariant that has to notice.
+"""Mutations: deliberate breakages of one rule of the product, and the invariant that must detect each.
 
-An invariant that no breakage can violate holds nothing. Each mutation takes away one guard (a condition of a statement,
-a trigger, a call); where the database guards the same thing once more, both go, and that is said. Does not belong here:
-looking for the seed that notices (`test_simulation.py`).
+An invariant that no mutation violates proves nothing. Each mutation removes one guard (a condition of a statement,
+a trigger, a call); where the database has a second guard, both are removed, with a comment. Does not belong here:
+searching the seed that detects it (`test_simulation.py`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Breakage = Callable[[ExitStack], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """One breakage. `invariant` is what notices it first; `under` are the faults that bring it out.
+    """A breakage. `invariant` detects it first; `under` has the faults that it needs.
 
-    `first` is the seed to begin with: one that notices a breakage which few seeds meet.
+    `first` is the first seed to try, for a breakage that few seeds detect.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Mutation:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Break the product for a while."""
+        """Apply the mutation within the context."""
         with ExitStack() as stack:
             for breakage in self.breakages:
                 breakage(stack)
@@ -89,7 +89,7 @@ def _call(owner: Any, name: str, replacement: Any) -> Breakage:
 
 
 def _undecided(self: LedgerChanges, versions: Any, from_status: Any, *more: Any) -> list[Any]:
-    # What leaves quarantine has a case that asks for the decision, too.
+    # The database also requires the decision for units that leave quarantine.
     return sorted(versions) if from_status == "succeeded" else _DECIDE(self, versions, from_status, *more)
 
 
@@ -113,7 +113,7 @@ def _put_later(self: RelationalRunState, record: RunState, tx: Transaction) -> N
 
 _PUT = RelationalRunState.put
 _EXECUTED_AGAIN = _call(RunStatePort, "skip", lambda *_, **__: None)
-"""A run that is executed again claims again, so that it holds one unit by two attempts."""
+"""A run that is executed again claims again, so it holds a unit by two attempts."""
 _HASTE = {
     Fault.HASTE: 0.9,
     Fault.TWIN: 0.9,
@@ -125,7 +125,7 @@ _HASTE = {
 _FENCE = Leases.fence
 _DECIDE = LedgerChanges._decide
 _ATTEMPT = " AND record.attempts = unit.attempt"
-"""No two claims of a unit have one number, so no history needs the run's id besides (`ledger/test_ledger_store.py`)."""
+"""A claim's number identifies it within a unit's history, without the run's id (`ledger/test_ledger_store.py`)."""
 _NO_LEGAL_TRANSITIONS = RewrittenTrigger(name="nodd_wal_records_transition_is_legal")
 
 MUTATIONS = (
@@ -225,7 +225,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a unit in progress is quarantined",
-        # The database refuses it, and what the database refuses of a message is rejected.
+        # The database refuses the value, so the message is rejected.
         invariant="nothing_sound_is_refused",
         breakages=[_sql("ledger.quarantine", "('pending', 'failed')", "('pending', 'failed', 'in_progress')")],
         first=1,
@@ -266,7 +266,7 @@ MUTATIONS = (
         name="an Item stays whose unit is given up without lineage",
         invariant="every_item_has_its_lineage",
         breakages=[_call(evidence, "withdraw_orphans", lambda *_: 0)],
-        # A unit whose run died before its lineage is given up where its object is gone.
+        # A unit whose run died before its lineage is given up if its object is gone.
         under={**CALM, Fault.KILL: 0.006, Fault.OBJECT_GONE: 0.8},
         first=3,
     ),

@@ -1,7 +1,7 @@
-"""The simulated objects: the providers' buckets as the product reads them, and what stands in an object.
+"""The simulated objects: the providers' buckets as the product reads them, and the objects' content.
 
-An object is its format's first bytes and a JSON document, which `DocumentReader` gives back as the readers of the real
-formats do. Does not belong here: who writes objects (`feed.py`), stores that the product writes to (`services.py`).
+An object is its format's first bytes and a JSON document, which `DocumentReader` returns as the readers of the real
+formats do. Does not belong here: the writer of objects (`feed.py`), stores that the product writes to (`services.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kfm_dagster.storage.objects import ListedObject, ObjectStores
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 
 OMITTED = frozenset({"datetime", "start_datetime", "end_datetime", "goes:percent-uncorrectable"})
-"""Times, which a header has for itself, and what no contract gives a source or a unit: a gate would stop its batch."""
+"""Properties that objects omit: times, which have their own fields, and one without a source or unit in a contract."""
 SIZE = 4_000_000
-"""Bytes that a store says of every object, whatever its document takes."""
+"""The size that a store reports of every object, whatever its document's size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """What a bucket holds under a key: nothing before `appears_at`."""
+    """The object under a key of a bucket; it is missing before `appears_at`."""
 
     etag: str
     content: bytes
@@ -39,7 +39,7 @@ class Stored:
 
 
 class Buckets:
-    """The providers' objects, by URI: one version each, the last one that was written."""
+    """The providers' objects by URI, each in its last version."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.objects: dict[str, Stored] = {}
@@ -52,7 +52,7 @@ class Buckets:
 
 
 class SimulatedObjects(ObjectStores):
-    """Stores over a network; of `ObjectStores` nothing stays that would reach a real one."""
+    """Simulated stores: every method of `ObjectStores` that would reach a network is replaced."""
 
     def __init__(self, buckets: Buckets, *, silent: Callable[[], bool]) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class SimulatedObjects(ObjectStores):
 
 
 class SimulatedObject(RemoteObject):
-    """An object of a bucket, asked for again by every request: one version of it, once its ETag is known."""
+    """An object of a bucket, looked up by every request; once its ETag is known, only that version."""
 
     size = SIZE
 
@@ -112,8 +112,8 @@ class SimulatedObject(RemoteObject):
         stored = self._request(Failpoint.OBJECT_READ_BEFORE, Failpoint.OBJECT_READ_AFTER)
         if self._etag not in {None, stored.etag}:
             raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, self.uri, "simulated")
-        known = self.first[start : start + length]
-        return known + stored.content[start + len(known) : start + length]
+        available = self.first[start : start + length]
+        return available + stored.content[start + len(available) : start + length]
 
     def _request(self, before: Failpoint, after: Failpoint) -> Stored:
         hit(before)
@@ -127,26 +127,26 @@ class SimulatedObject(RemoteObject):
 
 
 def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str, Any]) -> bytes:
-    """Return an object that says what a sample says, with some properties besides or instead."""
-    said = {name: value for name, value in sample.metadata.stac_properties.items() if name not in OMITTED}
+    """Return an object with a sample's content and further or other properties."""
+    sample_properties = {name: value for name, value in sample.metadata.stac_properties.items() if name not in OMITTED}
     document = {
         "start": sample.time_range_start,
         "end": sample.time_range_end,
         "geometry": sample.metadata.geometry,
-        "properties": {**said, **properties},
+        "properties": {**sample_properties, **properties},
     }
     return bytes.fromhex(contract.integrity.magic[0].hex) + orjson.dumps(document)
 
 
 class DocumentReader:
-    """A reader that reads an object's document, in two parts: its beginning has been read before."""
+    """A reader of an object's document in two parts, of which the first was read before."""
 
     first_bytes = 64
 
     def __call__(self, request: ReadRequest, /) -> HeaderMetadata:
         content = request.source.read(0, request.source.size)
-        said = orjson.loads(content[content.index(b"{") :])
-        start, end = datetime.fromisoformat(said["start"]), datetime.fromisoformat(said["end"])
+        document = orjson.loads(content[content.index(b"{") :])
+        start, end = datetime.fromisoformat(document["start"]), datetime.fromisoformat(document["end"])
         return HeaderMetadata(
-            start=start, end=end, datetime=start, geometry=said["geometry"], properties=said["properties"]
+            start=start, end=end, datetime=start, geometry=document["geometry"], properties=document["properties"]
         )

@@ -1,7 +1,7 @@
-"""What somebody sees from outside: what went in by the feed, and what came out in the catalog and the lineage files.
+"""The outside view: the objects that the feed wrote, and the published catalog and lineage files.
 
-Knows neither ledger nor database: an account of its own that no table of the product can talk into anything. Does not
-belong here: what must hold inside (`invariants.py`).
+It reads neither ledger nor database, so it is independent of the product's tables. Does not
+belong here: the inner invariants (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from kfm_dagster_tests.simulation.world import World
 
 ROOT = "catalog.json"
 MULTIHASH_DIGITS = 6
-"""Hex digits of a `file:checksum` that say which hash it is, and how long."""
+"""The hex digits of a `file:checksum` that name the hash and its length."""
 
 
 class Outside:
-    """The view from outside of one world."""
+    """The outside view of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         world.publisher.seen = self.nothing_unexpected_is_published
 
     def finished(self) -> None:
-        """Faults have ended, and everything had the time to end."""
+        """Run the final checks, once the faults are over and every unit had time to end."""
         self.everything_is_linked_once()
         self.nothing_is_missing()
         self.every_item_has_its_lineage()
         self.followers_show_what_stands()
 
     def nothing_unexpected_is_published(self, path: str, content: bytes) -> None:
-        """Only what a sound object says becomes an Item, under the Item id of its key."""
+        """Every Item has the content of a sound object and the Item id of its key."""
         document = orjson.loads(content)
         if document.get("type") == "Feature":
             version = self._version_of(document)
@@ -46,12 +46,12 @@ class Outside:
                 raise ViolationError("nothing_unexpected_is_published", f"{path} of {version}")
 
     def nothing_is_missing(self) -> None:
-        """The newest sound version that was announced and can still be read is in the catalog, or a newer one is."""
+        """The catalog has the newest announced, sound and readable version, or a newer one."""
         if missing := self.missing():
             raise ViolationError("nothing_is_missing", "; ".join(missing))
 
     def missing(self) -> list[str]:
-        """Say which Items are older than what could be read, or are not there."""
+        """Return the Items that are missing or older than a readable version."""
         due: dict[str, tuple[str, int]] = {}
         for version in self._world.feed.announced.values():
             if version.sound and self._world.feed.is_readable(version):
@@ -64,46 +64,46 @@ class Outside:
         ]
 
     def everything_is_linked_once(self) -> None:
-        """From the root one way leads to each Item, and none leads nowhere."""
+        """Each Item is linked once from the root, and no link is broken."""
         reached = Counter(self._reached(ROOT))
         if max(reached.values(), default=1) > 1 or not reached.keys() <= self._world.publisher.files.keys():
             raise ViolationError("everything_is_linked_once", str(reached))
 
     def every_item_has_its_lineage(self) -> None:
-        """Each Item has a unit whose ingest was told and not withdrawn, from the object that the Item is of."""
+        """Each Item has published lineage, not withdrawn, of a unit of its own object."""
         if orphans := self.without_lineage():
             raise ViolationError("every_item_has_its_lineage", "; ".join(orphans))
 
     def followers_show_what_stands(self) -> None:
-        """A follower has the Items that a reader finds, and says of each what its file says."""
+        """A follower has exactly the catalog's Items, with equal content."""
         if differing := self.not_followed():
             raise ViolationError("followers_show_what_stands", "; ".join(sorted(differing)))
 
     def not_followed(self) -> list[str]:
-        """Return the ids of Items of which a follower says something else than the catalog."""
+        """Return the ids of Items that differ between a follower and the catalog."""
         stands = {(item["collection"], item["id"]): item for _, item in self._items()}
         shown = self._world.mirror.items
         return [f"{key}" for key in stands.keys() | shown.keys() if stands.get(key) != shown.get(key)]
 
     def without_lineage(self) -> list[str]:
-        """Return the paths of Items of which no lineage stands."""
+        """Return the paths of Items without current lineage."""
         files = self._world.lineage_files.files
         lines = [line for href, content in files.items() if href.endswith(".ndjson") for line in content.splitlines()]
         events = [event for event in map(orjson.loads, lines) if event["job"]["namespace"] == JOB_NAMESPACE]
         withdrawn = {event["run"]["runId"] for event in events if event["eventType"] == "OTHER"}
-        told: dict[str, set[str]] = defaultdict(set)
+        published: dict[str, set[str]] = defaultdict(set)
         for event in events:
             if event["eventType"] == "COMPLETE" and event["run"]["runId"] not in withdrawn:
                 source = event["inputs"][0]
-                told[event["run"]["facets"]["kfmWal"]["wal_id"]].add(f"{source['namespace']}/{source['name']}")
+                published[event["run"]["facets"]["kfmWal"]["wal_id"]].add(f"{source['namespace']}/{source['name']}")
         return [
             path
             for path, item in self._items()
-            if item["assets"]["data"]["href"] not in told[item["properties"]["kfm:wal_id"]]
+            if item["assets"]["data"]["href"] not in published[item["properties"]["kfm:wal_id"]]
         ]
 
     def _items(self) -> Iterator[tuple[str, Any]]:
-        """Yield what a reader finds: a file that a dead process left is found once something leads to it."""
+        """Yield the Items that a reader finds by links; unlinked files of dead processes do not count."""
         for path in self._reached(ROOT):
             document = orjson.loads(self._world.publisher.files.get(path, b"{}"))
             if document.get("type") == "Feature":

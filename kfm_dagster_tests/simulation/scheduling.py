@@ -1,9 +1,9 @@
-"""The scheduler: actors that run one at a time, and may be switched, stalled or killed wherever they reach a point.
+"""The scheduler: actors run one at a time, and may be switched, stalled or killed at each point.
 
 An actor is a greenlet that runs real code, a process or a thread of one; every failpoint of that code
 (`kfm_dagster/failpoints.py`), every call to a simulated service and every SQL statement is a point. Which actor goes
 on, how much time passes, and who dies is drawn from one seeded generator, so a seed is a history. Belongs here: control
-and time. Does not belong here: what actors do (`actors.py`), what must hold (`invariants.py`).
+and time. Does not belong here: actions (`actors.py`), invariants (`invariants.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kfm_dagster_tests.simulation.faults import Fault, draw
 START = datetime(2025, 12, 4, 12, tzinfo=UTC)
 TRACE_LENGTH = 60
 STALLS = (120.0, 1200.0)
-"""Seconds that a stall may take: much less than a lease, or much more."""
+"""The possible seconds of a stall: much less than a lease, or much more."""
 
 
 class Killed(BaseException):
-    """The process ends here; nothing of it happens any more, not even its cleaning up."""
+    """The process ends here, without any cleanup."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,19 +45,19 @@ class Actor:
     in_transaction: bool = False
     stalled: bool = False
     attempts: dict[str, int] = field(default_factory=dict)
-    """Units that it works on, with the attempt of the claim that it believes in."""
+    """Units that it works on, with the attempt of its last known claim."""
     named_dead: frozenset[str] = frozenset()
-    """Runs that it believes dead while it recovers."""
+    """Runs that it takes for dead during a recovery."""
     threads: list[Actor] = field(default_factory=list)
 
     def doom(self) -> None:
-        """Let the whole process die at its next points."""
+        """Make the whole process die at its next points."""
         process = self.of or self
-        for one in (process, *process.threads):
-            one.doomed = True
+        for actor in (process, *process.threads):
+            actor.doomed = True
 
     def joined(self, thread: Actor, now: datetime) -> None:
-        """End a thread that is not needed any more; one that has not begun never will."""
+        """End a thread that is no longer needed; if it has not started, it never does."""
         self.threads.remove(thread)
         thread.doomed, thread.wake, thread.dead = True, now, thread.point == "start"
 
@@ -73,16 +73,16 @@ class Scheduler:
         self.actors: list[Actor] = []
         self.current: Actor | None = None
         self.holder: Actor | None = None
-        """Who is in a transaction: SQLite has one writer at a time."""
+        """The actor in a transaction: SQLite has one writer at a time."""
         self.trace: deque[str] = deque(maxlen=TRACE_LENGTH)
         self.digest = 0
-        """Checksum of everything that happened; two runs of a seed that agree in it have done the same."""
+        """The checksum of all steps: equal for two runs with the same steps."""
         self.happened: Counter[str] = Counter()
         self.ending = False
         self._hub = getcurrent()
 
     def happens(self, fault: Fault) -> bool:
-        """Draw whether something goes wrong now."""
+        """Draw whether a fault occurs now."""
         share = self.faults[fault]
         return share > 0 and self.rng.random() < share
 
@@ -117,7 +117,7 @@ class Scheduler:
         return actor
 
     def step(self) -> bool:
-        """Let one actor go on to its next point; False when nobody can, now or later."""
+        """Run one actor to its next point; return False if none can run, now or later."""
         self.actors = [actor for actor in self.actors if not actor.dead]
         able = [actor for actor in self.actors if self.holder is None or not self._waits_for_lock(actor)]
         if not able:
@@ -131,7 +131,7 @@ class Scheduler:
         return True
 
     def end(self) -> None:
-        """End every actor, so that nothing of this world is left in the interpreter."""
+        """End every actor, so that the interpreter keeps nothing of this world."""
         self.ending = True
         for actor in self.actors:
             if not actor.dead:
@@ -139,7 +139,7 @@ class Scheduler:
                 self._resume(actor)
 
     def pause(self, point: str, *, seconds: float = 0.0) -> None:
-        """Reach a point: others may go on before the current actor does, and it may not survive. Raises Killed."""
+        """Reach a point: other actors may run first, and the current one may die. Raises Killed."""
         actor = self.current
         if actor is None:
             return
@@ -158,7 +158,7 @@ class Scheduler:
             raise Killed
 
     def statement(self) -> None:
-        """Reach a SQL statement: nobody else goes on, but the actor may die inside its transaction. Raises Killed."""
+        """Reach a SQL statement: no other actor runs, but this one may die in its transaction. Raises Killed."""
         actor = self.current
         if actor is None:
             return
@@ -167,14 +167,14 @@ class Scheduler:
         if actor.doomed:
             raise Killed
 
-    def note(self, what: str) -> None:
-        """Put something into the trace and its checksum."""
-        line = f"{self.steps} {what}"
+    def note(self, event: str) -> None:
+        """Add an event to the trace and the checksum."""
+        line = f"{self.steps} {event}"
         self.digest = zlib.crc32(line.encode(), self.digest)
         self.trace.append(line)
 
     def _stall(self, actor: Actor) -> None:
-        """Let an actor hang, alone (a request without an answer) or with its process (a paused virtual machine)."""
+        """Make an actor hang, alone (a request without answer) or with its process (a paused virtual machine)."""
         self.happened["stalled"] += 1
         actor.stalled = True
         actor.wake = self.now + timedelta(seconds=self.rng.choice(STALLS) * self.rng.random())
@@ -202,4 +202,4 @@ class Scheduler:
 
 
 LOCK = "database.lock"
-"""Point at which an actor wants a transaction; it stays there while another one has it."""
+"""The point at which an actor waits for a transaction while another actor holds one."""

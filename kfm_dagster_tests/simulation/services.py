@@ -1,8 +1,8 @@
-"""The simulated services: SQS with its dead-letter queue, the places that we write to, and a follower of the catalog.
+"""The simulated services: SQS with a dead-letter queue, the stores that we write to, and a follower.
 
-Each is a dictionary and the promises of the real one, no more: SQS delivers at least once, in any order, hides a
-message for a while, and gives it up after too many receives; a store does not answer, a file does not get its place.
-Every call is a point before and after. Does not belong here: who calls, or the providers' objects (`objects.py`).
+Each is a dictionary with only the guarantees of the real service: SQS delivers at least once, in any order, hides a
+message for a time, and moves it to the dead letters after too many receives; a store or a publication may fail.
+Every call is a point before and after. Does not belong here: callers, and the providers' objects (`objects.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH = 10
 
 @dataclass(kw_only=True, eq=False)
 class Message:
-    """A message on a queue. `units` are those that its body announces, as the feed knows."""
+    """A message on a queue. `units` are announced in its body, as recorded by the feed."""
 
     message_id: str
     body: str
@@ -45,11 +45,11 @@ class Message:
     receives: int = 0
     handle: str | None = None
     done: set[str] = field(default_factory=set)
-    """Units that have been terminal since it was received last."""
+    """Units that became terminal since its last delivery."""
 
 
 class Broker:
-    """The queues, as SQS has them. `watcher`, which keeps an account of the messages, comes before the first call."""
+    """The queues of SQS. Set `watcher`, which records the messages, before the first call."""
 
     watcher: Account
 
@@ -58,7 +58,7 @@ class Broker:
         self.queues: dict[str, dict[str, Message]] = {PRIMARY: {}, DEAD_LETTERS: {}}
         self.deleted: list[Message] = []
         self.sent_again: set[str] = set()
-        """Bodies that the product has put on a queue."""
+        """Bodies that the product sent to a queue."""
         self._sent = 0
 
     def send(self, queue: str, body: str, units: frozenset[str], *, delay: float = 0.0) -> Message:
@@ -75,13 +75,13 @@ class Broker:
         self.queues[queue][message.message_id] = message
         return message
 
-    def receive(self, queue: str, wanted: int, hidden: float) -> list[SqsMessage]:
-        """Deliver some of what is visible, in no order; give up what came too often."""
+    def receive(self, queue: str, limit: int, hidden: float) -> list[SqsMessage]:
+        """Deliver some visible messages in any order; move those received too often to the dead letters."""
         now, rng = self.scheduler.now, self.scheduler.rng
         visible = [message for message in self.queues[queue].values() if message.visible_at <= now]
         rng.shuffle(visible)
         delivered = []
-        for message in visible[: min(wanted, BATCH)]:
+        for message in visible[: min(limit, BATCH)]:
             if queue == PRIMARY and message.receives >= MAX_RECEIVES:
                 del self.queues[PRIMARY][message.message_id]
                 self.queues[DEAD_LETTERS][message.message_id] = message
@@ -89,7 +89,7 @@ class Broker:
                 continue
             message.receives += 1
             message.handle = f"{message.message_id}/{message.receives}"
-            # At least once: now and then a message stays visible to the next receiver, too.
+            # At least once: sometimes a message stays visible to the next receiver.
             twice = self.scheduler.happens(Fault.DELIVERED_TWICE)
             message.visible_at = now + timedelta(seconds=5 if twice else hidden)
             self.watcher.received(message)
@@ -105,13 +105,13 @@ class Broker:
         return delivered
 
     def held(self, queue: str, receipt: str) -> Message | None:
-        """Return the message that a receipt still speaks for."""
+        """Return the message of a receipt that is still valid."""
         message = self.queues[queue].get(receipt.partition("/")[0])
         return message if message is not None and message.handle == receipt else None
 
 
 class SimulatedQueue:
-    """What the pipeline takes for a `notifications.sqs.Queue`."""
+    """The pipeline's replacement of `notifications.sqs.Queue`."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self._broker = broker
@@ -131,9 +131,9 @@ class SimulatedQueue:
     ) -> list[SqsMessage]:
         hit(Failpoint.QUEUE_RECEIVE_BEFORE)
         hidden = VISIBILITY if visibility_seconds is None else visibility_seconds
-        found = self._broker.receive(self.name, max_messages, hidden)
+        messages = self._broker.receive(self.name, max_messages, hidden)
         hit(Failpoint.QUEUE_RECEIVE_AFTER)
-        return found
+        return messages
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
         refused = []
@@ -141,7 +141,7 @@ class SimulatedQueue:
             hit(Failpoint.QUEUE_DELETE_BEFORE)
             message = self._broker.held(self.name, receipt)
             if message is None:
-                # SQS answers for an old receipt as it likes, and deletes nothing.
+                # For an expired receipt SQS answers either way and deletes nothing.
                 if self._broker.scheduler.rng.random() < 0.5:
                     refused.append(receipt)
             else:
@@ -167,10 +167,12 @@ class SimulatedQueue:
 
     def send(self, bodies: Sequence[str]) -> list[SendOutcome]:
         hit(Failpoint.QUEUE_SEND_BEFORE)
-        # A message that is sent again announces what the one announced that it was.
-        known = {message.body: message.units for queue in self._broker.queues.values() for message in queue.values()}
+        # A message that is sent again announces the units of the original.
+        units_by_body = {
+            message.body: message.units for queue in self._broker.queues.values() for message in queue.values()
+        }
         self._broker.sent_again.update(bodies)
-        sent = [self._broker.send(self.name, body, known.get(body, frozenset())) for body in bodies]
+        sent = [self._broker.send(self.name, body, units_by_body.get(body, frozenset())) for body in bodies]
         hit(Failpoint.QUEUE_SEND_AFTER)
         return [SendOutcome(message_id=message.message_id) for message in sent]
 
@@ -184,7 +186,7 @@ class SimulatedQueue:
 
 
 class SimulatedStore:
-    """What the pipeline takes for the store of landed messages, outputs and evidence."""
+    """The pipeline's replacement of the store of landed messages, outputs and evidence."""
 
     def __init__(self, happens: Callable[[Fault], bool]) -> None:
         self.files: dict[str, bytes] = {}
@@ -218,7 +220,7 @@ class _Found:
 
 
 class SimulatedLineageFiles:
-    """The lineage root: whole files."""
+    """The lineage root, which has whole files."""
 
     def __init__(self, happens: Callable[[Fault], bool]) -> None:
         self.files: dict[str, bytes] = {}
@@ -236,13 +238,13 @@ class SimulatedLineageFiles:
 
 
 class SimulatedPublisher:
-    """Where the catalog's files go; a promoted file stays, whatever becomes of the transaction around it."""
+    """The publisher of the catalog's files; a promoted file stays even if its transaction fails."""
 
     def __init__(self, happens: Callable[[Fault], bool]) -> None:
         self.files: dict[str, bytes] = {}
         self.happens = happens
         self.seen: Callable[[str, bytes], None] = lambda path, content: None
-        """Who looks at what readers find."""
+        """The observer of the published files."""
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
         return {path: self.files[path] for path in paths if path in self.files}
@@ -285,11 +287,11 @@ class _Staged:
         return failed
 
     def settle(self) -> None:
-        """The dictionary needs none."""
+        """Do nothing: a dictionary needs no settling."""
 
 
 class Mirror:
-    """A follower of the catalog: its rows keep their change, so that a stalled one writes nothing old over them."""
+    """A follower of the catalog whose rows keep their change id, so a stalled writer overwrites no newer row."""
 
     name = "mirror"
     after: Sequence[str] = ()
@@ -300,11 +302,11 @@ class Mirror:
 
     @property
     def items(self) -> dict[tuple[str, str], Any]:
-        """What a reader of the mirror finds, by collection and Item id."""
+        """Return the mirror's Items by collection and Item id."""
         return {key: row.item for key, row in self._rows.items() if row.kind is not ChangeKind.WITHDRAWN}
 
     def follow(self, contract: DatasetContract, changes: Sequence[ItemChange]) -> None:
-        """Take each change at a time of its own, unless the place refuses."""
+        """Apply each change in a separate step, unless the place refuses."""
         for change in changes:
             self._scheduler.pause("mirror.take")
             if self._scheduler.happens(Fault.FOLLOWER_FAILS):
@@ -315,5 +317,5 @@ class Mirror:
                 self._rows[key] = change
 
     def forget(self, contract: DatasetContract) -> None:
-        """Lose what is of a collection."""
+        """Delete the Items of a collection."""
         self._rows = {key: row for key, row in self._rows.items() if key[0] != contract.stac.collection}

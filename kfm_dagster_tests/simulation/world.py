@@ -1,7 +1,7 @@
 """The world of one seed: time, services, feed, database, and a pipeline for each actor.
 
-Belongs here: what exists, and who is alive. Does not belong here: what actors do (`actors.py`), what must hold
-(`invariants.py`), how a seed is run (`history.py`).
+Belongs here: the world's state and its living actors. Does not belong here: actions (`actors.py`), invariants
+(`invariants.py`), running a seed (`history.py`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ UNITS_PER_RUN = 3
 LEASE_SECONDS = 300
 SKEW_SECONDS = 60.0
 MAX_RUNS = 3
-"""Runs that are started at the same time; re-executed ones come on top."""
+"""The maximum number of runs at the same time, without re-executed ones."""
 PERMANENT = ["etag_mismatch"]
-"""Errors that are tried once more only, so that both limits of a contract are met."""
+"""Errors with a single retry, so that both limits of a contract are reached."""
 
 SETTINGS = Settings(
     home=Path("/nowhere"),
@@ -66,15 +66,15 @@ SETTINGS = Settings(
     retry_backoff_seconds=20.0,
     max_units_per_run=10,
     worker_id="simulated",
-    # The feed signs nothing.
+    # The feed does not sign messages.
     sns_verify=SnsVerify.OFF,
 )
 CODE = CodeFingerprint(code_sha="simulated", lockfile_hash="0" * 64)
-"""Code of every process, whatever is simulated: a change of it must not make every seed another history."""
+"""Failpoints in code of every process; changes there must not change the history of every seed."""
 
 
 def simulated_contracts() -> ContractRegistry:
-    """Return two datasets with the attempts that a short history can use up."""
+    """Return two datasets with so few attempts that a short history uses them up."""
     builtin = ContractRegistry.load()
     return ContractRegistry.of(_impatient(builtin[dataset]) for dataset in ("goes-abi", "nexrad-l2"))
 
@@ -87,12 +87,12 @@ def _impatient(contract: DatasetContract) -> DatasetContract:
 
 
 class SurpriseError(Exception):
-    """A part of the product met an error that it does not know."""
+    """The product met an unexpected error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a run is started with: a day, where its units come from, and its datasets."""
+    """The order of a run: a day, the origin of its units, and its datasets."""
 
     partition: str
     source: Source
@@ -101,7 +101,7 @@ class Order:
 
 @dataclass
 class SimulatedPipeline(Pipeline):
-    """The pipeline of a process in a world, without threads."""
+    """The pipeline of a process in a world, without real threads."""
 
     world: World = field(kw_only=True)
     actor: Actor = field(kw_only=True)
@@ -126,14 +126,14 @@ class SimulatedPipeline(Pipeline):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedThreads(Threads):
-    """The threads of a process, which the world's scheduler moves."""
+    """The threads of a process, run by the world's scheduler."""
 
     world: World
     actor: Actor
 
     @override
     def concurrently(self, work: Callable[[Given], Made], batch: Iterable[Given]) -> list[Made]:
-        return [work(one) for one in batch]
+        return [work(task) for task in batch]
 
     @override
     @contextmanager
@@ -156,14 +156,14 @@ class SimulatedThreads(Threads):
 
 @dataclass(kw_only=True, eq=False)
 class World:
-    """Everything that exists in one seed."""
+    """The state of one seed."""
 
     scheduler: Scheduler
     registry: ContractRegistry
     card: Card
     template: Template
     run: Callable[[World, Actor, Order], None]
-    """What a process of a run does."""
+    """The work of a run's process."""
     faulty: bool = True
     _orders: dict[str, Order] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class World:
         self.lineage_files = SimulatedLineageFiles(self.scheduler.happens)
 
     def pipeline(self, actor: Actor) -> Pipeline:
-        """Return the pipeline of a process, with its own wrong clock."""
+        """Return the pipeline of a process, with the process's clock error."""
 
         def clock() -> datetime:
             return self.scheduler.now + actor.skew
@@ -199,7 +199,7 @@ class World:
         return SimulatedQueue(self.broker, name)
 
     def spawn(self, name: str, work: Callable[[World, Actor], None]) -> None:
-        """Start a process that is started again whenever it dies."""
+        """Start a process that restarts whenever it dies."""
 
         def live(actor: Actor) -> None:
             try:
@@ -211,7 +211,7 @@ class World:
         self.scheduler.spawn(name, live, skew=self._skew())
 
     def start_run(self, order: Order) -> None:
-        """Start a run, unless enough are at work; now and then two processes believe that it is theirs."""
+        """Start a run, unless enough are active; sometimes two processes execute it."""
         alive = {actor.run_id for actor in self.scheduler.actors if actor.run_id and not actor.dead}
         if len(alive) < MAX_RUNS:
             number = len(self._orders) + 1
@@ -223,7 +223,7 @@ class World:
                 self._execute(run_id, f"run-{number}*")
 
     def retry_run(self, run_id: str) -> None:
-        """Execute a run again that was taken for dead: its first process may only hang, and go on one day."""
+        """Execute a run again that looked dead; its first process may only hang, and resume later."""
         if self.scheduler.happens(Fault.HASTE):
             self.scheduler.happened["retried"] += 1
             self._execute(run_id, f"{run_id[-4:]}+")
@@ -242,7 +242,7 @@ class World:
         self.scheduler.spawn(name, live, skew=self._skew(), run_id=run_id)
 
     def looks_dead(self, run_id: str) -> bool:
-        """Say what a run monitor says of a run: dead when it is, and now and then when it only hangs."""
+        """Return whether a run monitor reports a run as dead: if it is, and sometimes if it only hangs."""
         processes = (actor for actor in self.scheduler.actors if actor.of is None and not actor.dead)
         working = [actor for actor in processes if actor.run_id == run_id]
         if not working:
@@ -250,35 +250,35 @@ class World:
         return all(actor.stalled for actor in working) and self.chance(0.3)
 
     @contextmanager
-    def refusals(self, who: str) -> Iterator[None]:
-        """Let somebody be refused: a tick that fails comes again, and a person reads why and goes home."""
+    def refusals(self, actor: str) -> Iterator[None]:
+        """Accept refusals of the product: a failed tick is repeated, and a person gives up."""
         try:
             yield
         except KfmError as error:
-            self.scheduler.note(f"{who} was refused: {type(error).__name__}")
+            self.scheduler.note(f"{actor} was refused: {type(error).__name__}")
 
     def surprised_by(self, error: Exception) -> None:
-        """Raise SurpriseError for an error of a run that no service gave and the product does not know."""
+        """Raise SurpriseError for a run's error that is neither a service's nor one of the product's."""
         cause = error.cause if isinstance(error, StageFailedError) else error
-        # The database refuses a transition only where the ledger did not see to it.
+        # The database refuses a transition only if the ledger failed to check it.
         if isinstance(cause, IllegalTransitionError) or not isinstance(cause, (KfmError, BaseError, OSError)):
             raise SurpriseError(f"{type(cause).__name__}: {cause}") from error
 
     def sleep(self, point: str, least: float, most: float) -> None:
-        """Let the current actor do nothing for a while."""
+        """Pause the current actor for a drawn time."""
         self.scheduler.pause(point, seconds=self.scheduler.rng.uniform(least, most))
 
     def chance(self, share: float) -> bool:
-        """Draw."""
+        """Draw true with this probability."""
         return self.scheduler.rng.random() < share
 
     def choose(self, records: Iterable[NoddWalRecord], *statuses: Status) -> NoddWalRecord | None:
-        """Draw one record of those statuses."""
-        found = [record for record in records if record.status in statuses]
-        return self.scheduler.rng.choice(found) if found else None
+        """Draw a record with one of these statuses."""
+        candidates = [record for record in records if record.status in statuses]
+        return self.scheduler.rng.choice(candidates) if candidates else None
 
     def without_waiting(self, work: object) -> dict[str, Any]:
-        """Give a drain a pause that is a point instead of real seconds."""
+        """Return a drain's options with a pause that is a point instead of real seconds."""
         return {"wait": lambda _: self.scheduler.pause("drain.wait")} if work is drain else {}
 
     def _skew(self) -> timedelta:

@@ -76,7 +76,7 @@ def items(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.clause("OPR-10")
 @settings(max_examples=100)
-@given(given=st.lists(items(), max_size=5), cut=st.integers(0, 5))
+@given(original=st.lists(items(), max_size=5), cut=st.integers(0, 5))
 def test_every_item_is_read_back_equal_also_from_merged_tables(original: list[dict[str, Any]], cut: int) -> None:
     content = parquet(merged([to_table(original[:cut]), to_table(original[cut:])]))
     # Equal numbers compare equal: JSON does not distinguish 1 from 1.0.
@@ -294,7 +294,7 @@ BOXES = st.builds(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     places=st.lists(st.none() | BOXES, min_size=1, max_size=12),
-    asked=BOXES,
+    box=BOXES,
     hours=st.lists(st.integers(0, 60), min_size=12, max_size=12),
     times=st.none() | st.tuples(st.integers(-5, 70), st.integers(0, 20)),
 )
