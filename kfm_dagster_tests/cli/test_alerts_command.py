@@ -1,4 +1,4 @@
-"""`kfm alerts`: what fires since when, who takes it on, what each channel answers, and the exit codes of all that."""
+"""`kfm alerts`: firing alerts, acknowledgements, the channels' answers, and the exit codes."""
 
 from __future__ import annotations
 
@@ -29,25 +29,23 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def evaluator(home: Path) -> Iterator[AlertEvaluator]:
-    """A divergence, which fires, and a path, which has resolved."""
+    """An evaluator with a firing alert on divergence and a resolved one on paths."""
     database = Database.open(Settings.load().database_url)
     clock = Clock(datetime.now(UTC))
     record = Record(database, at=clock.at)
-    found = desk_over(database, Card.load().alerts, clock, Mailbox())
+    alert_evaluator = desk_over(database, Card.load().alerts, clock, Mailbox())
     record.gate("G3")
-    found.evaluate()
+    alert_evaluator.evaluate()
     clock.passes(hours=1, seconds=1)
     record.at = clock.at
     record.line(AuditKind.REPLAY, "diverged", run="r7")
-    found.evaluate()
-    yield found
+    alert_evaluator.evaluate()
+    yield alert_evaluator
     database.dispose()
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(
-    evaluator: AlertEvaluator, call: Call
-) -> None:
+def test_the_list_has_firing_alerts_and_with_days_also_resolved_ones(evaluator: AlertEvaluator, call: Call) -> None:
     answer = call("list", "--json")
     [alert] = answer.rows
     assert answer.code == ExitCode.DONE
@@ -62,7 +60,7 @@ def test_a_list_has_what_fires_now_since_when_and_with_days_what_resolved(
 
 
 @pytest.mark.clause("PCS-18")
-def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
+def test_an_alert_is_acknowledged_once_with_a_name_and_a_reason(
     evaluator: AlertEvaluator, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "prod")
@@ -72,7 +70,7 @@ def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
     assert (alert["state"], alert["acknowledged_by"], alert["acknowledged_why"]) == (
         "acknowledged", "ann", "I compare both outputs",
     )  # fmt: skip
-    for arguments, code, said in (
+    for arguments, code, expected in (
         (
             ("ack", "2", "--reason", "x"),
             ExitCode.REFUSED,
@@ -83,11 +81,11 @@ def test_an_alert_is_taken_on_once_by_a_name_and_with_a_reason(
         (("ack", "2", "--reason", " "), ExitCode.USAGE, "the reason is missing"),
         (("ack", "2"), ExitCode.USAGE, "--reason"),
     ):
-        call(*arguments).refused(said, code=code)
+        call(*arguments).refused(expected, code=code)
 
 
 @pytest.mark.clause("PCS-18")
-def test_a_trial_tells_what_each_channel_answers(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_prints_the_answer_of_each_channel(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     channels = ("notify", "page_ops", "open_ticket")
     with open_web_server() as server:
         monkeypatch.setenv("KFM_ALERT_URLS", service_url(server, "all", user=f"kfm:{SECRET}@"))

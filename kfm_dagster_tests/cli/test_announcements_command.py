@@ -1,4 +1,4 @@
-"""`kfm announcements`: how subscriptions do, what is given up, and sending it, or all that stands, again."""
+"""`kfm announcements`: the state of subscriptions, refused events, and sending events or all Items again."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def call(home: Path, capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def announced(home: Path, server: WebServer) -> list[str]:
-    """Five Items of which one receiver takes all and the other four; return their ids, that one's first."""
+    """Announce five Items, one of which a receiver refuses; return their ids, the refused one first."""
     with_items = Pipeline.open(Settings.load())
-    found = candidates(with_items.registry, [goes(number) for number in range(5)])
-    ids = [one.item_id for one in found]
+    items = candidates(with_items.registry, [goes(number) for number in range(5)])
+    ids = [item.item_id for item in items]
     refused = ids[0].encode()
 
     def answer(request: WebRequest) -> WebAnswer:
         return WebAnswer(status=422 if request.path.startswith(f"/{WRONG}") and refused in request.body else 200)
 
     server.answers = answer
-    with_items.catalog.register(found, fence=open_fence)
+    with_items.catalog.register(items, fence=open_fence)
     with_items.following.catch_up(with_items.followers)
     with_items.close()
     return ids
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_again(
+def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_again(
     announced: list[str], call: Call, server: WebServer
 ) -> None:
     shown = call("list", "--json")
@@ -92,7 +92,7 @@ def test_a_list_says_how_each_subscription_does_and_what_was_given_up_is_sent_ag
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_lost_what_it_had_is_told_everything_again_under_the_same_ids(
+def test_a_receiver_that_lost_its_items_can_be_sent_all_again_with_the_same_ids(
     announced: list[str], call: Call, server: WebServer
 ) -> None:
     before = {body for _, path, _, body in server.asked if path.startswith(f"/{WELL}")}
@@ -104,7 +104,7 @@ def test_a_receiver_that_lost_what_it_had_is_told_everything_again_under_the_sam
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_receiver_that_is_down_is_said_to_be(announced: list[str], call: Call, server: WebServer) -> None:
+def test_an_unreachable_receiver_is_reported(announced: list[str], call: Call, server: WebServer) -> None:
     server.answers = lambda _: WebAnswer(status=503)
     code, _, error = call("resend", WRONG)
     assert code == ExitCode.DEPENDENCY_UNAVAILABLE
@@ -112,7 +112,7 @@ def test_a_receiver_that_is_down_is_said_to_be(announced: list[str], call: Call,
     assert SECRET not in error
 
 
-def test_what_is_no_subscription_is_refused(home: Path, call: Call, announced: list[str]) -> None:
+def test_an_unknown_subscription_is_refused(home: Path, call: Call, announced: list[str]) -> None:
     for arguments in (("resend", "nobody"), ("failing", "nobody")):
         call(*arguments).refused(f"observed nobody; expected {WELL}, {WRONG}")
     (home.with_name("configs") / ANNOUNCEMENTS).write_text('version: "1.0.0"\nsubscriptions: []', encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`kfm backfill`: one line starts a month, one line shows it, one line ends it, and each says who decided."""
+"""`kfm backfill`: one command each starts, shows and ends a backfill; each records its author."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_month_of_two_datasets_is_one_command_and_is_logged(call: Call) -> Non
 
 
 @pytest.mark.clause("DAG-05")
-def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:
+def test_progress_has_the_ledgers_counts_of_each_day(call: Call) -> None:
     [backfill_id] = call("backfill", "run", "nexrad-l2", *MONTH, *WHY).out.split()
     rows = {row["day"]: row for row in call("backfill", "status", backfill_id, "--json").rows}
     day = rows.pop(START.date().isoformat())
@@ -59,22 +59,22 @@ def test_progress_is_what_the_ledger_says_of_each_day(call: Call) -> None:
 def test_days_before_a_dataset_begins_are_named(call: Call) -> None:
     started = call("backfill", "run", "nexrad-l2", "ocean", "--from", "1991-05-31", "--to", "1991-06-01", *WHY)
     status = call("backfill", "status", started.out.strip(), "--json")
-    said = "left out: 1 day from 1991-05-31 on: nexrad-l2 begins on 1991-06-01\n"
-    assert (said in started.err, status.err) == (True, said)
+    expected = "left out: 1 day from 1991-05-31 on: nexrad-l2 begins on 1991-06-01\n"
+    assert (expected in started.err, status.err) == (True, expected)
     rows = [(row["dataset"], row["left_out"]) for row in status.rows]
     assert rows == [("ocean", {}), ("nexrad-l2", {}), ("ocean", {})]
 
 
 @pytest.mark.clause("DAG-05")
 @pytest.mark.parametrize(("end", "code"), [(finished, ExitCode.DONE), (failed, ExitCode.FINISHED_WITH_FAILURES)])
-def test_following_ends_with_the_backfill_and_tells_of_failures(
+def test_following_ends_with_the_backfill_and_reports_failures(
     call: Call, monkeypatch: pytest.MonkeyPatch, end: object, code: ExitCode
 ) -> None:
     [backfill_id] = call("backfill", "run", "hrrr", "--from", "2025-12-03", "--to", "2025-12-03", *WHY).out.split()
     looks: list[float] = []
 
     def work(seconds: float) -> None:
-        """What a deployment does between two looks."""
+        """Do a deployment's work between two polls."""
         looks.append(seconds)
         pipeline = Pipeline.open(Settings.load())
         if len(looks) == 1:
@@ -103,8 +103,8 @@ def test_following_ends_with_the_backfill_and_tells_of_failures(
     assert followed.rows[0]["listed"] == 1
 
 
-def test_what_cannot_be_is_one_line_and_starts_nothing(call: Call) -> None:
-    for arguments, said in (
+def test_an_impossible_backfill_is_refused_in_one_line_and_starts_nothing(call: Call) -> None:
+    for arguments, expected in (
         (["run", "nexrad-l2", "--from", "2025-12-02", "--to", "2025-12-01", *WHY], "the window cannot be backfilled"),
         (["run", "nexrad-l2", "--from", "1990-01-01", "--to", "1990-01-01", *WHY], "1991-06-01"),
         (["run", "nexrad-l2", "--from", "2999-01-01", "--to", "2999-01-01", *WHY], "the window cannot be backfilled"),
@@ -114,11 +114,11 @@ def test_what_cannot_be_is_one_line_and_starts_nothing(call: Call) -> None:
         (["status", "bf-1"], "unknown backfill"),
         (["status", "--follow"], "--follow"),
     ):
-        call("backfill", *arguments).refused(said)
+        call("backfill", *arguments).refused(expected)
         assert call("backfill", "status", "--json").rows == []
 
 
-def test_a_dataset_that_is_not_followed_is_refused_by_a_dry_run_too(
+def test_a_dataset_that_is_not_ingested_is_refused_by_a_dry_run_too(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_DATASETS", "nexrad-l2")
@@ -129,7 +129,7 @@ def test_a_dataset_that_is_not_followed_is_refused_by_a_dry_run_too(
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_dataset_that_is_off_is_refused_with_the_switch(call: Call) -> None:
+def test_a_switched_off_dataset_is_refused_and_the_switch_is_named(call: Call) -> None:
     call("kill-switch", "on", "nexrad-l2", *WHY)
     answer = call("backfill", "run", "nexrad-l2", *MONTH, *WHY)
     answer.refused("nexrad-l2 is switched off", "kfm resume nexrad-l2", code=ExitCode.REFUSED)

@@ -1,4 +1,4 @@
-"""`kfm export` itself: writes a signed bundle and verifies one; every refusal is one line and its exit code."""
+"""`kfm export` writes and verifies a signed bundle; each refusal is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Ledger = dict[str, NoddWalRecord]
 
 @pytest.fixture
 def recorded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger, and what there is to release."""
+    """A ledger with records to release."""
     monkeypatch.setattr("kfm_dagster.cli.export.gather_release", lambda _: bundle_sample.release())
 
 
 @pytest.fixture
 def bundle(recorded: None, call: Call, home: Path) -> Path:
-    """A bundle where it is by default, signed by a key that was made for it."""
+    """A bundle in the default place, signed by a newly created key."""
     assert call("export").code == ExitCode.DONE
     return home / "exports" / "PTN_EXPORT"
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_bundle_is_written_below_the_home_with_a_key_that_is_told_once(
+def test_a_bundle_is_written_below_the_home_and_a_new_key_is_reported_once(
     recorded: None, call: Call, home: Path, tmp_path: Path
 ) -> None:
     answer = call("export")
@@ -40,14 +40,14 @@ def test_a_bundle_is_written_below_the_home_with_a_key_that_is_told_once(
     assert (answer.err.count("\n"), str(home / "keys" / "release.key") in answer.err) == (1, True)
     answer = call("export", "--out", str(tmp_path / "there"), "--json")
     assert answer.err == ""
-    told = json.loads(answer.out)
-    assert (told["folder"], sorted(told["files"])) == (str(tmp_path / "there" / "PTN_EXPORT"), sorted(LAYOUT))
-    assert Path(told["certificate"]).read_bytes() == (home / "keys" / "release.asc").read_bytes()
+    printed = json.loads(answer.out)
+    assert (printed["folder"], sorted(printed["files"])) == (str(tmp_path / "there" / "PTN_EXPORT"), sorted(LAYOUT))
+    assert Path(printed["certificate"]).read_bytes() == (home / "keys" / "release.asc").read_bytes()
 
 
 @pytest.mark.clause("PCS-12", "PCS-19")
 @pytest.mark.parametrize(("opened", "code", "why"), [(False, 2, "no ledger yet"), (True, 3, "no quantity was checked")])
-def test_what_is_not_publishable_leaves_neither_key_nor_bundle(
+def test_an_unpublishable_release_leaves_neither_key_nor_bundle(
     call: Call, home: Path, tmp_path: Path, *, opened: bool, code: int, why: str
 ) -> None:
     if opened:
@@ -58,7 +58,7 @@ def test_what_is_not_publishable_leaves_neither_key_nor_bundle(
     assert opened or not home.exists()
 
 
-def test_where_nothing_can_be_written_no_key_is_made(recorded: None, call: Call, home: Path, tmp_path: Path) -> None:
+def test_without_write_access_no_key_is_created(recorded: None, call: Call, home: Path, tmp_path: Path) -> None:
     (tmp_path / "there" / "PTN_EXPORT").mkdir(parents=True)
     (tmp_path / "there" / "PTN_EXPORT" / "mine.txt").touch()
     before = state_of(tmp_path)
@@ -68,19 +68,22 @@ def test_where_nothing_can_be_written_no_key_is_made(recorded: None, call: Call,
 
 
 @pytest.mark.clause("PCS-19")
-def test_verifying_says_who_signed_when_and_changes_nothing(
+def test_verifying_prints_signer_and_time_and_changes_nothing(
     bundle: Path, call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = state_of(tmp_path)
     answer = call("export", "--verify", str(bundle))
     assert (answer.code, answer.err) == (ExitCode.DONE, "")
-    told = json.loads(call("export", "--verify", str(bundle), "--json").out)
-    assert f"7 files, {told['bytes']} bytes, as {told['signed_by']} signed them at {told['signed_at']}" in answer.out
-    # The folder that was given to --out holds the bundle; which one was verified is said.
+    printed = json.loads(call("export", "--verify", str(bundle), "--json").out)
+    assert (
+        f"7 files, {printed['bytes']} bytes, as {printed['signed_by']} signed them at {printed['signed_at']}"
+        in answer.out
+    )
+    # With --out's folder as argument, the output names the verified bundle in it.
     assert answer.out.startswith(f"{bundle}: ")
-    assert told["folder"] == str(bundle)
+    assert printed["folder"] == str(bundle)
     assert call("export", "--verify", str(bundle.parent)) == answer
-    # Somewhere else there is only the certificate that one was given.
+    # Another home has only the certificate that the user received.
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))
     certificate = str(bundle.with_name("PTN_EXPORT.cert.asc"))
     assert call("export", "--verify", str(bundle), "--certificate", certificate).out == answer.out
@@ -88,7 +91,7 @@ def test_verifying_says_who_signed_when_and_changes_nothing(
 
 
 @pytest.mark.clause("PCS-19")
-def test_what_does_not_verify_is_one_line_and_an_exit_code(
+def test_a_failed_verification_is_one_line_and_an_exit_code(
     bundle: Path, call: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = bundle / "audit.jsonl"
@@ -103,8 +106,8 @@ def test_what_does_not_verify_is_one_line_and_an_exit_code(
         ("export", "--verify", str(bundle), "--certificate", "note"): (ExitCode.USAGE, "no OpenPGP certificate"),
         ("export", "--verify", str(bundle), "graph"): (ExitCode.USAGE, "go without graph"),
     }
-    for arguments, (code, said) in cases.items():
-        call(*arguments).refused(said, code=code)
+    for arguments, (code, expected) in cases.items():
+        call(*arguments).refused(expected, code=code)
     audit.write_bytes(content)
     (bundle / "PTN_EXPORT").mkdir()
     call("export", "--verify", str(bundle)).refused("'PTN_EXPORT' does not belong there", code=ExitCode.REFUSED)
@@ -116,13 +119,13 @@ def test_what_does_not_verify_is_one_line_and_an_exit_code(
 FILES = {"dcat": ["catalog.jsonld"], "graph": ["schema.cypher", "graph.cypher", "nodes.csv", "edges.csv"]}
 
 
-def test_an_export_goes_below_the_home_or_where_it_is_told_and_may_be_repeated(
+def test_an_export_goes_below_the_home_or_to_out_and_may_be_repeated(
     call: Call, ledger: Ledger, home: Path, tmp_path: Path
 ) -> None:
     database = (home / "kfm.db").read_bytes()
     for kind, names in FILES.items():
-        there = tmp_path / kind
-        for folder, options in ((home / "exports" / kind, []), (there, ["--out", str(there)])):
+        target = tmp_path / kind
+        for folder, options in ((home / "exports" / kind, []), (target, ["--out", str(target)])):
             for _ in range(2):
                 answer = call("export", kind, *options, "--json")
                 assert answer.code == ExitCode.DONE, answer.err
@@ -132,9 +135,7 @@ def test_an_export_goes_below_the_home_or_where_it_is_told_and_may_be_repeated(
     assert (home / "kfm.db").read_bytes() == database
 
 
-def test_a_file_that_no_export_wrote_is_kept_and_one_in_the_place_of_the_folder(
-    call: Call, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_an_export_keeps_files_that_it_did_not_write(call: Call, ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file\n")
     for kind, names in FILES.items():
         for name in names:
@@ -142,6 +143,6 @@ def test_a_file_that_no_export_wrote_is_kept_and_one_in_the_place_of_the_folder(
             (tmp_path / name / name).write_text("mine\n")
         before = state_of(tmp_path)
         refusals = {name: (ExitCode.REFUSED, f"{name}/{name}") for name in names}
-        for out, (code, said) in {**refusals, "file": (ExitCode.USAGE, "the export cannot be written")}.items():
-            call("export", kind, "--out", out).refused(said, code=code)
+        for out, (code, expected) in {**refusals, "file": (ExitCode.USAGE, "the export cannot be written")}.items():
+            call("export", kind, "--out", out).refused(expected, code=code)
             assert state_of(tmp_path) == before

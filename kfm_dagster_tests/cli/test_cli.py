@@ -1,4 +1,4 @@
-"""The command line: bad input is one line and a documented exit code and changes nothing; answers say what is there."""
+"""The command line: bad input gives one line and an exit code and changes nothing; lists show the records."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def test_the_help_lists_four_groups_of_commands_on_a_line_each_and_hides_other_n
 
 STAGES = ["dagster", "boto3", "numpy", "pyarrow", "shapely", "pyproj", "duckdb", "h5py", "jsonschema", "pystac"]
 STAGES += ["kfm_dagster.ingest.node", "kfm_dagster.readers", "kfm_dagster.lineage.store", "kfm_dagster.catalog.store"]
-"""Modules of the stages, of which a command that reads the database needs none."""
+"""Modules of the stages, which a command that only reads the database must not import."""
 OTHERS = ["kfm_dagster.demo", "kfm_dagster.deployment", "kfm_dagster.recovery", "kfm_dagster.cli.dlq"]
 MOST_MODULES = {"doctor": 270, "wal": 645}
-"""Command > its largest number of modules, half of them of Python itself and SQLAlchemy."""
+"""Command > its maximum number of modules, half of them from Python itself and SQLAlchemy."""
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ MOST_MODULES = {"doctor": 270, "wal": 645}
     ids=["without a database", "with one"],
 )
 @pytest.mark.usefixtures("home")
-def test_a_command_imports_nothing_of_the_others(commands: list[tuple[list[str], list[str]]]) -> None:
-    """The commands are called one after another in one process, so that each has also what those before it import."""
+def test_a_command_does_not_import_the_modules_of_others(commands: list[tuple[list[str], list[str]]]) -> None:
+    """The commands run in one process, so each counts also the imports of those before it."""
     Pipeline.open(Settings.load()).close()
     code = f"""
 import sys
@@ -189,7 +189,7 @@ def test_a_group_without_a_command_shows_its_help(call: Call) -> None:
 
 
 BAD_INPUT: dict[str, list[str]] = {
-    # variables and words as they are typed: what the line says
+    # variables and words as typed: parts of the error line
     "ingset": ["No such command 'ingset'"],
     "wal lsit": ["No such command 'lsit'"],
     "wal show": ["Missing argument 'WAL_ID'"],
@@ -214,9 +214,9 @@ BAD_INPUT: dict[str, list[str]] = {
     "dataset check latin/one.yaml": ["latin/one.yaml line 1 is no UTF-8 text"],
     "KFM_CONTRACTS_DIR=latin dataset list": ["latin/one.yaml line 1 is no UTF-8 text"],
     **{
-        f"{command} {place}": [command.split()[-1], said]
+        f"{command} {place}": [command.split()[-1], expected]
         for command in ("cloud --env-file", "replay select --dataset goes-abi --save", "validate --html")
-        for place, said in (
+        for place, expected in (
             ("/proc/x", "/proc/x cannot be written (No such file"),
             ("/proc/version", "/proc/version cannot be written"),
             ("no/x", "there is no folder no"),
@@ -238,7 +238,7 @@ BAD_INPUT: dict[str, list[str]] = {
         )
     },
     "reconcile --from 2999-01-01 --to 2999-01-02": ["; next: "],
-    # A run that is not there does not settle where run state is.
+    # An unknown run does not determine the folder of run state.
     "KFM_RUN_STATE=run-state replay compare latest": ["; next: "],
 }  # fmt: skip
 AWAY: dict[str, list[str]] = {
@@ -268,19 +268,23 @@ def test_bad_input_is_one_line_and_changes_nothing(
     (tmp_path / "latin" / "one.yaml").write_bytes("title: Mühle\n".encode("latin-1"))
     before = state_of(tmp_path)
     faults = {}
-    for line, said in (BAD_INPUT | AWAY).items():
+    for line, expected in (BAD_INPUT | AWAY).items():
         variables, words = words_of(line)
         with environment(variables):
             answer = call(*words)
         is_one_line = answer.err.startswith("kfm: ") and answer.err.count("\n") == 1 and SECRET not in answer.err
         code = ExitCode.DEPENDENCY_UNAVAILABLE if line in AWAY else ExitCode.USAGE
-        if (answer.code, answer.out) != (code, "") or not is_one_line or not all(text in answer.err for text in said):
+        if (
+            (answer.code, answer.out) != (code, "")
+            or not is_one_line
+            or not all(text in answer.err for text in expected)
+        ):
             faults[line] = answer
         assert state_of(tmp_path) == before, line
     assert not faults
 
 
-def test_a_drain_that_has_a_queue_asks_for_the_database_next(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_with_a_queue_requires_the_database_next(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Queue, "depth", lambda queue: None)
     monkeypatch.setenv("KFM_WAL_DSN", DOWN)
     line = "the database does not answer; observed postgresql+psycopg2://kfm:***@127.0.0.1:1"
@@ -297,7 +301,7 @@ WRONG = {
 
 
 @pytest.mark.clause("PCS-14")
-def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
+def test_a_wrong_configuration_is_one_line_and_starts_and_creates_nothing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **options: object) -> None:
@@ -311,10 +315,10 @@ def test_a_wrong_configuration_is_one_line_before_anything_is_started_or_made(
         for file, text in texts.items():
             (tmp_path / folder / file).write_bytes(text.replace(b"max_retries: 3", b"max_retries: -3"))
     before = state_of(tmp_path)
-    for variable, said in WRONG.items():
+    for variable, expected in WRONG.items():
         for command in ("demo", "ui --port 39871", "drain", "worker"):
             with environment(words_of(variable)[0]):
-                call(*command.split()).refused(said)
+                call(*command.split()).refused(expected)
             assert state_of(tmp_path) == before, (variable, command)
 
 
@@ -328,10 +332,10 @@ LOOKING = [
     *("kill-switch list", "backfill status", "governance log", "alerts list"),
     *("explain latest", "validate", "clock", "clock --ask"),
 ]
-"""Commands that change nothing in a ledger."""
+"""Commands that do not change a ledger."""
 
 
-def test_who_only_looks_leaves_an_older_ledger_as_it_is(
+def test_read_only_commands_do_not_migrate_an_older_ledger(
     call: Call, ledger: dict[str, NoddWalRecord], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = Migration(
@@ -345,20 +349,20 @@ def test_who_only_looks_leaves_an_older_ledger_as_it_is(
         assert state_of(home) == before, command
 
 
-def test_a_database_that_is_another_s_gets_no_ledger(
+def test_a_database_of_another_application_gets_no_ledger(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(sqlite3.connect(tmp_path / "another.db")) as other:
-        other.execute("CREATE TABLE theirs (a)")
+    with closing(sqlite3.connect(tmp_path / "another.db")) as another:
+        another.execute("CREATE TABLE theirs (a)")
     monkeypatch.setenv("KFM_WAL_DSN", f"sqlite:///{tmp_path / 'another.db'}")
     for command in (*LOOKING, "kill-switch on goes-abi --reason test --expires 2h"):
         refusal = "kfm: there is no ledger yet; observed a database without a ledger; expected "
         call(*command.split()).refused(refusal)
-    with closing(sqlite3.connect(tmp_path / "another.db")) as other:
-        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+    with closing(sqlite3.connect(tmp_path / "another.db")) as another:
+        assert another.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
 
 
-def test_wal_list_prints_an_object_for_each_record_that_its_options_name(
+def test_wal_list_prints_an_object_for_each_record_that_matches_its_options(
     call: Call, ledger: dict[str, NoddWalRecord]
 ) -> None:
     listed = call("wal", "list", "--json")
@@ -387,7 +391,7 @@ def test_wal_list_prints_an_object_for_each_record_that_its_options_name(
 
 
 @pytest.mark.clause("OPR-19")
-def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_names_skipped_objects_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     why = {f"noaa-goes17/[{number:02}].nc": "its key matches no contract" for number in range(MAX_SKIPPED_SHOWN + 2)}
     result = DrainResult(
         datasets={}, rejected=0, messages=0, seconds=1, database="d", catalog="c", lineage="l", skipped=why
@@ -401,7 +405,7 @@ def test_the_demo_names_what_it_skipped_and_why(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.clause("OPR-19")
-def test_the_demo_ends_with_4_and_names_what_did_not_end_as_it_has_to(
+def test_the_demo_ends_with_4_and_names_unexpected_outcomes(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"received": 2, "succeeded": 1, "failed": 0, "quarantined": 1, "duplicates": 0}
@@ -418,7 +422,7 @@ def test_the_demo_ends_with_4_and_names_what_did_not_end_as_it_has_to(
         assert ("NOT as expected, of 2 objects" in shown.out, f"  {line}\n" in shown.out) == (bool(code), bool(code))
         assert ("as expected: each of 2 objects" in shown.out) is not bool(code)
         assert json.loads(as_json.out)["unexpected"] == list(result.unexpected)
-        # A dataset of which nothing came has no row.
+        # A dataset without messages has no row.
         assert ("goes-abi" in shown.out, "hrrr" in shown.out) == (True, False)
         assert max(map(len, shown.out.splitlines()[:4])) <= 80
 
@@ -447,7 +451,7 @@ def ignored(home: Path) -> None:
 
 
 @pytest.mark.clause("OPR-19")
-def test_wal_ignored_lists_what_its_options_name_and_counts_by_dataset_and_reason(call: Call, ignored: None) -> None:
+def test_wal_ignored_filters_by_its_options_and_counts_by_dataset_and_reason(call: Call, ignored: None) -> None:
     for options, messages in {
         "": ["m2", "m1", "m0"],
         "--dataset hrrr": ["m1", "m0"],
@@ -479,17 +483,17 @@ def rejected(home: Path) -> None:
     for number, reasons in enumerate([("malformed_json",), ("unknown_bucket", "key_grammar_mismatch")]):
         message = SqsMessage(message_id=f"rejected-{number}", body=f"{{{number}")
         landed = pipeline.landing.land([message, SqsMessage(message_id="another", body="{}")])
-        one = Delivery(message_id=message.message_id, queue="q", receipt_handle="r", landing_sha256=landed)
-        own_tx(pipeline.deliveries).record([one])
+        delivery = Delivery(message_id=message.message_id, queue="q", receipt_handle="r", landing_sha256=landed)
+        own_tx(pipeline.deliveries).record([delivery])
         own_tx(pipeline.deliveries).reject(
-            Rejection(message_id=one.message_id, record_index=index, reason_code=reason, detail="d")
+            Rejection(message_id=delivery.message_id, record_index=index, reason_code=reason, detail="d")
             for index, reason in enumerate(reasons)
         )
     pipeline.close()
 
 
 @pytest.mark.clause("SEC-05")
-def test_wal_rejected_lists_what_its_options_name_and_prints_a_message_as_it_came(call: Call, rejected: None) -> None:
+def test_wal_rejected_filters_by_its_options_and_prints_the_original_message(call: Call, rejected: None) -> None:
     for options, reasons in {
         "": ["key_grammar_mismatch", "malformed_json", "unknown_bucket"],
         "--reason unknown_bucket": ["unknown_bucket"],
@@ -503,17 +507,17 @@ def test_wal_rejected_lists_what_its_options_name_and_prints_a_message_as_it_cam
         shown = call("wal", "rejected", *options.split()).out
         assert all(row["message_id"] in shown for row in rows if row["message_id"])
     assert call("wal", "rejected", "--message", "rejected-1", "--body").out == "{1\n"
-    for given, said in {"rejected": "rejected-0, rejected-1", "m0123456789": "no message of that id"}.items():
-        call("wal", "rejected", "--message", given, "--body").refused(said)
+    for argument, expected in {"rejected": "rejected-0, rejected-1", "m0123456789": "no message of that id"}.items():
+        call("wal", "rejected", "--message", argument, "--body").refused(expected)
 
 
 NOT_HERE = {
     "alerts test", "announcements failing", "announcements list", "dlq list", "export verify", "reconcile",
     "stac check", "stac rebuild", "stac status", "retention run",
 }  # fmt: skip
-"""Lists of a channel, receiver, queue, bucket or API that this test lacks, and an action."""
+"""Commands that need a channel, receiver, queue, bucket or API that this test lacks, and an action."""
 EMPTY = {"alerts list", "gaps", "governance pending", "items search", "replay list", "replay intents", "retention plan"}
-"""Lists without a row in this ledger."""
+"""Lists that are empty for this ledger."""
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -563,7 +567,7 @@ def test_every_list_has_a_line_for_each_row_within_the_width_json_lines_and_ids(
     assert len(lists) > 12
 
 
-def test_wal_show_says_what_the_list_says_and_the_history_every_transition_oldest_first(
+def test_wal_show_equals_the_list_and_the_history_has_every_transition_oldest_first(
     call: Call, ledger: dict[str, NoddWalRecord]
 ) -> None:
     record = ledger[Status.FAILED]
@@ -603,14 +607,16 @@ def test_dataset_check_accepts_a_built_in_contract_and_refuses_a_clash(call: Cal
     call("dataset", "check", str(clash)).refused("observed nexrad-l2 and nexrad-again")
 
 
-def test_ctrl_c_is_no_traceback(call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_without_a_traceback(
+    call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kfm_dagster.ledger.queries.LedgerQueries.find", interrupted)
     answer = call("wal", "list")
     assert answer.code == 130
-    # click ends the line on which the terminal shows ^C.
+    # click starts a new line after the terminal's ^C.
     assert answer.err == "\nkfm: interrupted; nothing is lost, run the command again to go on\n"
 
 
@@ -627,7 +633,7 @@ PREFIXED = (
 )
 
 
-def test_a_unit_is_known_by_a_prefix_of_its_id(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
+def test_a_unit_is_selected_by_a_prefix_of_its_id(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
     wal_id = ledger["pending"].wal_id
     for command in PREFIXED:
         assert call(*command, wal_id[:8]).code == ExitCode.DONE, command
@@ -646,7 +652,7 @@ def _in_a_shell(script: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_an_answer_that_cannot_be_written_is_one_line(ledger: dict[str, NoddWalRecord]) -> None:
+def test_an_output_that_cannot_be_written_is_one_error_line(ledger: dict[str, NoddWalRecord]) -> None:
     done = _in_a_shell("$KFM wal list --json > /dev/full")
     assert done.returncode == ExitCode.DEPENDENCY_UNAVAILABLE
     assert done.stderr == (
@@ -654,7 +660,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(ledger: dict[str, NoddWalR
     )
 
 
-def test_a_reader_that_goes_away_ends_a_command_in_silence(ledger: dict[str, NoddWalRecord]) -> None:
+def test_a_closed_pipe_ends_a_command_without_an_error_line(ledger: dict[str, NoddWalRecord]) -> None:
     done = _in_a_shell("$KFM wal list --json | true")
-    assert done.returncode in {1, ExitCode.DONE}  # as click has it, or nothing went away in time
+    assert done.returncode in {1, ExitCode.DONE}  # click's code for a closed pipe, or the reader closed it too late
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""`kfm clock` tells what is recorded, judges it, records when asked to; its exit code says the decision."""
+"""`kfm clock` shows, judges and with an option records readings; its exit code is the decision."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def server(offset: float, *, hours: float) -> ClockReading:
     return server_reading(datetime.now(UTC) - timedelta(hours=hours), offset, 0.55, host="s3.example")
 
 
-def set_kernel(monkeypatch: pytest.MonkeyPatch, said: tuple[int, NtpState]) -> None:
-    monkeypatch.setattr(sources.kernel_clock, "__kwdefaults__", {"ask": lambda: said})
+def set_kernel(monkeypatch: pytest.MonkeyPatch, reading: tuple[int, NtpState]) -> None:
+    monkeypatch.setattr(sources.kernel_clock, "__kwdefaults__", {"ask": lambda: reading})
 
 
 LOOSE = (5, NtpState(status=0x40, offset=0, maxerror=16_000_000))
@@ -51,17 +51,19 @@ KEPT = (0, NtpState(status=0x1, offset=100, maxerror=20_000))
 
 
 @pytest.mark.clause("PCS-10", "PCS-17")
-def test_what_is_recorded_is_told_and_judged(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_readings_are_printed_and_judged(
+    database: Database, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     set_kernel(monkeypatch, LOOSE)
     ClockLog(database).record([server(0.2, hours=hours) for hours in (3, 2, 1)])
 
     code, out = call("--json")
 
-    told = json.loads(out)
-    assert (code, told["state"], told["kernel"]) == (ExitCode.DONE, "locked", "unlocked")
-    [source] = told["sources"]
+    printed = json.loads(out)
+    assert (code, printed["state"], printed["kernel"]) == (ExitCode.DONE, "locked", "unlocked")
+    [source] = printed["sources"]
     assert (source["source"], source["readings"], source["delta_t_abs"]) == ("date:s3.example", 3, 0.2)
-    hour = next(row for row in told["stability"] if row["tau_seconds"] == 3600)
+    hour = next(row for row in printed["stability"] if row["tau_seconds"] == 3600)
     assert (hour["sigma_y"], hour["terms"]) == (pytest.approx(0.0), 1)
     shown = call()[1]
     assert "date:s3.example" in shown
@@ -69,9 +71,7 @@ def test_what_is_recorded_is_told_and_judged(database: Database, call: Call, mon
 
 
 @pytest.mark.clause("PCS-10")
-def test_a_clock_that_is_off_ends_the_command_with_4(
-    database: Database, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_clock_ends_the_command_with_4(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     set_kernel(monkeypatch, KEPT)
     assert call()[0] == ExitCode.DONE
     ClockLog(database).record([server(5.0, hours=1)])
@@ -79,9 +79,11 @@ def test_a_clock_that_is_off_ends_the_command_with_4(
     assert (code, json.loads(out)["state"]) == (ExitCode.FINISHED_WITH_FAILURES, "unlocked")
 
 
-def test_only_asking_records(database: Database, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_option_ask_records_readings(
+    database: Database, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     set_kernel(monkeypatch, KEPT)
-    monkeypatch.setenv("KFM_OBJECT_ROOT", str(tmp_path))  # a folder in the object store's place: nobody to ask
+    monkeypatch.setenv("KFM_OBJECT_ROOT", str(tmp_path))  # a folder instead of an object store has no clock to query
     long_ago = datetime.now(UTC) - timedelta(days=1)
     call()
     assert ClockLog(database).recent(since=long_ago) == ()
@@ -90,14 +92,14 @@ def test_only_asking_records(database: Database, call: Call, monkeypatch: pytest
     assert (recorded.source, recorded.offset_seconds) == ("kernel", 0.0001)
 
 
-def test_a_store_that_does_not_answer_is_named(
+def test_an_unreachable_store_is_named(
     database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_kernel(monkeypatch, KEPT)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(SystemExit) as ended:
         main(["clock", "--ask", "--json"])
-    told = capsys.readouterr()
-    assert (ended.value.code, json.loads(told.out)["kernel"]) == (ExitCode.DONE, "locked")
-    assert told.err.startswith("kfm: http://127.0.0.1:1")
-    assert "did not answer; the state is from the kernel and earlier readings" in told.err
+    captured = capsys.readouterr()
+    assert (ended.value.code, json.loads(captured.out)["kernel"]) == (ExitCode.DONE, "locked")
+    assert captured.err.startswith("kfm: http://127.0.0.1:1")
+    assert "did not answer; the state is from the kernel and earlier readings" in captured.err

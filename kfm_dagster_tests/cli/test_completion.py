@@ -1,4 +1,4 @@
-"""What a shell completes: names that the deployment has, and nothing at all where it cannot be asked."""
+"""Shell completion offers names of the deployment, and nothing if the deployment is unreachable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = {
     "wal_id": completion.UNIT,
     "wal_ids": completion.UNIT,
 }
-"""What a parameter of each of these names means, whichever command has it."""
+"""The completed type of each parameter name, in every command."""
 
 
 def offered(*typed: str) -> list[str]:
@@ -43,15 +43,15 @@ def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Para
         yield from ((" ".join((*path, name)), param) for param in command.params)
 
 
-def test_every_parameter_that_names_a_thing_completes_it() -> None:
-    named = [(command, one) for command, one in parameters(kfm) if one.name in NAMES and not one.is_eager]
+def test_every_parameter_with_a_known_name_completes_its_values() -> None:
+    named = [(command, option) for command, option in parameters(kfm) if option.name in NAMES and not option.is_eager]
     assert len(named) > 30
-    for command, one in named:
-        meant = completion.DATASET_OR_ALL if command in {"pause", "resume"} else NAMES[str(one.name)]
-        assert one.type is meant, (command, one.name)
+    for command, option in named:
+        meant = completion.DATASET_OR_ALL if command in {"pause", "resume"} else NAMES[str(option.name)]
+        assert option.type is meant, (command, option.name)
 
 
-def test_the_shell_offers_what_the_deployment_has(home: Path) -> None:
+def test_the_shell_offers_names_of_the_deployment(home: Path) -> None:
     assert offered("wal", "show", "") == []
     assert not home.exists()
     pipeline = Pipeline.open(Settings.load())
@@ -69,7 +69,7 @@ def test_the_shell_offers_what_the_deployment_has(home: Path) -> None:
     assert offered("explain", "la") == ["latest"]
 
 
-def test_a_deployment_that_cannot_be_asked_offers_nothing(home: Path) -> None:
+def test_an_unreachable_deployment_offers_no_completions(home: Path) -> None:
     for name, value, typed in (
         ("KFM_WAL_DSN", "postgresql://127.0.0.1:1/kfm", "wal show 0"),
         ("KFM_WAL_DSN", "no address", "explain 0"),

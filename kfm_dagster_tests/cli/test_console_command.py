@@ -1,4 +1,4 @@
-"""`kfm console`, `kfm ui` and `kfm mcp` as processes: where they serve, what they refuse, and how they end."""
+"""`kfm console`, `kfm ui` and `kfm mcp` as processes: addresses, refusals and shutdown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kfm_dagster_tests.timeouts import until
 
 
 def status(port: int, host: str) -> int:
-    """What a request that is for a host is answered with."""
+    """Return the status of a request with this Host header."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/healthz", headers={"Host": host})
     with closing(connection):
@@ -43,7 +43,7 @@ def status(port: int, host: str) -> int:
 
 @contextmanager
 def console(port: int, ends_by: signal.Signals, **variables: str) -> Iterator[str]:
-    """A process of `kfm console`, by its address; it ends by a signal, as it has to."""
+    """Run `kfm console` and yield its address; then end it by a signal and check its exit."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVE, "console", "--port", str(port)],
         stdout=subprocess.PIPE,
@@ -56,43 +56,45 @@ def console(port: int, ends_by: signal.Signals, **variables: str) -> Iterator[st
         finally:
             serving.send_signal(ends_by)
         out, err = serving.communicate(timeout=60)
-    said = "# for a browser; /api/v1 and /metrics for programs; until Ctrl-C\n"
-    assert (serving.returncode, out, err) == (ExitCode.DONE, "", said)
+    expected = "# for a browser; /api/v1 and /metrics for programs; until Ctrl-C\n"
+    assert (serving.returncode, out, err) == (ExitCode.DONE, "", expected)
 
 
 @pytest.mark.clause("PCS-16")
-def test_it_serves_until_it_is_told_to_end(ledger: dict[str, NoddWalRecord], call: Call, tmp_path: Path) -> None:
+def test_the_console_serves_until_it_is_signalled_to_end(
+    ledger: dict[str, NoddWalRecord], call: Call, tmp_path: Path
+) -> None:
     before, port = state_of(tmp_path), free_port()
     with console(port, signal.SIGTERM, KFM_ALLOWED_HOSTS="console.example") as address:
         assert address == f"http://127.0.0.1:{port}/"
         with urllib.request.urlopen(f"{address}validate?days=1", timeout=60) as answer:
             served = json.load(answer)
         assert [status(port, name) for name in ("console.example", "another.example")] == [200, 400]
-        said = json.loads(call("validate", "--days", "1", "--json").out)
-        # How long the oldest has waited goes on.
-        for report in (served, said):
+        printed = json.loads(call("validate", "--days", "1", "--json").out)
+        # The age of the oldest pending unit increases.
+        for report in (served, printed):
             del report["units"]["oldest_waiting_seconds"]
         changing = {"at", "since"}
         assert {k: v for k, v in served.items() if k not in changing} == {
-            k: v for k, v in said.items() if k not in changing
+            k: v for k, v in printed.items() if k not in changing
         }
-        taken = call("console", "--port", str(port))
-        assert (taken.code, taken.out) == (ExitCode.USAGE, "")
-        assert taken.err.startswith(f"kfm: the address cannot be served; observed 127.0.0.1 port {port}: ")
+        refused = call("console", "--port", str(port))
+        assert (refused.code, refused.out) == (ExitCode.USAGE, "")
+        assert refused.err.startswith(f"kfm: the address cannot be served; observed 127.0.0.1 port {port}: ")
     assert state_of(tmp_path) == before
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.clause("TEL-01", "TEL-03")
-def test_a_collector_is_sent_the_metrics_that_prometheus_reads(ledger: dict[str, NoddWalRecord]) -> None:
+def test_a_collector_receives_the_metrics_that_prometheus_reads(ledger: dict[str, NoddWalRecord]) -> None:
     with collecting() as collector:
         otlp = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "100"}
         with console(free_port(), signal.SIGINT, **otlp) as address:
             with urllib.request.urlopen(f"{address}metrics", timeout=60) as answer:
                 scraped = answer.read().decode()
             until(lambda: len(collector.metrics) >= 2)
-    # Each is cumulative, so that a push that is repeated says the same; the age of what waits goes on.
+    # Metrics are cumulative, so repeated pushes are equal, except for the age of pending units.
     scrape = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(scraped)
@@ -102,32 +104,32 @@ def test_a_collector_is_sent_the_metrics_that_prometheus_reads(ledger: dict[str,
     assert standing(sent(collector.metrics[0])) == standing(sent(collector.metrics[1])) == standing(scrape)
 
 
-def standing(found: dict[tuple[str, frozenset[tuple[str, str]]], float]) -> dict[Any, float]:
-    """Values that are the ledger's, whatever time it is."""
-    return {key: value for key, value in found.items() if key[0] != "nodd_sns_queue_age_seconds"}
+def standing(metrics: dict[tuple[str, frozenset[tuple[str, str]]], float]) -> dict[Any, float]:
+    """Return the metrics that do not depend on the time."""
+    return {key: value for key, value in metrics.items() if key[0] != "nodd_sns_queue_age_seconds"}
 
 
 def sent(request: ExportMetricsServiceRequest) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every value of a request, under the names that Prometheus has for them."""
-    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    """Return every value of a request under its Prometheus name."""
+    values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
     metrics = [
-        one for resource in request.resource_metrics for scope in resource.scope_metrics for one in scope.metrics
+        metric for resource in request.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics
     ]
     for metric in metrics:
         name = metric.name.replace(".", "_")
         for point in metric.sum.data_points:
-            found[name, labels(point)] = point.as_double
+            values[name, labels(point)] = point.as_double
         for point in metric.gauge.data_points:
-            found[name, labels(point)] = point.as_double
+            values[name, labels(point)] = point.as_double
         for point in metric.histogram.data_points:
-            found[f"{name}_count", labels(point)] = point.count
-            found[f"{name}_sum", labels(point)] = point.sum
+            values[f"{name}_count", labels(point)] = point.count
+            values[f"{name}_sum", labels(point)] = point.sum
             below = 0
             for bound, count in zip([*point.explicit_bounds, math.inf], point.bucket_counts, strict=True):
                 below += count
                 le = "+Inf" if bound == math.inf else f"{bound:g}"
-                found[f"{name}_bucket", labels(point) | {("le", le)}] = below
-    return found
+                values[f"{name}_bucket", labels(point) | {("le", le)}] = below
+    return values
 
 
 def labels(point: Any) -> frozenset[tuple[str, str]]:
@@ -135,29 +137,29 @@ def labels(point: Any) -> frozenset[tuple[str, str]]:
 
 
 def test_an_address_of_another_machine_is_one_line(call: Call, ledger: dict[str, NoddWalRecord]) -> None:
-    # TEST-NET-1 (RFC 5737): nobody has it.
+    # TEST-NET-1 (RFC 5737): no machine has this address.
     call("console", "--host", "192.0.2.1", "--port", str(free_port())).refused("observed 192.0.2.1 port")
 
 
-def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
         result = CliRunner().invoke(ui, ["--port", str(port)])
     assert isinstance(result.exception, ConfigurationError)
     assert f"the port is taken; observed {port}" in str(result.exception)
     assert not (tmp_path / "home").exists()
 
 
-def test_the_console_has_the_next_port_or_another_where_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = other.getsockname()[1]
-        chosen = free_console_port(taken - 1)
-    assert chosen != taken
-    assert free_console_port(taken - 1) == taken
+def test_the_console_takes_the_next_port_or_another_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken_port = holder.getsockname()[1]
+        chosen = free_console_port(taken_port - 1)
+    assert chosen != taken_port
+    assert free_console_port(taken_port - 1) == taken_port
 
 
-def test_page_and_console_lead_to_each_other_unless_the_settings_name_others() -> None:
+def test_dagster_and_console_link_to_each_other_unless_settings_name_others() -> None:
     page, console = {"KFM_DAGSTER_URL": "http://127.0.0.1:3000"}, {"KFM_CONSOLE_URL": "http://127.0.0.1:3001"}
     for named, own in (
         ({}, page | console),
@@ -168,7 +170,7 @@ def test_page_and_console_lead_to_each_other_unless_the_settings_name_others() -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_as_ctrl_c_does(number: signal.Signals) -> None:
+def test_a_signal_ends_the_process_like_ctrl_c(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), stopped_by_signals():
         os.kill(os.getpid(), number)
@@ -190,11 +192,11 @@ TOOLS = {
 }
 
 
-def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, NoddWalRecord], tmp_path: Path) -> None:
+def test_an_assistant_queries_over_stdio_and_changes_nothing(ledger: dict[str, NoddWalRecord], tmp_path: Path) -> None:
     import anyio
     from mcp import Client, StdioServerParameters, stdio_client
 
-    # As what has ingested has it.
+    # The folder exists after an ingest.
     (tmp_path / "home" / "storage").mkdir()
     before = state_of(tmp_path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -202,12 +204,12 @@ def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, Nodd
     failed = ledger["failed"]
 
     async def converse() -> dict[str, Any]:
-        # By default the client writes to the stderr of its import, which pytest may have closed since.
+        # The client's default stderr is the one at its import, which pytest may have closed.
         async with Client(stdio_client(served, errlog=sys.__stderr__)) as client:
             tools = (await client.list_tools()).tools
             assert {tool.name for tool in tools} == TOOLS
             assert all(tool.annotations and tool.annotations.read_only_hint and tool.description for tool in tools)
-            found = {}
+            answers = {}
             for name, arguments in {
                 "search_units": {"status": "failed"},
                 "explain_unit": {"wal_id": failed.wal_id},
@@ -216,21 +218,21 @@ def test_an_assistant_asks_over_stdio_and_changes_nothing(ledger: dict[str, Nodd
                 "failures": {"dataset": "nexrad-l2"},
                 "gaps": {"days": 2, "closed": True},
             }.items():
-                found[name] = await client.call_tool(name, arguments)
-            return found
+                answers[name] = await client.call_tool(name, arguments)
+            return answers
 
-    found = anyio.run(converse)
-    assert [unit["wal_id"] for unit in found["search_units"].structured_content["units"]] == [failed.wal_id]
-    assert found["explain_unit"].structured_content["history"][-1]["to_status"] == "failed"
-    assert found["deployment_status"].structured_content["units"]["nexrad-l2"]["failed"] == 1
-    assert found["failures"].structured_content["failures"][0]["code"] == failed.last_error_code
-    assert found["gaps"].structured_content == {"gaps": [], "complete": True}
-    assert found["item"].is_error
-    assert found["item"].content[0].text.endswith(f"the unit has no Item in the catalog; observed {failed.wal_id}")
+    answers = anyio.run(converse)
+    assert [unit["wal_id"] for unit in answers["search_units"].structured_content["units"]] == [failed.wal_id]
+    assert answers["explain_unit"].structured_content["history"][-1]["to_status"] == "failed"
+    assert answers["deployment_status"].structured_content["units"]["nexrad-l2"]["failed"] == 1
+    assert answers["failures"].structured_content["failures"][0]["code"] == failed.last_error_code
+    assert answers["gaps"].structured_content == {"gaps": [], "complete": True}
+    assert answers["item"].is_error
+    assert answers["item"].content[0].text.endswith(f"the unit has no Item in the catalog; observed {failed.wal_id}")
     assert state_of(tmp_path) == before
 
 
-def test_what_is_wrong_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRecord]) -> None:
+def test_an_error_is_one_line_for_the_assistant(ledger: dict[str, NoddWalRecord]) -> None:
     import anyio
     from mcp import Client
 

@@ -1,4 +1,4 @@
-"""`kfm dataset check --sample`: what it says of an object is what an ingest would say."""
+"""`kfm dataset check --sample` reports the same result for an object as an ingest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Change = Callable[[str], str]
 
 @pytest.fixture
 def contract(tmp_path: Path) -> Callable[[Change], Path]:
-    """The contract of HRRR with a change, as a file of its own."""
+    """Write HRRR's contract with a change to a file."""
     text = (resources.files("kfm_dagster.contracts") / "datasets" / "hrrr.yaml").read_text(encoding="utf-8")
 
     def write(change: Change) -> Path:
@@ -52,31 +52,31 @@ def same(text: str) -> str:
     return text
 
 
-def test_a_sound_sample_gives_its_item_and_leaves_nothing(
+def test_a_sound_sample_prints_its_item_and_writes_no_file(
     call: Call, home: Path, contract: Callable[[Change], Path], sample: Path
 ) -> None:
     answer = call("dataset", "check", str(contract(same)), "--sample", str(sample), "--json")
     assert answer.code == ExitCode.DONE
-    [found] = answer.rows
-    told = found["sample"]
-    assert (told["status"], told["findings"], told["is_sound"]) == ("succeeded", [], True)
-    assert told["item"]["id"].startswith("hrrr.20250402.")
-    assert told["uri"].endswith(sample.name)
+    [report] = answer.rows
+    checked = report["sample"]
+    assert (checked["status"], checked["findings"], checked["is_sound"]) == ("succeeded", [], True)
+    assert checked["item"]["id"].startswith("hrrr.20250402.")
+    assert checked["uri"].endswith(sample.name)
     assert not home.exists()
-    assert not [line for line in told["suspect"] if line.startswith("stac.summaries")]
+    assert not [line for line in checked["suspect"] if line.startswith("stac.summaries")]
     other = contract(
         lambda text: text.replace('summaries: ["hrrr:region", "hrrr:product"]', 'summaries: ["my:product"]')
     )
-    [found] = call("dataset", "check", str(other), "--sample", str(sample), "--json").rows
-    assert found["sample"]["suspect"][-1] == "stac.summaries: the Item has no my:product"
+    [report] = call("dataset", "check", str(other), "--sample", str(sample), "--json").rows
+    assert report["sample"]["suspect"][-1] == "stac.summaries: the Item has no my:product"
     text = call("dataset", "check", str(contract(same)), "--sample", str(sample)).out
     assert text.startswith("hrrr: the contract is in order\n")
     assert "  Item hrrr.20250402." in text
     assert "    proj:wkt2: PROJCRS" in text
-    assert max(map(len, text.splitlines())) < 200 < len(told["item"]["properties"]["proj:wkt2"])
+    assert max(map(len, text.splitlines())) < 200 < len(checked["item"]["properties"]["proj:wkt2"])
 
 
-def test_an_object_that_the_listing_sets_leave_out_is_taken_in_and_named(
+def test_an_object_outside_the_listing_sets_is_checked_with_a_warning(
     call: Call, contract: Callable[[Change], Path], sample: Path
 ) -> None:
     def listing(values: str) -> Change:
@@ -87,14 +87,14 @@ def test_an_object_that_the_listing_sets_leave_out_is_taken_in_and_named(
     for values, left_out in (("alaska, conus", False), ("alaska", True)):
         answer = call("dataset", "check", str(contract(listing(values))), "--sample", str(sample), "--json")
         assert answer.code == ExitCode.DONE, answer
-        [found] = answer.rows
-        told = found["sample"]
-        assert told["is_sound"]
-        assert any(text.startswith("storage.listing_sets: ") for text in told["suspect"]) == left_out
+        [report] = answer.rows
+        checked = report["sample"]
+        assert checked["is_sound"]
+        assert any(text.startswith("storage.listing_sets: ") for text in checked["suspect"]) == left_out
 
 
 AT_FAULT: dict[str, tuple[Change, Change, str]] = {
-    # what: change of the contract, change of the object's bytes (as Latin-1), what is said
+    # case: change of the contract, change of the object's bytes (as Latin-1), expected finding
     "a cut object": (same, lambda content: content[: len(content) * 3 // 4], "truncated_object"),
     "another format": (same, lambda content: "x" + content, "bad_magic"),
     "a number without a unit": (
@@ -110,42 +110,42 @@ AT_FAULT: dict[str, tuple[Change, Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", AT_FAULT)
-def test_what_an_ingest_would_refuse_is_said_with_exit_code_4(
-    what: str, call: Call, contract: Callable[[Change], Path], sample: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("case", AT_FAULT)
+def test_an_object_that_an_ingest_would_refuse_gives_findings_and_exit_code_4(
+    case: str, call: Call, contract: Callable[[Change], Path], sample: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, spoil, said = AT_FAULT[what]
+    change, spoil, expected = AT_FAULT[case]
     sample.write_bytes(spoil(sample.read_bytes().decode("latin-1")).encode("latin-1"))
     answer = call("dataset", "check", str(contract(change)), "--sample", str(sample), "--json")
     assert answer.code == ExitCode.FINISHED_WITH_FAILURES, answer
-    [found] = answer.rows
-    told = found["sample"]
-    assert any(said in finding for finding in told["findings"]), told["findings"]
-    assert not told["is_sound"]
-    assert caplog.messages == [], "events are of the deployment's own units"
+    [report] = answer.rows
+    checked = report["sample"]
+    assert any(expected in finding for finding in checked["findings"]), checked["findings"]
+    assert not checked["is_sound"]
+    assert caplog.messages == [], "a check must log no events: these are for the deployment's own units"
 
 
-def test_a_sample_that_the_contract_does_not_name_is_one_line(
+def test_a_sample_with_a_key_outside_the_contract_is_one_error_line(
     call: Call, contract: Callable[[Change], Path], sample: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere.grib2"
     elsewhere.write_bytes(sample.read_bytes())
     foreign = sample.with_name("other.grib2")
     foreign.write_bytes(b"GRIB")
-    for file, said in (
+    for file, expected in (
         (elsewhere, "is not below a bucket of the contract"),
         (foreign, "matches no data key of the contract"),
         (foreign, r"expected hrrr\.t(?P<cycle>\d{2})z\.wrf"),
         (foreign, "after 'hrrr.20250402/conus/'; the whole pattern is "),
         (tmp_path / "none", "next: fetch an object: aws s3 cp --no-sign-request s3://"),
     ):
-        call("dataset", "check", str(contract(same)), "--sample", str(file)).refused(said)
+        call("dataset", "check", str(contract(same)), "--sample", str(file)).refused(expected)
 
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "new-dataset.md"
 
 
-def test_a_new_contract_is_in_order_as_it_is_written(call: Call, tmp_path: Path) -> None:
+def test_a_new_contract_passes_its_check_unchanged(call: Call, tmp_path: Path) -> None:
     for like in ("gefs", "gfs", "goes-abi", "hrrr", "mrms", "nbm", "nexrad-l2", "nexrad-l3"):
         out = tmp_path / f"{like}.yaml"
         arguments = ("dataset", "new", "my-data", "--like", like, "--bucket", "my-bucket", "--topic", TOPIC)
@@ -157,13 +157,13 @@ def test_a_new_contract_is_in_order_as_it_is_written(call: Call, tmp_path: Path)
         assert "  key_values:\n" not in written
         assert call("dataset", "check", str(out)).out == f"my-data: {CHECKED}\n"
         if like in {"hrrr", "nexrad-l3"}:
-            # The addresses of pages stay as they are.
+            # The addresses of pages are not changed.
             shipped = (resources.files("kfm_dagster.contracts") / "datasets" / f"{like}.yaml").read_text("utf-8")
             kept = re.findall(r"https://\S+", re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", shipped))
             assert re.findall(r"https://\S+", written) == kept
 
 
-def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, tmp_path: Path) -> None:
+def test_a_contract_without_a_topic_must_be_modelled_on_a_listed_one(call: Call, tmp_path: Path) -> None:
     out = str(tmp_path / "new.yaml")
     arguments = ("dataset", "new", "my-data", "--bucket", "my-bucket", "--out", out)
     assert call(*arguments, "--like", "surface-obs").code == ExitCode.DONE
@@ -172,37 +172,37 @@ def test_a_new_contract_without_a_topic_is_like_one_that_is_listed(call: Call, t
     without_topic.refused("hrrr is announced by a topic; observed no --topic")
 
 
-def test_a_group_that_the_pattern_has_not_is_named_with_the_fields_that_use_it(
+def test_a_group_missing_in_the_pattern_is_named_with_the_fields_that_use_it(
     call: Call, contract: Callable[[Change], Path]
 ) -> None:
     fields = ("stac.item_id", "ledger.extension_fields", "integrity.peers.groups", "virtual")
     by_region = ", ".join(f"{field} ['region']" for field in (*fields, "metadata_extract.key_values"))
-    for group, said in (("region", by_region), ("lead", "end_offset_hours ['lead']")):
+    for group, uses in (("region", by_region), ("lead", "end_offset_hours ['lead']")):
         file = contract(lambda text, group=group: text.replace(f"(?P<{group}>", "(?:"))  # type: ignore[misc]
-        expected = f"groups that are not in the key pattern: {said}; it has"
+        expected = f"groups that are not in the key pattern: {uses}; it has"
         call("dataset", "check", str(file)).refused(f"observed parts that do not go together; expected {expected}")
 
 
-def test_a_contract_that_cannot_be_begun_is_one_line_and_no_file(call: Call, tmp_path: Path) -> None:
-    for changed_options, said in (
+def test_a_contract_that_cannot_be_created_is_one_line_and_writes_no_file(call: Call, tmp_path: Path) -> None:
+    for changed_options, expected in (
         ({"DATASET": "My_Data"}, "malformed dataset id"),
         ({"--like": "sref"}, "no such contract ships"),
         ({"DATASET": "hrrr"}, "of that id"),
         ({"--topic": "NewGFSObject"}, "the topic is not an ARN of SNS; observed NewGFSObject; expected arn:aws:sns:"),
         ({"--like": "surface-obs"}, "surface-obs is announced by no topic; observed --topic arn:aws:sns:"),
     ):
-        given = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "b", "--topic": TOPIC} | changed_options
-        options = [text for name, value in given.items() if name != "DATASET" for text in (name, value)]
-        call("dataset", "new", given["DATASET"], *options, "--out", "new.yaml").refused(said)
+        values = {"DATASET": "my-data", "--like": "hrrr", "--bucket": "b", "--topic": TOPIC} | changed_options
+        options = [text for name, value in values.items() if name != "DATASET" for text in (name, value)]
+        call("dataset", "new", values["DATASET"], *options, "--out", "new.yaml").refused(expected)
         assert not (tmp_path / "new.yaml").exists()
 
 
 @pytest.mark.deployment
 @pytest.mark.clause("BEY-15", "BEY-18")
-def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
+def test_the_guide_leads_from_an_empty_folder_to_an_ingested_dataset(
     call: Call, tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command is typed and every line changed as the page has it; `tmp_path` is the working folder."""
+    """Run each command and apply each change of the page; `tmp_path` is the working folder."""
     page = GUIDE.read_text(encoding="utf-8")
     [(named,), (begin,), (check,), (make, export, listing), (ingest,)] = [
         block.strip().splitlines() for block in re.findall(r"(?m)(?:^    \S.*\n)+", page)
@@ -229,9 +229,9 @@ def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
     subprocess.run(["/bin/sh", "-c", make], check=True, timeout=60)
     monkeypatch.setenv(*export.strip().removeprefix("export ").split("="))
     assert re.search(r"graphcastgfs +preliminary ", typed(listing).out)
-    told = typed(ingest)
-    assert told.code == ExitCode.DONE, told
-    assert re.search(r"graphcastgfs +1 +1 +0 +0 +0 ", told.out), told.out
+    answer = typed(ingest)
+    assert answer.code == ExitCode.DONE, answer
+    assert re.search(r"graphcastgfs +1 +1 +0 +0 +0 ", answer.out), answer.out
     (item,) = (tmp_path / "graphcastgfs-home/catalog/graphcastgfs").rglob("*.f024.json")
     assert json.loads(item.read_bytes())["properties"]["forecast:horizon"] == "PT24H"
     collection = json.loads((tmp_path / "graphcastgfs-home/catalog/graphcastgfs/collection.json").read_bytes())
@@ -239,7 +239,7 @@ def test_the_guide_takes_a_person_from_nothing_to_a_dataset_in_force(
 
 
 def changed(file: Path, diff: str) -> None:
-    """Replace each line that the page takes out by what follows it."""
+    """Replace each line removed in the page's diff by the line added after it."""
     text = file.read_text(encoding="utf-8")
     for line, instead in re.findall(r"(?m)^-(.*\n)((?:\+.*\n)*)", diff):
         assert line in text

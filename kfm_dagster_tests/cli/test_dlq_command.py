@@ -1,4 +1,4 @@
-"""`kfm dlq` and `kfm cloud`: what they print, what they refuse, and their exit codes."""
+"""`kfm dlq` and `kfm cloud`: output, refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WHY = ("--reason", "the feed was repaired", "--actor", "jane")
 
 @pytest.fixture
 def dlq_fixture(cloud: EmbeddedCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DlqFixture]:
-    """Queues, and a ledger where the environment of this process says."""
+    """Queues, and a ledger in the place that this process's environment names."""
     unset_settings(monkeypatch)
-    found = open_graveyard(cloud, tmp_path / "home", "")
-    # The database of the home, wherever a test puts that.
-    for name, value in (found.environment() | {"COLUMNS": "200", "KFM_WAL_DSN": ""}).items():
+    fixture = open_graveyard(cloud, tmp_path / "home", "")
+    # Use the database of KFM_HOME.
+    for name, value in (fixture.environment() | {"COLUMNS": "200", "KFM_WAL_DSN": ""}).items():
         monkeypatch.setenv(name, value)
-    yield found
-    found.pipeline.close()
+    yield fixture
+    fixture.pipeline.close()
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def standing(dlq_fixture: DlqFixture) -> tuple[dict[str, Any], int]:
     return own_tx(dlq_fixture.pipeline.ledger).counts(), dlq_fixture.pipeline.dead_letters.depth().visible
 
 
-def test_looking_prints_what_is_there(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_status_list_and_plan_show_the_dead_letters(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     assert call("status", "--json").document["visible"] == 3
     assert dlq_fixture.dlq in call("status").out
@@ -60,7 +60,7 @@ def test_looking_prints_what_is_there(dlq_fixture: DlqFixture, call: Call) -> No
 
 
 @pytest.mark.clause("RPL-06")
-def test_nothing_is_done_that_nobody_confirmed(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_nothing_is_changed_without_confirmation(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), MALFORMED])
     before = standing(dlq_fixture)
     for command in (("drain",), ("redrive",), ("discard", "some-id")):
@@ -73,33 +73,33 @@ def test_nothing_is_done_that_nobody_confirmed(dlq_fixture: DlqFixture, call: Ca
         assert standing(dlq_fixture) == before
 
 
-@pytest.mark.parametrize(("said", "code"), [("y\n", ExitCode.DONE), ("n\n", 130)])
-def test_a_person_at_the_terminal_is_asked(
-    said: str, code: int, dlq_fixture: DlqFixture, call: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("typed", "code"), [("y\n", ExitCode.DONE), ("n\n", 130)])
+def test_at_a_terminal_the_user_is_asked_for_confirmation(
+    typed: str, code: int, dlq_fixture: DlqFixture, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlq_fixture.bury([dlq_fixture.body(0)])
-    terminal = io.StringIO(said)
+    terminal = io.StringIO(typed)
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdin", terminal)
     answer = call("drain", *WHY)
     assert answer.code == code
     assert f"drain 1 message of {dlq_fixture.dlq}?" in answer.err
-    assert bool(own_tx(dlq_fixture.pipeline.ledger).counts()) is (said == "y\n")
+    assert bool(own_tx(dlq_fixture.pipeline.ledger).counts()) is (typed == "y\n")
 
 
-def test_what_is_asked_and_told_keeps_within_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_question_and_outcome_respect_the_limit(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(4)])
-    asked = call("drain", *WHY, "--limit", "3")
-    assert "observed drain 3 messages of" in asked.err
-    assert "4 messages looked at, 4 selected, 3 of them now\n" in asked.out
+    question = call("drain", *WHY, "--limit", "3")
+    assert "observed drain 3 messages of" in question.err
+    assert "4 messages looked at, 4 selected, 3 of them now\n" in question.out
     assert "4 messages looked at, 4 selected\n" in call("drain", *WHY, "--limit", "4").out
-    told = call("drain", *WHY, "--limit", "3", "--confirm")
-    assert told.code == ExitCode.DONE
-    assert "beyond the limit" not in told.out
+    outcome = call("drain", *WHY, "--limit", "3", "--confirm")
+    assert outcome.code == ExitCode.DONE
+    assert "beyond the limit" not in outcome.out
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_tells_what_became_of_each_message(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_a_drain_reports_the_outcome_of_each_message(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), MALFORMED])
     answer = call("drain", *WHY, "--change-ref", "INC-7", "--confirm", "--json")
     assert answer.code == ExitCode.DONE
@@ -110,9 +110,9 @@ def test_a_drain_tells_what_became_of_each_message(dlq_fixture: DlqFixture, call
     (entry,) = own_tx(dlq_fixture.pipeline.ledger.log).entries()
     assert (entry.actor, entry.reason, entry.change_ref) == ("jane", "the feed was repaired", "INC-7")
     dlq_fixture.dead_bodies()
-    again = call("drain", *WHY, "--confirm")
-    assert "malformed_json" in again.out
-    assert "1 message left until" in again.out
+    second = call("drain", *WHY, "--confirm")
+    assert "malformed_json" in second.out
+    assert "1 message left until" in second.out
 
 
 @pytest.mark.clause("RPL-06")
@@ -136,7 +136,7 @@ def test_no_letter_is_drained_into_the_store_of_another_deployment(dlq_fixture: 
     assert own_tx(dlq_fixture.pipeline.ledger).find() == []
 
 
-def test_redrive_and_discard_treat_what_they_are_for(dlq_fixture: DlqFixture, call: Call) -> None:
+def test_redrive_moves_a_letter_and_discard_refuses_one_of_another_class(dlq_fixture: DlqFixture, call: Call) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), dlq_fixture.body(1), MALFORMED])
     moved = call("redrive", *WHY, "--limit", "1", "--confirm", "--json")
     assert (moved.code, moved.document["report"]["outcomes"]) == (ExitCode.DONE, {"moved": 1, "left": 2})
@@ -145,10 +145,10 @@ def test_redrive_and_discard_treat_what_they_are_for(dlq_fixture: DlqFixture, ca
     named = {row["class"]: row["message_id"] for row in rows}
     gone = call("discard", named["unreadable"], *WHY, "--confirm")
     assert (gone.code, standing(dlq_fixture)[1]) == (ExitCode.DONE, 1)
-    kept = call("discard", named["unknown"], named["unreadable"], *WHY, "--confirm")
-    assert kept.code == ExitCode.FINISHED_WITH_FAILURES
-    assert named["unknown"] in kept.err
-    assert named["unreadable"] in kept.err
+    refused = call("discard", named["unknown"], named["unreadable"], *WHY, "--confirm")
+    assert refused.code == ExitCode.FINISHED_WITH_FAILURES
+    assert named["unknown"] in refused.err
+    assert named["unreadable"] in refused.err
 
 
 def test_bad_input_is_one_line_and_changes_nothing(dlq_fixture: DlqFixture, call: Call) -> None:
@@ -166,7 +166,7 @@ def test_bad_input_is_one_line_and_changes_nothing(dlq_fixture: DlqFixture, call
         assert standing(dlq_fixture) == before
 
 
-def test_what_the_commands_depend_on_is_named(
+def test_an_unavailable_dependency_is_named(
     dlq_fixture: DlqFixture, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", "not-there")
@@ -179,7 +179,7 @@ def test_what_the_commands_depend_on_is_named(
     assert "there is no ledger yet" in call("list").err
 
 
-def test_a_cloud_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+def test_the_cloud_serves_until_it_is_signalled_to_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from kfm_dagster.cli.main import main; main()", "cloud", "--outage"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KFM_")}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`kfm runs show`: every node of a run with what it did or why it did nothing, for roots and re-executions alike."""
+"""`kfm runs show`: each node of a run with its outcome and the reason of skips, also for re-executions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of four runs of one day: one that worked, one with nothing new, a forced one, and one that died."""
+    """Four runs of one day: one that worked, one with nothing new, a forced one, and one that died."""
     folder = tmp_path_factory.mktemp("four-runs")
     objects = folder / "objects"
     chain.put(objects, chain.volumes(2))
@@ -69,7 +69,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(
     recorded: Path, home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pipeline]:
-    """A copy of the four runs, which the environment names."""
+    """A copy of the four runs, set as the environment's deployment."""
     pipeline = chain.open_copy(recorded, tmp_path, url=database_url, seconds=3 * 3600)
     monkeypatch.setenv("KFM_WAL_DSN", database_url)
     yield pipeline
@@ -78,7 +78,7 @@ def deployment(
 
 @pytest.fixture
 def dagster_runs(deployment: Pipeline, home: Path) -> None:
-    """Dagster's own storage, with a re-execution of the run that worked, and one that waits for its turn."""
+    """Record in Dagster's storage a re-execution of the run that worked, and a queued one."""
     folder = home / "dagster"
     folder.mkdir()
     at = chain.START + timedelta(minutes=30)
@@ -98,7 +98,7 @@ def dagster_runs(deployment: Pipeline, home: Path) -> None:
 
 
 def force(pipeline: Pipeline, run_id: str, *, reason: str) -> None:
-    """Run the first node as a run does that carries the tag kfm/force."""
+    """Run the first node like a run with the tag kfm/force."""
     node = MessageParse(
         pipeline=pipeline, dataset="nexrad-l2", partition=DAY, run_id=run_id, source=Source.LISTING, limit=chain.LIMIT
     )
@@ -116,7 +116,7 @@ def told(call: Call, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.clause("RSP-12", "IEN-17")
-def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
+def test_a_run_is_shown_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
     account = told(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
     assert {(node["fate"], node["why"]) for node in account["nodes"]} == {("ran", None)}
@@ -143,7 +143,7 @@ def test_a_run_is_told_node_by_node_with_inputs_hashes_outcome_and_output(deploy
 
 
 @pytest.mark.clause("RSP-12")
-def test_a_skip_names_the_run_that_had_applied_the_content(deployment: Pipeline, call: Call) -> None:
+def test_a_skip_names_the_run_that_applied_the_content(deployment: Pipeline, call: Call) -> None:
     account, first = told(call, AGAIN), told(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
     for node, applied in zip(account["nodes"], first["nodes"], strict=True):
@@ -158,7 +158,7 @@ def test_a_skip_names_the_run_that_had_applied_the_content(deployment: Pipeline,
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_reexecution_under_another_contract_says_so(deployment: Pipeline, dagster_runs: None, call: Call) -> None:
+def test_a_reexecution_under_another_contract_is_marked(deployment: Pipeline, dagster_runs: None, call: Call) -> None:
     clock = deployment.clock
     clock.now = chain.START + timedelta(minutes=30, seconds=2)
     deployment.registry = ContractRegistry.of(
@@ -172,7 +172,7 @@ def test_a_reexecution_under_another_contract_says_so(deployment: Pipeline, dags
 
 
 @pytest.mark.clause("RSP-12")
-def test_a_reexecution_skips_what_had_succeeded_in_its_run(
+def test_a_reexecution_skips_nodes_that_succeeded_in_its_run(
     deployment: Pipeline, dagster_runs: None, call: Call
 ) -> None:
     account = told(call, REEXECUTED[:8])
@@ -193,7 +193,7 @@ def test_a_reexecution_skips_what_had_succeeded_in_its_run(
 
 
 @pytest.mark.clause("RSP-12")
-def test_a_step_that_was_tried_again_says_in_how_many_attempts(
+def test_a_retried_step_shows_its_number_of_attempts(
     deployment: Pipeline, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain.put(tmp_path / "objects", chain.volumes(4))
@@ -207,7 +207,7 @@ def test_a_step_that_was_tried_again_says_in_how_many_attempts(
     assert deeds[:3] == ["claimed 1 unit", "checked 1 object, in 2 attempts", "read the headers of 1 object"]
 
 
-def test_a_step_of_which_all_units_failed_is_told_apart_from_one_that_failed_itself() -> None:
+def test_a_step_whose_units_all_failed_differs_from_a_failed_step() -> None:
     for operator, checks, failed, taken_back, did in (
         ("settle", 1, 1, False, "settled 1 unit, of which 1 failed"),
         ("integrity_check", 0, 0, False, "failed"),
@@ -228,7 +228,7 @@ def test_a_step_of_which_all_units_failed_is_told_apart_from_one_that_failed_its
 
 
 @pytest.mark.clause("RSP-12")
-def test_a_run_that_died_shows_where_and_what_it_left_unsettled(deployment: Pipeline, call: Call) -> None:
+def test_a_run_that_died_shows_its_last_node_and_unsettled_units(deployment: Pipeline, call: Call) -> None:
     account = told(call, "latest")
     assert account["run_id"] == DIED
     assert [node["fate"] for node in account["nodes"]] == ["ran", "ran", "ran", "unfinished"]
@@ -267,7 +267,7 @@ def test_the_table_is_readable_in_eighty_columns(
     assert full.startswith(shown)
     for text in (WORKED, "CONTENT_APPLIED", "sha256:", *NODES):
         assert text in full
-    # What the overview has is not told again.
+    # Full output does not repeat the fields of the overview.
     fields = {line.split()[0] for line in full.removeprefix(shown).splitlines() if line.strip()}
     assert {"input", "attempts"} <= fields
     assert fields.isdisjoint({"node", "fate", "did", "why", "outcome", "inputs", "took"})
@@ -278,7 +278,7 @@ def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(depl
     record = own_tx(deployment.ledger).find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
     for name in (record.wal_id, record.stac_item_id):
         assert told(call, str(name))["run_id"] == WORKED
-    # What runs beside the chain later on is no ingest.
+    # A later run outside the chain is not an ingest.
     _later(deployment)
     paths = PathArrivals(pipeline=deployment, dataset="nexrad-l2", partition=DAY, run_id=PATHS)
     deployment.stages.commit(deployment.stages.run(paths, run_id=PATHS, upstream=None))
@@ -305,7 +305,7 @@ def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) ->
             ],
             tx=tx,
         )
-    [gate] = [one for one in told(call, WORKED)["failing_gates"] if one["stage"] == stage]
+    [gate] = [failing for failing in told(call, WORKED)["failing_gates"] if failing["stage"] == stage]
     assert (gate["outcome"], gate["units"], gate["observed"]) == ("fail_units", 2, "two without")
     shown = call("explain", WORKED).out
     assert shown.index("two without") < shown.index("nodes of")
@@ -322,15 +322,15 @@ REFUSED = {
 
 
 @pytest.mark.clause("RSP-12")
-def test_looking_changes_nothing(deployment: Pipeline, dagster_runs: None, call: Call, tmp_path: Path) -> None:
+def test_showing_a_run_changes_nothing(deployment: Pipeline, dagster_runs: None, call: Call, tmp_path: Path) -> None:
     with deployment.database.snapshot() as tx:
         before = tx.run("explanation.intents", run_id=AGAIN).all()
     deployment.close()
     files = state_of(tmp_path)
     for run in (WORKED, AGAIN, REEXECUTED, WAITS, "latest"):
         assert call("explain", run).code == ExitCode.DONE
-    for run, said in REFUSED.values():
-        call("explain", run).refused(*said)
+    for run, expected in REFUSED.values():
+        call("explain", run).refused(*expected)
     assert state_of(tmp_path) == files
     with deployment.database.snapshot() as tx:
         assert tx.run("explanation.intents", run_id=AGAIN).all() == before

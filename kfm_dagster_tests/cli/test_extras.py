@@ -1,4 +1,4 @@
-"""An install without extras: every command answers, and one that needs an extra says which, in one line."""
+"""Without extras every command works, or names the extra that it needs in one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps({" ".join(call): answer(call) for call in calls}))
 """
 
 
-def test_every_command_answers_without_extras(tmp_path: Path) -> None:
+def test_every_command_works_or_names_its_extra_without_extras(tmp_path: Path) -> None:
     environment = {**os.environ, "KFM_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", with_extras() + ANSWERS], env=environment, capture_output=True, text=True, check=True
@@ -52,6 +52,6 @@ def test_every_command_answers_without_extras(tmp_path: Path) -> None:
     assert refused == {"cloud --help": of_demo, "demo --help": of_demo, "mcp": of_mcp}
 
 
-def test_a_module_of_no_extra_is_a_defect_and_stays_a_traceback() -> None:
+def test_a_missing_module_outside_the_extras_stays_a_traceback() -> None:
     for module in ("kfm_dagster.nothing", "click", "pytest", "hypothesis.strategies", None):
         assert missing_extra(ModuleNotFoundError(name=module)) is None, module

@@ -1,4 +1,4 @@
-"""`kfm init`: both databases, once, also by two at a time; what is missing is one line that leaves all as it was."""
+"""`kfm init` migrates both databases once, also in parallel; a missing part is one line and changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def cloud(cloud: EmbeddedCloud) -> EmbeddedCloud:
-    """A cloud with a queue, and a bucket `there`."""
+    """A cloud with a queue and the bucket `there`."""
     create_queues(
         cloud.client("sqs"),
         primary_queue=cloud.primary_queue,
@@ -43,7 +43,7 @@ def cloud(cloud: EmbeddedCloud) -> EmbeddedCloud:
 
 @pytest.fixture
 def outside(cloud: EmbeddedCloud, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables that lead to the cloud."""
+    """Set the variables of the cloud."""
     for name, value in cloud.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
@@ -52,34 +52,34 @@ def outside(cloud: EmbeddedCloud, home: Path, monkeypatch: pytest.MonkeyPatch) -
 def heads(url: str, table: str) -> list[str]:
     engine = sa.create_engine(url)
     with engine.connect() as connection:
-        found = connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars().all()
+        versions = connection.execute(sa.text(f"SELECT version_num FROM {table}")).scalars().all()
     engine.dispose()
-    return list(found)
+    return list(versions)
 
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("place", ["sqlite", "postgresql"])
-def test_two_at_once_bring_both_databases_up_to_date_once_and_a_third_changes_nothing(
+def test_two_parallel_inits_migrate_both_databases_once_and_a_third_changes_nothing(
     place: str, outside: None, home: Path, request: pytest.FixtureRequest
 ) -> None:
     named = {} if place == "sqlite" else dict.fromkeys(("KFM_WAL_DSN", "KFM_DAGSTER_DSN"), _empty(request))
     both = [_init(named) for _ in range(2)]
-    said = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
+    outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    done = [json.loads(text) for text in said]
-    assert sorted(one["dagster"]["dagster.yaml"] for one in done) == ["kept", "written"]
+    done = [json.loads(text) for text in outputs]
+    assert sorted(result["dagster"]["dagster.yaml"] for result in done) == ["kept", "written"]
     assert done[0]["ledger"] == done[1]["ledger"]
     if place == "sqlite":
-        kept = {str(path.relative_to(home)) for path in home.rglob("*.db")}
-        assert {"kfm.db", "dagster/history/runs.db", "dagster/schedules/schedules.db"} <= kept
+        files = {str(path.relative_to(home)) for path in home.rglob("*.db")}
+        assert {"kfm.db", "dagster/history/runs.db", "dagster/schedules/schedules.db"} <= files
         assert len(heads(f"sqlite:///{home / 'dagster' / 'history' / 'runs.db'}", "alembic_version")) == 1
     else:
         assert not list(home.rglob("*.db"))
         assert len(heads(named["KFM_DAGSTER_DSN"], "alembic_version")) == 1
     (home / "dagster" / "dagster.yaml").write_text((home / "dagster" / "dagster.yaml").read_text() + "# ours\n")
-    again = _init(named)
-    assert json.loads(again.communicate(timeout=HANG_SECONDS)[0]) == {
+    third = _init(named)
+    assert json.loads(third.communicate(timeout=HANG_SECONDS)[0]) == {
         **done[0],
         "dagster": {**done[0]["dagster"], "dagster.yaml": "kept"},
     }
@@ -87,33 +87,29 @@ def test_two_at_once_bring_both_databases_up_to_date_once_and_a_third_changes_no
 
 
 @pytest.mark.timeout(HANG_SECONDS)
-def test_two_at_once_bring_pgstac_into_the_database_of_a_stac_api(
-    outside: None, home: Path, postgis_server: str
-) -> None:
+def test_two_parallel_inits_install_pgstac_once(outside: None, home: Path, postgis_server: str) -> None:
     with databases.created(postgis_server) as url:
         both = [_init({"KFM_STAC_API_DSN": url}) for _ in range(2)]
-        said = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
+        outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    [installed] = {json.loads(text)["stac api"]["pgstac"] for text in said}
+    [installed] = {json.loads(text)["stac api"]["pgstac"] for text in outputs}
     assert installed.startswith("0.10.")
 
 
 @pytest.mark.clause("SEC-11")
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_of_two_deployments_that_begin_at_once_on_one_empty_catalog_one_gets_it(
-    kind: str, outside: None, tmp_path: Path
-) -> None:
+def test_one_of_two_parallel_deployments_gets_an_empty_catalog(kind: str, outside: None, tmp_path: Path) -> None:
     place = str(tmp_path / "shared") if kind == "folder" else "s3://there/shared"
     both = [_init({"KFM_HOME": str(tmp_path / name), "KFM_CATALOG_URL": place}) for name in ("one", "two")]
-    said = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
+    outputs = [process.communicate(timeout=HANG_SECONDS)[0] for process in both]
     assert sorted(process.returncode for process in both) == [ExitCode.DONE, ExitCode.REFUSED]
-    [winner] = [json.loads(text)["ledger"]["deployment"] for text in said if text]
+    [winner] = [json.loads(text)["ledger"]["deployment"] for text in outputs if text]
     assert Root(name="catalog", setting="KFM_CATALOG_URL", location=place).holder() == winner
 
 
 @pytest.mark.clause("SEC-11")
-def test_places_of_an_older_home_are_taken_over_when_that_is_said_and_a_foreign_one_never(
+def test_places_of_an_older_home_are_adopted_on_request_but_never_those_of_another_deployment(
     outside: None, call: Call, home: Path
 ) -> None:
     item = home / "catalog" / "goes-abi" / "collection.json"
@@ -132,9 +128,7 @@ def test_places_of_an_older_home_are_taken_over_when_that_is_said_and_a_foreign_
 
 
 @pytest.mark.clause("SEC-11")
-def test_nothing_that_ingests_starts_over_the_place_of_another_deployment(
-    outside: None, call: Call, home: Path
-) -> None:
+def test_ingesting_commands_refuse_a_place_of_another_deployment(outside: None, call: Call, home: Path) -> None:
     Root(name="lineage", setting="KFM_LINEAGE_URL", location=str(home / "lineage")).mark("1" * 32)
     for command in ("worker", "drain", "ui --cloud aws"):
         refused = call(*command.split())
@@ -153,7 +147,9 @@ def _init(variables: dict[str, str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.clause("DAG-13")
-def test_what_is_missing_is_one_line_before_anything_is_made_or_started(outside: None, call: Call, home: Path) -> None:
+def test_a_missing_requirement_is_one_line_before_anything_is_created_or_started(
+    outside: None, call: Call, home: Path
+) -> None:
     no_bucket = "cannot be used; observed there is no such bucket"
     missing = {
         "KFM_STORAGE_URL=s3://gone/x": f"storage s3://gone/x {no_bucket}",
@@ -165,19 +161,21 @@ def test_what_is_missing_is_one_line_before_anything_is_made_or_started(outside:
         "KFM_SQS_PRIMARY_QUEUE=gone": "there is no such queue; observed gone",
         "KFM_WAL_DSN=postgresql://kfm@127.0.0.1:1/kfm": "the database does not answer",
     }
-    for (variable, said), command in product(missing.items(), ("init", "drain", "ui --cloud aws")):
+    for (variable, expected), command in product(missing.items(), ("init", "drain", "ui --cloud aws")):
         with environment(words_of(variable)[0]):
             answer = call(*command.split())
         assert answer.code == ExitCode.DEPENDENCY_UNAVAILABLE, (variable, command)
         [line] = [line for line in answer.err.splitlines() if line.startswith("kfm: ")]
-        assert said in line
+        assert expected in line
         assert "Traceback" not in answer.err
         assert not list(home.rglob("*.db"))
         assert not (home / "dagster").exists()
 
 
 @pytest.mark.clause("DAG-13")
-def test_everything_that_is_missing_is_said_at_once(outside: None, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_requirements_are_listed_together(
+    outside: None, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KFM_CATALOG_URL", "s3://gone")
     monkeypatch.setenv("KFM_STORAGE_URL", "s3://there/prefix")
     monkeypatch.setenv("KFM_SQS_PRIMARY_QUEUE", "gone")
@@ -188,7 +186,7 @@ def test_everything_that_is_missing_is_said_at_once(outside: None, call: Call, m
 
 
 @pytest.mark.clause("DAG-09")
-def test_a_dagster_yaml_of_files_is_refused_where_a_database_is_named(
+def test_a_dagster_yaml_with_file_storage_is_refused_if_a_database_is_set(
     outside: None, call: Call, home: Path, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call("init").code == ExitCode.DONE
@@ -212,7 +210,7 @@ def test_the_deployments_role_gets_its_rights_and_opens_the_ledger(
 
 
 @pytest.mark.clause("SEC-07")
-def test_folders_are_made_for_one_user_and_the_catalog_for_who_serves_it(
+def test_folders_are_private_and_the_catalog_is_readable_for_its_server(
     outside: None, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     umask = os.umask(0o022)
@@ -228,7 +226,7 @@ def test_folders_are_made_for_one_user_and_the_catalog_for_who_serves_it(
 
 
 @pytest.mark.clause("WSM-21")
-def test_init_in_prod_makes_the_database_prod_s_for_every_client(
+def test_init_in_prod_marks_the_database_as_prod_for_every_client(
     outside: None, call: Call, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for env, required in (("stage", False), ("prod", True), ("dev", True)):
@@ -240,20 +238,20 @@ def test_init_in_prod_makes_the_database_prod_s_for_every_client(
 
 
 @pytest.mark.clause("SEC-07")
-def test_a_role_where_there_are_none_is_refused_before_anything_is_made(outside: None, call: Call, home: Path) -> None:
+def test_a_role_on_sqlite_is_refused_before_anything_is_created(outside: None, call: Call, home: Path) -> None:
     call("init", "--role", "kfm_deployment").refused("roles are PostgreSQL's; observed sqlite")
     assert not (home / "kfm.db").exists()
 
 
 @pytest.mark.clause("SEC-07", "BEY-10")
-def test_the_role_of_retention_gets_its_rights_and_works_under_its_own_dsn(
+def test_the_retention_role_gets_its_rights_and_works_with_its_own_dsn(
     outside: None, call: Call, empty_postgres_url: str, deployment_role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_WAL_DSN", empty_postgres_url)
     both = call("init", "--role", deployment_role, "--retention-role", deployment_role)
     both.refused("retention has a role of its own")
-    made = call("init", "--retention-role", deployment_role, "--json")
-    assert (made.code, f'"retention role": "{deployment_role} (' in made.out) == (ExitCode.DONE, True)
+    printed = call("init", "--retention-role", deployment_role, "--json")
+    assert (printed.code, f'"retention role": "{deployment_role} (' in printed.out) == (ExitCode.DONE, True)
     monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, deployment_role))
     assert call("retention", "plan", "--json").code == ExitCode.DONE
     monkeypatch.setenv("KFM_RETENTION_DSN", as_role(empty_postgres_url, "nobody at all"))

@@ -34,7 +34,7 @@ def entry(*arns: str, **keys: object) -> dict[str, Any]:
 
 
 def agreeing() -> Documents:
-    """Entries with the topics and buckets of the contracts, one a contract; the last two have keys of their own."""
+    """Return an entry with topics and buckets for each contract; the last two have further keys."""
     entries = {
         contract.id: entry(
             *(topic.arn for topic in contract.notifications.topics),
@@ -47,7 +47,7 @@ def agreeing() -> Documents:
 
 
 class Planted:
-    """Entries and exceptions that agree with the contracts, to be changed."""
+    """Entries and exceptions that agree with the contracts, for tests to change."""
 
     def __init__(self) -> None:
         self.entries = agreeing()
@@ -73,7 +73,7 @@ Check = Callable[[Planted], list[Mapping[str, str]]]
 
 @pytest.fixture
 def check(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Run the command on planted entries; its exit code tells whether there is drift."""
+    """Run the command on planted entries; its exit code must match whether there is drift."""
     monkeypatch.setenv("KFM_CONFIGS_DIR", str(tmp_path))
     folder = tmp_path / "datasets"
     folder.mkdir()
@@ -179,7 +179,7 @@ def test_each_planted_drift_is_named_once(check: Check) -> None:
     assert named == {drift: [(kind, subject)] for drift, (_, kind, subject) in DRIFTS.items()}
 
 
-def test_a_person_reads_a_line_for_each_drift(call: Call, check: Check, tmp_path: Path) -> None:
+def test_the_text_output_has_a_line_for_each_drift(call: Call, check: Check, tmp_path: Path) -> None:
     planted = Planted()
     for drift in ("topic gone", "license by name"):
         DRIFTS[drift][0](planted)
@@ -194,23 +194,23 @@ def test_a_person_reads_a_line_for_each_drift(call: Call, check: Check, tmp_path
 
 
 @pytest.mark.clause("BEY-18")
-def test_what_agrees_is_excepted_or_concerns_others_is_no_drift(
+def test_agreeing_excepted_and_unrelated_entries_are_not_drift(
     check: Check,
 ) -> None:
     planted = Planted()
     assert check(planted) == []
-    # Sentences with similar words, and one that a maintainer has examined.
+    # Sentences with similar words, and one that the exceptions list as examined.
     planted.entries["mrms"]["Description"] = "It introduced products, discontinued others. Values need to be replaced."
     planted.entries["gfs"]["Description"] = f"The old bucket is gone. {ENDED}"
     planted.exceptions["retirements"]["no longer be updated"] = "of the old bucket"
-    # A contract's topic that the registry lacks, with its reason.
+    # A contract's topic that the registry lacks, listed with a reason in the exceptions.
     planted.replace("hrrr", HRRR, "arn:aws:other")
     planted.exceptions["unlisted_topics"][HRRR] = "asked NODD"
     assert check(planted) == []
 
 
 @pytest.mark.clause("BEY-18")
-def test_the_end_of_a_retired_dataset_is_no_drift(
+def test_the_end_of_a_retired_dataset_is_not_drift(
     call: Call, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contracts = tmp_path / "contracts"
@@ -238,7 +238,7 @@ def test_an_unreadable_registry_is_refused(call: Call, tmp_path: Path, monkeypat
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
+def test_a_contract_is_created_from_an_entry(call: Call, tmp_path: Path) -> None:
     text = '## News <p>**Rapid** \\1 refresh: [RAP](https://x) is a "model".</p> Hourly.\n\n<br/> Since 2012. More.'
     entries = {
         "noaa-rap": entry(f"{OTHER}6", "arn:aws:s3:::noaa-rap-pds", Name="RAP", Description=text),
@@ -271,7 +271,7 @@ def test_a_contract_begins_from_an_entry(call: Call, tmp_path: Path) -> None:
     )
     contract = yaml.safe_load((tmp_path / "rap.yaml").read_text("utf-8"))
     assert (contract["storage"]["buckets"], contract["governance"]["license"]) == (["two"], "CC-BY-4.0")
-    # An entry without a topic: the bucket is listed.
+    # An entry without a topic: the contract lists the bucket.
     assert call(*begin[:6], "old.yaml", *begin[7:], "noaa-old").code == ExitCode.DONE
     contract = yaml.safe_load((tmp_path / "old.yaml").read_text("utf-8"))
     assert "topics" not in contract["notifications"]

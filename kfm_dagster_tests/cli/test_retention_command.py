@@ -1,4 +1,4 @@
-"""`kfm retention`: what would go and what went, as a table or JSON; a wrong policy is one line and removes nothing."""
+"""`kfm retention` shows planned and done deletions; a wrong policy is one line and deletes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = 'version: "1.0.0"\nkeep:\n'
 
 @pytest.fixture
 def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """KFM_HOME of a deployment that landed a batch long ago, which nothing needs any more."""
+    """KFM_HOME of a deployment with an old landed batch that is no longer needed."""
     configs = home.with_name("configs")
     configs.mkdir()
     for name, content in Card.load().files.items():
@@ -56,8 +56,8 @@ def landed(home: Path) -> list[Path]:
 
 def row(out: str) -> dict[str, Any]:
     [line] = out.splitlines()
-    found: dict[str, Any] = json.loads(line)
-    return found
+    plan_row: dict[str, Any] = json.loads(line)
+    return plan_row
 
 
 def test_every_kind_has_a_plan(call: Call, home: Path) -> None:
@@ -67,7 +67,7 @@ def test_every_kind_has_a_plan(call: Call, home: Path) -> None:
     assert (code, sorted([*planned, RetentionKind.DAGSTER_RUNS])) == (ExitCode.DONE, sorted(RetentionKind))
 
 
-def test_a_plan_changes_nothing_and_a_run_does_what_it_says(call: Call, home: Path) -> None:
+def test_a_plan_changes_nothing_and_a_run_deletes_as_planned(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     size = landed(home)[0].stat().st_size
     code, out, _ = call("plan", "--json")
@@ -88,7 +88,7 @@ def test_a_plan_changes_nothing_and_a_run_does_what_it_says(call: Call, home: Pa
     assert (code, "landing" in out) == (ExitCode.DONE, True)
 
 
-def test_without_a_policy_nothing_is_removed_and_it_is_said_where_one_would_be(call: Call, home: Path) -> None:
+def test_without_a_policy_nothing_is_deleted_and_the_policys_path_is_named(call: Call, home: Path) -> None:
     for command in ("plan", "run"):
         code, out, _ = call(command)
         assert (code, out) == (
@@ -99,18 +99,18 @@ def test_without_a_policy_nothing_is_removed_and_it_is_said_where_one_would_be(c
     assert landed(home)
 
 
-def test_a_wrong_policy_is_one_line_and_removes_nothing(call: Call, home: Path) -> None:
-    for text, said in (
+def test_a_wrong_policy_is_one_line_and_deletes_nothing(call: Call, home: Path) -> None:
+    for text, expected in (
         ("  landing: 1d\n", "line 3: keep.landing is wrong; observed '1d'; expected 15d at least"),
         ("  ledger: 30d\n", "line 3: keep.ledger is wrong; observed unknown key 'ledger'"),
     ):
         policy(home, text)
         for command in ("plan", "run"):
-            call(command).refused(said)
+            call(command).refused(expected)
             assert landed(home)
 
 
-def test_a_ledger_that_is_not_there_is_one_line(call: Call, home: Path) -> None:
+def test_a_missing_ledger_is_one_line(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     (home / "kfm.db").unlink()
     call("plan").refused()

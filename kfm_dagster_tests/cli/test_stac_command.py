@@ -1,4 +1,4 @@
-"""`kfm stac`: where API and catalog differ is shown by day and Item, and a rebuild makes them equal again."""
+"""`kfm stac` shows differences of API and catalog by day and Item; a rebuild removes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TODAY = f"{DAY:%Y-%m-%d}"
 
 @pytest.fixture
 def by_hand(stac_api_url: str) -> Iterator[Callable[[str], None]]:
-    """Type into the API's database."""
+    """Run statements in the API's database."""
     engine = sa.create_engine(stac_api_url, poolclass=NullPool)
 
     def run(statement: str) -> None:
@@ -40,7 +40,7 @@ def by_hand(stac_api_url: str) -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture
 def deployment(home: Path, stac_api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment with a STAC API, and four Items that both have."""
+    """A deployment with a STAC API and four Items in both."""
     monkeypatch.setenv("KFM_STAC_API_DSN", stac_api_url.replace("+psycopg2", ""))
     pipeline = Pipeline.open(Settings.load())
     hold_roots(pipeline.settings, pipeline.database)
@@ -56,7 +56,7 @@ def days(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.clause("OPR-23")
-def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
+def test_differences_are_shown_and_a_rebuild_removes_them(
     deployment: None, call: Call, by_hand: Callable[[str], None]
 ) -> None:
     fine = call("stac", "check", "--json")
@@ -79,10 +79,10 @@ def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
     ]
     for damage, counts, kind in damages:
         by_hand(damage.format(candidate.item_id))
-        found = call("stac", "check", "--json")
-        assert found.code == ExitCode.FINISHED_WITH_FAILURES, damage
-        assert [row["collection_id"] for row in found.rows if not row["equal"]] == ["goes-abi"]
-        day = days(found.rows)["goes-abi"]
+        checked = call("stac", "check", "--json")
+        assert checked.code == ExitCode.FINISHED_WITH_FAILURES, damage
+        assert [row["collection_id"] for row in checked.rows if not row["equal"]] == ["goes-abi"]
+        day = days(checked.rows)["goes-abi"]
         assert (day["catalog"], day["api"]) == counts, damage
         if kind is not None:
             assert day["catalog_sha256"] != day["api_sha256"]
@@ -93,7 +93,9 @@ def test_what_differs_is_told_and_a_rebuild_makes_it_equal(
         assert call("stac", "check", "--json").rows == fine.rows, damage
 
 
-def test_a_dead_api_is_one_line_and_its_place_says_why(home: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_api_is_one_line_and_a_failure_of_its_follower(
+    home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KFM_STAC_API_DSN", DOWN)
     pipeline = Pipeline.open(Settings.load())
     pipeline.catalog.register(candidates(ContractRegistry.load(), [goes(0)], "run"), fence=open_fence)
@@ -108,16 +110,14 @@ def test_a_dead_api_is_one_line_and_its_place_says_why(home: Path, call: Call, m
     assert SECRET not in answer.err + str(place)
 
 
-def test_without_an_api_there_is_nothing_to_look_at(home: Path, call: Call) -> None:
+def test_without_an_api_the_check_is_refused(home: Path, call: Call) -> None:
     Pipeline.open(Settings.load()).close()
     for command in ("status", "check", "rebuild"):
         call("stac", command).refused("KFM_STAC_API_DSN")
 
 
 @pytest.mark.clause("OPR-10")
-def test_geoparquet_that_somebody_removed_is_written_again(
-    home: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_geoparquet_files_are_rebuilt(home: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_GEOPARQUET", "true")
     settings = Settings.load()
     pipeline = Pipeline.open(settings)

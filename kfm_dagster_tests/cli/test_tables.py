@@ -1,4 +1,4 @@
-"""Tables: a row of a list is one line within the width; whole values can be copied, whatever the width."""
+"""Tables: each row is one line within the width, and whole values can be copied at any width."""
 
 from __future__ import annotations
 
@@ -40,14 +40,12 @@ def shown(
     return [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
 
 
-def test_a_pipe_of_no_width_holds_a_row_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_a_pipe_each_row_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(None, monkeypatch, capsys)[2:]
     assert [line.split(maxsplit=3) for line in lines] == [list(row.values()) for row in ROWS]
 
 
-def test_a_narrow_list_shows_ids_by_distinct_prefixes_and_cuts_uris_in_the_middle_and_prose_at_its_end(
+def test_a_narrow_list_cuts_ids_to_distinct_prefixes_uris_in_the_middle_and_prose_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for columns in (80, 100, 120):
@@ -56,7 +54,7 @@ def test_a_narrow_list_shows_ids_by_distinct_prefixes_and_cuts_uris_in_the_middl
         assert len(lines) == len(ROWS)
         for line, row in zip(lines, ROWS, strict=True):
             wal_id, status, uri, why = line.split(maxsplit=3)
-            assert wal_id == row["wal_id"][: SHORTEST_PREFIX + 2]  # the first eight characters are the same
+            assert wal_id == row["wal_id"][: SHORTEST_PREFIX + 2]  # the ids share their first eight characters
             assert status == row["status"]
             assert len(uri) >= LEAST_ID
             head, _, tail = uri.partition("…")
@@ -67,7 +65,7 @@ def test_a_narrow_list_shows_ids_by_distinct_prefixes_and_cuts_uris_in_the_middl
             assert row["why"].startswith(why.removesuffix("…"))
 
 
-def test_a_list_leaves_out_columns_without_values_and_then_the_last_and_names_them(
+def test_a_list_drops_empty_columns_then_the_last_ones_and_names_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"key": "x" * 30, "zero": 0, "status": "failed", "none": None, "at": "2026-01-31T06:00:00.123456Z", "last": 7}
@@ -75,8 +73,8 @@ def test_a_list_leaves_out_columns_without_values_and_then_the_last_and_names_th
         monkeypatch.setenv("COLUMNS", str(columns))
         show_rows([row], tuple(row))
         printed = capsys.readouterr()
-        kept = [name for name in row if name not in left_out]
-        assert printed.out.split()[: len(kept)] == kept
+        kept_columns = [name for name in row if name not in left_out]
+        assert printed.out.split()[: len(kept_columns)] == kept_columns
         assert "2026-01-31T06:00:00Z" in printed.out
         assert max(map(len, printed.out.splitlines())) <= columns
         named = sorted(left_out, key=list(row).index)
@@ -89,11 +87,11 @@ def test_no_id_is_folded_at_any_width(monkeypatch: pytest.MonkeyPatch, capsys: p
         for wal_id in IDS:
             assert re.search(rf"\b{wal_id[: SHORTEST_PREFIX + 2]}", text), columns
             assert columns < 200 or wal_id in text, columns
-        # An object's URI and words of prose are whole where they are meant to be copied.
+        # The tables with whole values have the full URI and all words of prose.
         assert not whole or {URI, *str(ROWS[0]["why"]).split()} <= set(text.split())
 
 
-def test_prose_is_no_narrower_than_can_be_read_nor_than_its_longest_word(
+def test_a_prose_column_keeps_a_minimum_width_and_its_longest_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for prose, columns, widest in (("one two three four five six", 10, LEAST_PROSE), (f"{'x' * 30} is a word", 20, 30)):
@@ -110,7 +108,7 @@ def test_the_widest_prose_is_folded_first(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().out.count(row["short"]) == 2
 
 
-def test_values_that_hold_others_are_lines_below_the_table(
+def test_nested_values_are_lines_below_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -126,13 +124,13 @@ def test_values_that_hold_others_are_lines_below_the_table(
     assert "\x1b" not in below
 
 
-def test_no_rows_are_said_to_people_and_are_nothing_to_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    for as_json, said in ((False, "none\n"), (True, "")):
+def test_an_empty_list_is_a_line_in_a_table_and_empty_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json, expected in ((False, "none\n"), (True, "")):
         show_rows(iter([]), COLUMNS, as_json=as_json)
-        assert capsys.readouterr().out == said
+        assert capsys.readouterr().out == expected
 
 
-def test_a_row_is_a_table_s_line_to_people_and_its_fields_to_scripts(
+def test_a_row_is_a_line_of_a_table_or_a_json_object(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -147,10 +145,10 @@ def test_a_row_is_a_table_s_line_to_people_and_its_fields_to_scripts(
 
 
 @given(ids=st.sets(st.uuids().map(str), min_size=1, max_size=5), length=st.integers(0, 40))
-def test_a_prefix_stands_for_an_id_only_where_it_can_be_no_other(ids: set[str], length: int) -> None:
+def test_a_prefix_selects_an_id_only_if_it_is_unambiguous(ids: set[str], length: int) -> None:
     meant = min(ids)
     given_text = meant[:length]
-    matches = [one for one in ids if one.startswith(given_text)]
+    matches = [id_ for id_ in ids if id_.startswith(given_text)]
     if not given_text:
         assert whole_id(given_text, matches, what="id") is None
     elif given_text == meant or (len(matches) == 1 and length >= SHORTEST_PREFIX):

@@ -1,4 +1,4 @@
-"""`kfm report` as a person and as a script read it."""
+"""`kfm report` as text and as JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_a_figure_has_the_digits_that_mean_something() -> None:
+def test_a_figure_has_only_significant_digits() -> None:
     figures: list[tuple[Any, str]] = [
         (0.08834800000000001, "0.088348"),
         (123456.789, "123457"),
@@ -80,7 +80,7 @@ def test_text_and_page_round_figures_and_json_keeps_them(
     rows = {words[0]: words[1:] for line in answer.out.splitlines() if (words := line.split())}
     assert rows["a.message_parse"] == ["2"]
     assert rows["a.settle"] == ["1", "1"]
-    # What needs care comes before everything else, and nobody has to know the gates by number.
+    # Problems come first, and gates are named, not only numbered.
     assert answer.out.split()[0] == "Units"
     order = [line.split()[0] for line in answer.out.splitlines() if line.split()]
     assert [name for name in order if name in {"quarantined", "failed", "a.message_parse", "G1"}] == [
@@ -111,7 +111,7 @@ def test_text_and_page_round_figures_and_json_keeps_them(
 
 
 @pytest.mark.clause("PCS-16")
-def test_whatever_stopped_a_stage_has_its_exit_code(
+def test_each_gate_that_stops_a_stage_gives_its_exit_code(
     call: Call, ledger: dict[str, NoddWalRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def coverage(outcome: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_whatever_stopped_a_stage_has_its_exit_code(
     cases: list[tuple[dict[str, Any], ExitCode]] = [
         ({}, ExitCode.DONE),
         ({"stops_triggered": {"S2": 1}}, ExitCode.FINISHED_WITH_FAILURES),
-        # Coverage has no stop of its own.
+        # Coverage has no stop outcome.
         (coverage("stop"), ExitCode.FINISHED_WITH_FAILURES),
         (coverage("restrict"), ExitCode.DONE),
         ({"dimensional_closure": {"p_dim": 0.9, "ok": False}}, ExitCode.FINISHED_WITH_FAILURES),
@@ -131,7 +131,7 @@ def test_whatever_stopped_a_stage_has_its_exit_code(
         assert call("validate").code == code, differing
 
 
-def test_a_page_takes_no_other_file_s_place_and_says_by_which_option(
+def test_a_page_overwrites_no_other_file_and_names_the_option(
     call: Call, ledger: dict[str, NoddWalRecord], tmp_path: Path
 ) -> None:
     (tmp_path / "page.html").write_text("<p>mine</p>")

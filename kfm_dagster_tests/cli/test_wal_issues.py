@@ -1,4 +1,4 @@
-"""What makes a unit suspect is said by `kfm units show`, and `kfm units list --suspect` finds such units."""
+"""`kfm units show` gives the reasons of a suspect unit, and `kfm units list --suspect` lists such units."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DAY = chain.DAY.isoformat()
 
 @pytest.fixture
 def units(home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Two ingested objects, the index of one of which is not there: their wal_ids by the status of their metadata."""
+    """Ingest two objects, one without its index; return their wal_ids by metadata status."""
     for lead in (6, 7):
         key, content, index = make_hrrr(run=datetime.combine(chain.DAY, time(6), UTC), lead=lead)
-        found = [chain.good(BUCKET, key, content), chain.good(BUCKET, f"{key}.idx", index.encode())]
-        chain.put(tmp_path / "objects", found if lead == 6 else found[:1])
+        objects = [chain.good(BUCKET, key, content), chain.good(BUCKET, f"{key}.idx", index.encode())]
+        chain.put(tmp_path / "objects", objects if lead == 6 else objects[:1])
     pipeline = chain.open_pipeline(home, tmp_path / "objects", url=database_url)
     chain.run_chain(pipeline, "hrrr", DAY, "11111111-0000-4000-8000-000000000001")
     by_status = {record.metadata_status.value: record.wal_id for record in traces.records(pipeline).values()}
@@ -33,7 +33,7 @@ def units(home: Path, tmp_path: Path, database_url: str, monkeypatch: pytest.Mon
 ISSUE = {"operator": "metadata_extract", "code": "sidecar_missing", "severity": "suspect"}
 
 
-def test_wal_show_says_why_a_unit_is_suspect_and_changes_nothing(
+def test_wal_show_prints_why_a_unit_is_suspect_and_changes_nothing(
     call: Call, units: dict[str, str], tmp_path: Path
 ) -> None:
     before = state_of(tmp_path)
@@ -47,7 +47,7 @@ def test_wal_show_says_why_a_unit_is_suspect_and_changes_nothing(
     assert state_of(tmp_path) == before
 
 
-def test_a_unit_whose_output_is_lost_is_shown_all_the_same(call: Call, units: dict[str, str], home: Path) -> None:
+def test_a_unit_with_a_lost_output_is_still_shown(call: Call, units: dict[str, str], home: Path) -> None:
     for file in (home / "storage").rglob("*.parquet"):
         file.unlink()
     answer = call("wal", "show", units["suspect"], "--json")

@@ -1,4 +1,4 @@
-"""Wrong input in every parameter of every command is one line and a stable exit code, and changes nothing."""
+"""Wrong input in any parameter of any command is one line and a stable exit code, and changes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WRONG: dict[str, str] = {
     "--text": "ü",
     "name": "no store",
 }
-"""A wrong value of each parameter that is neither a number nor a choice."""
+"""A wrong value for each parameter that is neither a number nor a choice."""
 REQUIRED = {
     **dict.fromkeys(("wal_id", "wal_ids", "replay_run_id", "backfill_id", "message_ids"), UNKNOWN_ID),
     "--reason": "a test", "--from": DAY, "--to": DAY, "--like": "hrrr", "--bucket": "b", "--dataset": "hrrr",
@@ -42,7 +42,7 @@ REQUIRED = {
     "proposal_id": "1", "subscription": "s", "file": "one.yaml", "replay from-spec file": "selection.yaml",
     "run": "latest", "name": "G19_ABI-L1b-RadM1_C13", "target": "repository",
 }  # fmt: skip
-"""A right value of a parameter that the command needs besides."""
+"""Correct values of parameters that the command also requires."""
 SCOPE = ["--dataset", "nexrad-l2", "--first-day", DAY, "--last-day", DAY, "--status", "failed"]
 BESIDES: dict[str, list[str]] = {
     **{f"replay {name}": SCOPE for name in ("select", "dry-run", "inspect", "run")},
@@ -50,19 +50,19 @@ BESIDES: dict[str, list[str]] = {
     "reconcile": ["--repair"],
     "retry": ["--dataset", "nexrad-l2", "--confirm"],
 }
-"""Options with which a command looks at the values of its other parameters."""
+"""Options without which a command does not check its other parameters."""
 ALONE = {"--selection-file", "wal_ids", "replay_run_id"}
-"""Parameters that exclude BESIDES."""
+"""Parameters that cannot be combined with BESIDES."""
 ANY = {
-    # Texts to record, to listen on, or to compare with.
+    # Texts that are recorded, listened on, or compared with.
     "--change-ref", "--host", "--key-prefix", "--name", "--incident", "--wal-id", "message_ids", "dataset new --bucket",
     "units cases --reason", "units ignored --bucket", "units ignored --message", "units rejected --message",
     *(f"dlq {name} --error-code" for name in ("drain", "list", "plan", "redrive")),
     *(f"replay {name} --error-code" for name in ("select", "dry-run", "inspect", "run")), "--error-code-in",
-    # Looked at when there is something to do, or by a command of the group.
+    # Checked only when there is work, or by a subcommand of the group.
     "export --out", "replay --config", "stac icechunk target", "replay intents --reason", "replay intents --actor",
 }  # fmt: skip
-"""Parameters that refuse no text."""
+"""Parameters that accept any text."""
 OTHERWISE = {
     "dataset new --from-registry": (ExitCode.USAGE, "no entries of the open-data registry"),
     "init --role": (ExitCode.USAGE, "roles are PostgreSQL's"),
@@ -72,11 +72,11 @@ OTHERWISE = {
     "stac icechunk name": (ExitCode.USAGE, "there is no catalog here"),
     "stac check --collection": (ExitCode.USAGE, "there is no STAC API"),
 }
-"""Exit code and text where neither the parameter nor its value is named, or where it is not a matter of usage."""
+"""Exit codes and texts of errors that name neither parameter nor value, or that are not usage errors."""
 
 
 def parameters(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command, click.Parameter]]:
-    """Yield every argument and option with a value, by the words of its command."""
+    """Yield every argument and option with a value, with its command's words."""
     for name, command in sorted(group.commands.items()):
         if isinstance(command, click.Group):
             yield from parameters(command, *path, name)
@@ -99,7 +99,7 @@ def wrong_value(parameter: click.Parameter) -> str:
     return "nonsense" if isinstance(parameter.type, click.Choice) else WRONG[name_of(parameter)]
 
 
-def test_each_of_several_wrong_settings_is_a_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_wrong_settings_gets_a_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_LIVE_SHARE", "half")
     monkeypatch.setenv("KFM_ENV", "production")
     answer = call("status")
@@ -125,17 +125,17 @@ def test_wrong_input_in_every_parameter_is_one_line_and_changes_nothing(
         if {name, line} & ANY:
             continue
         value, words = wrong_value(parameter), path.split()
-        for other in command.params:
-            of_other = name_of(other)
-            if other is parameter:
+        for required in command.params:
+            of_other = name_of(required)
+            if required is parameter:
                 words += [] if name.startswith("--") else [value]
-            elif other.required:
+            elif required.required:
                 words += words_of(of_other, REQUIRED.get(f"{path} {of_other}") or REQUIRED[of_other])
         if name not in ALONE:
             words += BESIDES.get(path, [])
         if name != "--reason" and path in {"reconcile", "retry", "replay run", "replay from-spec"}:
             words += ["--reason", "a test"]
-        # An option may repeat those before it, and the last one counts.
+        # A repeated option replaces the earlier value.
         answer = call(*words, *([name, value] if name.startswith("--") else []))
         code, text = OTHERWISE.get(line, (ExitCode.USAGE, value.strip() or name))
         is_named = text in answer.err or name in answer.err
