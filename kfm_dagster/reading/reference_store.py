@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from typing_extensions import override
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, WrapperStore
 
 from kfm_dagster.storage.object_handle import RemoteObject
 
@@ -21,24 +21,17 @@ _Buffers: TypeAlias = "list[Buffer | None]"
 _INLINE = "base64:"
 
 
-class ReferenceStore(Store):
-    """Read-only store of zarr: each chunk is read from the version of its object that was indexed."""
+class ReferenceStore(WrapperStore[MemoryStore]):
+    """Read-only store of zarr: each chunk is read from the version of its object that was indexed.
 
-    supports_writes = False
-    supports_deletes = False
-    supports_listing = True
+    The wrapped store lists the references; only the values are read here.
+    """
 
     def __init__(self, references: Mapping[str, Any], versions: Mapping[str, RemoteObject]) -> None:
         """Create the store without a request; `versions` are the objects by address."""
-        super().__init__(read_only=True)
+        super().__init__(MemoryStore(dict(references), read_only=True))
         self._references = references
         self._versions = versions
-
-    @override
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ReferenceStore) and self._references == other._references
-
-    __hash__ = None  # type: ignore[assignment]
 
     @override
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
@@ -59,31 +52,5 @@ class ReferenceStore(Store):
     ) -> _Buffers:
         return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
 
-    @override
-    async def exists(self, key: str) -> bool:
-        return key in self._references
-
-    @override
-    async def set(self, key: str, value: Buffer) -> None:
-        raise NotImplementedError
-
-    @override
-    async def delete(self, key: str) -> None:
-        raise NotImplementedError
-
-    @override
-    async def list(self) -> AsyncIterator[str]:
-        for key in self._references:
-            yield key
-
-    @override
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        for key in self._references:
-            if key.startswith(prefix):
-                yield key
-
-    @override
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        folder = f"{prefix.rstrip('/')}/".lstrip("/")
-        for name in {key.removeprefix(folder).partition("/")[0] for key in self._references if key.startswith(folder)}:
-            yield name
+    # Of the base, which calls `get`; the wrapper asks the wrapped store.
+    _get_many = Store._get_many  # noqa: SLF001
