@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ import click
 from kfm_dagster.cli.completion import POSITIVE
 from kfm_dagster.cli.files import NewFile
 from kfm_dagster.cli.tables import ids_option, show_rows
-from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.plural import counted
 
 if TYPE_CHECKING:
@@ -23,43 +21,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "collection", "start", "end", "bbox")
 _CONDITION = re.compile(r"([^=<>]+)([=<>])(.*)", re.DOTALL)
-
-
-class TimeRange(click.ParamType):  # type: ignore[type-arg]
-    """A day, a moment, or START/END as in STAC APIs, where `..` means open."""
-
-    name = "TIME"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[datetime | None, datetime | None]:
-        """Return the bounds, both inclusive."""
-        from kfm_dagster.reading.items import time_range  # noqa: PLC0415, see search
-
-        try:
-            return time_range(str(value))
-        except ConfigurationError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Box(click.ParamType):  # type: ignore[type-arg]
-    """WEST,SOUTH,EAST,NORTH in degrees; west is greater than east over the antimeridian."""
-
-    name = "W,S,E,N"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, float, float, float]:
-        """Return the four bounds."""
-        from kfm_dagster.reading.items import checked_bbox  # noqa: PLC0415, see search
-
-        try:
-            west, south, east, north = map(float, str(value).split(","))
-            return checked_bbox((west, south, east, north))
-        except (ValueError, ConfigurationError):
-            self.fail(
-                f"{value!r} is not a box W,S,E,N in degrees: west, east from -180 to 180, south below north", param, ctx
-            )
 
 
 @click.group()
@@ -78,10 +39,10 @@ def items() -> None:
     multiple=True,
     help="Only this Collection, by its id or its dataset; may be repeated.",
 )
+@click.option("--time", metavar="TIME", help="Only Items of a day, a moment, or START/END (UTC; .. is open).")
 @click.option(
-    "--time", "times", type=TimeRange(), help="Only Items of a day, a moment, or START/END (UTC; .. is open)."
+    "--bbox", metavar="W,S,E,N", help="Only Items whose footprint meets this box; W > E crosses the antimeridian."
 )
-@click.option("--bbox", type=Box(), help="Only Items whose footprint meets this box; W > E crosses the antimeridian.")
 @click.option("--where", multiple=True, metavar="PROPERTY=VALUE", help="Only with this property; < and > work, too.")
 @click.option("--limit", default=50, show_default=True, type=POSITIVE, help="Maximum number of Items.")
 @click.option("--parquet", type=NewFile(), help="Write them as one GeoParquet file.")
@@ -91,8 +52,8 @@ def items() -> None:
 def search(
     *,
     collections: Sequence[str],
-    times: tuple[datetime | None, datetime | None] | None,
-    bbox: tuple[float, float, float, float] | None,
+    time: str | None,
+    bbox: str | None,
     where: Sequence[str],
     limit: int,
     parquet: Path | None,
@@ -105,12 +66,13 @@ def search(
     Example: kfm items search --time 2025-12-03T06:00Z/.. --where "nexrad:vcp>200" --where platform=wsr-88d --json
     """
     # Imported here, because the clients of stores, pyarrow and DuckDB take a second to import.
-    from kfm_dagster.reading.items import CatalogFiles  # noqa: PLC0415
+    from kfm_dagster.reading.items import CatalogFiles, checked_bbox, time_range  # noqa: PLC0415
 
-    start, end = times or (None, None)
+    start, end = time_range(time)
+    box = None if bbox is None else checked_bbox(bbox.split(","))
     conditions = tuple(map(_condition, where))
     catalog = CatalogFiles()
-    entries = catalog.items(collections or None, start=start, end=end, bbox=bbox, conditions=conditions)
+    entries = catalog.items(collections or None, start=start, end=end, bbox=box, conditions=conditions)
     matches = list(islice(entries, limit))
     for line in () if matches else catalog.unknown_properties(collections or None, conditions):
         click.echo(line, err=True)

@@ -11,7 +11,7 @@ import posixpath
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from itertools import islice
@@ -270,20 +270,17 @@ def time_range(time: Time | tuple[Time, Time]) -> tuple[datetime | None, datetim
     return start, end
 
 
-def checked_bbox(bbox: Bbox) -> Bbox:
-    """Return a box in degrees. Raises ConfigurationError for another one."""
-    try:
+def checked_bbox(bbox: Sequence[float | str]) -> Bbox:
+    """Return a box in degrees, given as numbers or texts. Raises ConfigurationError for another one."""
+    with suppress(TypeError, ValueError):
         west, south, east, north = map(float, bbox)
-        is_box = -180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90
-    except (TypeError, ValueError):
-        is_box = False
-    if not is_box:
-        raise ConfigurationError(
-            "not a box in degrees",
-            observed=repr(bbox),
-            expected="west, south, east, north: west, east from -180 to 180, south below north",
-        )
-    return bbox
+        if -180 <= west <= 180 and -180 <= east <= 180 and -90 <= south <= north <= 90:
+            return west, south, east, north
+    raise ConfigurationError(
+        "not a box in degrees",
+        observed=repr(bbox),
+        expected="west, south, east, north: west, east from -180 to 180, south below north",
+    )
 
 
 def to_pystac(address: str, item: dict[str, Any]) -> pystac.Item:
