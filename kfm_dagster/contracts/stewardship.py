@@ -12,6 +12,8 @@ from pydantic import AwareDatetime, Field, PositiveInt, model_validator
 
 from kfm_dagster.configs import Strict
 
+FINEST_RESOLUTION = 8
+"""H3 cells with edges of about half a kilometre; a finer cell identifies a farm."""
 NARROWEST_RING_M = 20.0
 WIDEST_RADIUS_M = 1_000_000.0
 """Bounds of a displacement in metres: wide enough to hide a place, narrow enough to show its region."""
@@ -49,7 +51,9 @@ class Masking(Strict):
     """
 
     method: Literal["h3", "donut"]
-    resolution: int | None = Field(None, ge=0, le=8, description="Of h3; edges of 1108 km (0) to 0.5 km (8).")
+    resolution: int | None = Field(
+        None, ge=0, le=FINEST_RESOLUTION, description="Of h3; edges of 1108 km (0) to 0.5 km (8)."
+    )
     minimum_m: float | None = Field(None, gt=0, description="Of donut: minimum displacement.")
     maximum_m: float | None = Field(None, le=WIDEST_RADIUS_M, description="Of donut: maximum displacement.")
     properties: list[str] = Field([], description="STAC properties that do not reveal the location.")

@@ -1,14 +1,14 @@
 """Masking: generalise sensitive locations before hashing, storing or showing (CARE, IEN-12).
 
-    mask.apply(site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
+    masked_location(masking, site, ExactLocation) -> MaskedLocation -> masked_entry(...) -> content hash
 
 Two exact locations that share a masked location give equal groups, coordinates, manifest entries and content hashes.
 Exact and masked locations have different types; no repr and no error shows an `ExactLocation`. A unit's generalised
 metadata depend only on the cell of the footprint's centre, the times and the kept properties of the header.
 
-Belongs here: the masks, a manifest's entry for masked input, the kept parts of a header, and the decision to mask with
-its published forms. Does not belong here: the sensitive sites, which a dataset's owner declares, and the choice of
-masked units (`rules.py`, `areas.py`).
+Belongs here: masked locations, a manifest's entry for masked input, the kept parts of a header, and the decision to
+mask with its published forms. Does not belong here: the sensitive sites, which a dataset's owner declares, and the
+choice of masked units (`rules.py`, `areas.py`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import h3
 
 from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.envelope import Metadata
 from kfm_dagster.contracts.identity import uuid8
-from kfm_dagster.contracts.stewardship import NARROWEST_RING_M, WIDEST_RADIUS_M, Masking
+from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.governance.log import Decision, GovernanceAction, GovernanceLog
 from kfm_dagster.storage.database import Transaction
 
 EARTH_RADIUS_M = 6_371_007.180918475
 """Authalic radius of WGS 84, the sphere of H3."""
-FINEST_RESOLUTION = 8
-"""H3 cells with edges of about half a kilometre; a finer cell identifies a farm."""
 SHORTEST_SALT = 16
 """Bytes; a guessed salt undoes every displacement."""
 DECIMALS = 5
@@ -72,95 +70,57 @@ class MaskedLocation:
     longitude: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class H3Mask:
-    """Coarsening to a site's H3 cell. Raises ConfigurationError for a wrong resolution."""
+def masked_location(masking: Masking, site: str, location: ExactLocation, *, salt: bytes = b"") -> MaskedLocation:
+    """Return the location to show for a site: its H3 cell's centre, or a displaced point under a pseudonym.
 
-    method: ClassVar[str] = "h3"
-    resolution: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.resolution <= FINEST_RESOLUTION:
-            raise ConfigurationError(
-                "an H3 resolution does not mask", observed=self.resolution, expected=f"0 to {FINEST_RESOLUTION}"
-            )
-
-    def parameters(self) -> Mapping[str, float]:
-        """Return the resolution."""
-        return {"resolution": self.resolution}
-
-    def apply(self, site: str, location: ExactLocation) -> MaskedLocation:  # noqa: ARG002, a cell hides the site, too
-        """Return the cell and its centre."""
-        cell = cell_of(location, self.resolution)
-        latitude, longitude = h3.cell_to_latlng(cell)
-        return _masked(f"{self.method}:{cell}", latitude, longitude)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DonutMask:
-    """Displacement: a site is shown between `minimum_m` and `maximum_m` away, under a pseudonym.
-
-    Direction and distance are HMAC-SHA256 of the site's id under a salt, uniform over the ring's area. Instead of the
-    site, the centre of its anchor cell is displaced. Otherwise, a survey that moves the site by ten metres would move
-    the shown point by ten metres, and a known displacement would reveal the site to the metre. The ring is narrowed by
-    the cell's radius, so the distance from the site itself keeps its bounds.
+    A displacement is between `minimum_m` and `maximum_m` of method donut. Direction and distance are HMAC-SHA256 of the
+    site's id under a salt, uniform over the ring's area. Instead of the site, the centre of its anchor cell is
+    displaced. Otherwise, a survey that moves the site by ten metres would move the shown point by ten metres, and a
+    known displacement would reveal the site to the metre. The ring is narrowed by the cell's radius, so the distance
+    from the site itself keeps its bounds.
 
     The salt is a secret of the deployment, in no parameter, hash, record or repr. Losing it moves every shown location,
-    and publishing a site under two salts narrows down its location. Raises ConfigurationError.
+    and publishing a site under two salts narrows down its location. Raises ConfigurationError if it is too short.
     """
-
-    method: ClassVar[str] = "donut"
-    minimum_m: float
-    maximum_m: float
-    salt: bytes = field(repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not (self.minimum_m > 0 and self.minimum_m + NARROWEST_RING_M <= self.maximum_m <= WIDEST_RADIUS_M):
-            raise ConfigurationError(
-                "a donut's radii are wrong",
-                observed=f"{self.minimum_m} to {self.maximum_m} m",
-                expected=f"0 < minimum, minimum + {NARROWEST_RING_M:.0f} <= maximum <= {WIDEST_RADIUS_M:.0f}",
-            )
-        if len(self.salt) < SHORTEST_SALT:
-            raise ConfigurationError(
-                "a donut's salt is too short",
-                observed=f"{len(self.salt)} bytes",
-                expected=f"at least {SHORTEST_SALT}, random and secret",
-            )
-
-    def parameters(self) -> Mapping[str, float]:
-        """Return the radii, never the salt."""
-        return {"minimum_m": self.minimum_m, "maximum_m": self.maximum_m}
-
-    @property
-    def anchor_resolution(self) -> int:
-        """Coarsest H3 resolution with cells that leave at least half of the ring's width."""
-        half = (self.maximum_m - self.minimum_m) / 2
-        return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= half)
-
-    def apply(self, site: str, location: ExactLocation) -> MaskedLocation:
-        """Return the site's pseudonym and its displaced location."""
-        from pyproj import Geod  # noqa: PLC0415, only where a ring is declared
-
-        resolution = self.anchor_resolution
-        margin = _cell_radius_m(resolution) + ROUNDING_M
-        digest = self._keyed("step", site)
-        anchor_latitude, anchor_longitude = h3.cell_to_latlng(cell_of(location, resolution))
-        longitude, latitude, _ = Geod(a=EARTH_RADIUS_M, b=EARTH_RADIUS_M).fwd(
-            anchor_longitude,
-            anchor_latitude,
-            360 * _unit(digest[:8]),
-            ring_radius_m(self.minimum_m + margin, self.maximum_m - margin, _unit(digest[8:16])),
+    if masking.resolution is not None:
+        cell = cell_of(location, masking.resolution)
+        return _masked(f"{masking.method}:{cell}", *h3.cell_to_latlng(cell))
+    if len(salt) < SHORTEST_SALT:
+        raise ConfigurationError(
+            "a donut's salt is too short",
+            observed=f"{len(salt)} bytes",
+            expected=f"at least {SHORTEST_SALT}, random and secret",
         )
-        return _masked(f"{self.method}:{self._keyed('name', site).hex()[:16]}", latitude, longitude)
+    from pyproj import Geod  # noqa: PLC0415, only where a ring is declared
 
-    def _keyed(self, purpose: str, site: str) -> bytes:
+    low, high = _ring(masking)
+    resolution = anchor_resolution(masking)
+    margin = _cell_radius_m(resolution) + ROUNDING_M
+
+    def keyed(purpose: str) -> bytes:
         # The radii are included, so two rings around a site give independent steps, not a line to the site.
-        message = json.dumps(["kfm:donut:1", purpose, site, float(self.minimum_m), float(self.maximum_m)])
-        return hmac.digest(self.salt, message.encode(), hashlib.sha256)
+        message = json.dumps(["kfm:donut:1", purpose, site, low, high])
+        return hmac.digest(salt, message.encode(), hashlib.sha256)
+
+    digest = keyed("step")
+    anchor_latitude, anchor_longitude = h3.cell_to_latlng(cell_of(location, resolution))
+    longitude, latitude, _ = Geod(a=EARTH_RADIUS_M, b=EARTH_RADIUS_M).fwd(
+        anchor_longitude,
+        anchor_latitude,
+        360 * _unit(digest[:8]),
+        ring_radius_m(low + margin, high - margin, _unit(digest[8:16])),
+    )
+    return _masked(f"{masking.method}:{keyed('name').hex()[:16]}", latitude, longitude)
 
 
-Mask = H3Mask | DonutMask
+def anchor_resolution(masking: Masking) -> int:
+    """Return the coarsest H3 resolution with cells that leave at least half of a ring's width."""
+    low, high = _ring(masking)
+    return next(resolution for resolution in range(16) if 2 * _cell_radius_m(resolution) <= (high - low) / 2)
+
+
+def _ring(masking: Masking) -> tuple[float, float]:
+    return float(masking.minimum_m or 0), float(masking.maximum_m or 0)
 
 
 def masked_entry(dataset: str, location: MaskedLocation, content: bytes) -> dict[str, Any]:
@@ -227,11 +187,11 @@ def _cell_of(bbox: Box, masking: Masking, salt: bytes) -> Box:
     centre = _centre(bbox)
     if masking.resolution is not None:
         return _cell_box(centre, masking.resolution)
-    mask = DonutMask(minimum_m=masking.minimum_m or 0.0, maximum_m=masking.maximum_m or 0.0, salt=salt)
+    resolution = anchor_resolution(masking)
     # Seeded by the cell, so that its footprints share a displacement; the mean of many would reveal the location.
-    site = cell_of(centre, mask.anchor_resolution)
-    shown = mask.apply(site, centre)
-    return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), mask.anchor_resolution)
+    site = cell_of(centre, resolution)
+    shown = masked_location(masking, site, centre, salt=salt)
+    return _cell_box(ExactLocation(latitude=shown.latitude, longitude=shown.longitude), resolution)
 
 
 def _centre(bbox: Box) -> ExactLocation:
@@ -290,13 +250,8 @@ class MaskingDecision:
     decision: Decision
 
     @classmethod
-    def of(cls, mask: Mask, *, dataset: str, decision: Decision) -> MaskingDecision:
-        """Return the decision for a mask, with the mask's public parameters."""
-        return cls(dataset=dataset, method=mask.method, parameters=dict(mask.parameters()), decision=decision)
-
-    @classmethod
     def declared(cls, masking: Masking, *, dataset: str) -> MaskingDecision:
-        """Return the decision behind the masking of a contract or an area."""
+        """Return the decision behind a masking, with its public parameters."""
         return cls(
             dataset=dataset,
             method=masking.method,

@@ -13,16 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kfm_dagster.contracts.stewardship import Masking
 from kfm_dagster.errors import ConfigurationError
-from kfm_dagster.governance.log import Decision
-from kfm_dagster.governance.masking import (
-    DonutMask,
-    ExactLocation,
-    H3Mask,
-    Mask,
-    MaskedLocation,
-    MaskingDecision,
-)
+from kfm_dagster.governance.masking import ExactLocation, MaskedLocation, MaskingDecision, masked_location
 
 DATASET = "atmo"
 EXACT = "exact"
@@ -72,26 +65,25 @@ def read_sites(folder: Path, *, salt: bytes) -> Sites:
 def _masked(stations: Path, policy: Mapping[str, Any], *, salt: bytes) -> Sites:
     with stations.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    decision = Decision(**policy["decision"])
-    masks = {name: _mask(name, policy, salt=salt) for name in sorted({row["shown"] for row in rows} - {EXACT})}
+    masks = {name: _masking(name, policy) for name in sorted({row["shown"] for row in rows} - {EXACT})}
     return Sites(
-        by_station={row["station"]: _site(row, masks) for row in rows},
-        decisions=[MaskingDecision.of(mask, dataset=DATASET, decision=decision) for mask in masks.values()],
+        by_station={row["station"]: _site(row, masks, salt) for row in rows},
+        decisions=[MaskingDecision.declared(masking, dataset=DATASET) for masking in masks.values()],
     )
 
 
-def _mask(name: str, policy: Mapping[str, Any], *, salt: bytes) -> Mask:
-    if name == H3Mask.method:
-        return H3Mask(**policy["h3"])
-    if name == DonutMask.method:
-        return DonutMask(**policy["donut"], salt=salt)
-    raise ConfigurationError("stations.csv shows a station in an unknown way", expected=f"{EXACT}, h3 or donut")
+def _masking(name: str, policy: Mapping[str, Any]) -> Masking:
+    if name not in {"h3", "donut"}:
+        raise ConfigurationError("stations.csv shows a station in an unknown way", expected=f"{EXACT}, h3 or donut")
+    decision = {"requested_by": policy["decision"]["actor"], **policy["decision"]}
+    del decision["actor"]
+    return Masking(method=name, **policy[name], **decision)
 
 
-def _site(row: Mapping[str, str], masks: Mapping[str, Mask]) -> Site:
+def _site(row: Mapping[str, str], masks: Mapping[str, Masking], salt: bytes) -> Site:
     latitude, longitude = float(row["latitude"]), float(row["longitude"])
     if row["shown"] == EXACT:
         return Site(place=row["station"], latitude=latitude, longitude=longitude)
     exact = ExactLocation(latitude=latitude, longitude=longitude)
-    shown = masks[row["shown"]].apply(row["station"], exact)
+    shown = masked_location(masks[row["shown"]], row["station"], exact, salt=salt)
     return Site(place=shown.group, latitude=shown.latitude, longitude=shown.longitude, masked=shown)
