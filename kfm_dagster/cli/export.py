@@ -110,7 +110,7 @@ def graph(*, out: Path | None, as_json: bool) -> None:
         registry = ContractRegistry.load(settings.contracts_dir)
         folder = out or settings.home / "exports" / "graph"
         counts = export_graph(database, registry, folder=folder)
-    files = [str(folder / file.name) for file in FILES]
+    files = [str(folder / name) for name in FILES]
     summary = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing has been applied yet"
     click.echo(json.dumps({"files": files, "counts": counts}) if as_json else "\n".join([*files, summary]))
 
@@ -146,8 +146,8 @@ def _verify_bundle(folder: Path, *, certificate: Path | None, as_json: bool) -> 
     """
     if (folder / BUNDLE).is_dir() and not (folder / MANIFEST).exists():
         folder = folder / BUNDLE
-    verified = verify_release(folder, trusted_certificates(Settings.load(), certificate))
-    signer, at = verified.signed.fingerprint, rfc3339(verified.signed.at, timespec="seconds")
-    summary = {"folder": str(folder), "signed_by": signer, "signed_at": at, "bytes": verified.size}
-    text = f"{folder}: {len(SUMMED)} files, {verified.size} bytes, as {signer} signed them at {at}"
+    signed, manifest = verify_release(folder, trusted_certificates(Settings.load(), certificate))
+    signer, at = signed.fingerprint, rfc3339(signed.at, timespec="seconds")
+    summary = {"folder": str(folder), "signed_by": signer, "signed_at": at, "bytes": manifest.size}
+    text = f"{folder}: {len(SUMMED)} files, {manifest.size} bytes, as {signer} signed them at {at}"
     click.echo(json.dumps(summary) if as_json else text)

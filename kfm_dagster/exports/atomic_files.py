@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,38 +22,31 @@ class ForeignFileError(KfmError):
     exit_code = ExitCode.REFUSED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportFile:
-    """A file to write. The next export recognises it by `opening`, its beginning."""
-
-    name: str
-    opening: bytes
-
-
 @contextmanager
-def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
+def atomic_files(folder: Path, openings: Mapping[str, bytes], *, option: str = "--out") -> Iterator[list[BinaryIO]]:
     """Open files of a folder for writing; the end of the block puts them in place, unless it raises.
 
-    `option` is the command-line option that names the place.
+    `openings` are their beginnings by name, by which the next export recognises them. `option` is the command-line
+    option that names the place.
     Raises ForeignFileError before anything is written, ConfigurationError when the folder cannot be written to.
     """
     try:
-        for file in files:
-            _refuse_foreign(folder / file.name, file.opening, option)
+        for name, opening in openings.items():
+            _refuse_foreign(folder / name, opening, option)
         folder.mkdir(parents=True, exist_ok=True)
-        parts = [folder / f".{file.name}.{secrets.token_hex(4)}" for file in files]
+        parts = {name: folder / f".{name}.{secrets.token_hex(4)}" for name in openings}
         with ExitStack() as stack:
             opened: list[BinaryIO] = []
-            for part, file in zip(parts, files, strict=True):
+            for name, part in parts.items():
                 opened.append(stack.enter_context(part.open("xb")))
                 stack.callback(part.unlink, missing_ok=True)
-                opened[-1].write(file.opening)
+                opened[-1].write(openings[name])
             yield opened
             for handle in opened:
                 handle.flush()
                 os.fsync(handle.fileno())
-            for part, file in zip(parts, files, strict=True):
-                part.replace(folder / file.name)
+            for name, part in parts.items():
+                part.replace(folder / name)
         sync_folder(folder)
     except OSError as error:
         raise ConfigurationError(
@@ -66,7 +58,7 @@ def atomic_files(folder: Path, files: Sequence[ExportFile], *, option: str = "--
 
 def write_document(path: Path, text: str, *, opening: bytes, option: str = "--out") -> None:
     """Write a text, which begins with `opening`, like `atomic_files`."""
-    with atomic_files(path.parent, [ExportFile(name=path.name, opening=opening)], option=option) as [file]:
+    with atomic_files(path.parent, {path.name: opening}, option=option) as [file]:
         file.write(text.encode().removeprefix(opening))
 
 

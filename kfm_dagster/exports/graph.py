@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 from kfm_dagster.catalog.layout import item_path
 from kfm_dagster.contracts.identity import rfc3339, uuid8
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.exports.atomic_files import ExportFile, atomic_files
+from kfm_dagster.exports.atomic_files import atomic_files
 from kfm_dagster.ingest.nodes import MessageParse, StacRegister
 from kfm_dagster.lineage.unit import object_entity
 from kfm_dagster.storage.database import Database, Transaction
@@ -98,12 +98,13 @@ BATCH = 1_000
 """Rows per fetch."""
 NODE_COLUMNS = (*CSV_NODE, *dict.fromkeys(name for properties in LABELS.values() for name in properties))
 Node: TypeAlias = tuple[NodeKey, Mapping[str, str | None]]
-FILES = (
-    ExportFile(name="schema.cypher", opening=b"// kfm export graph, version 1: tables for LadybugDB and Kuzu\n"),
-    ExportFile(name="graph.cypher", opening=b"// kfm export graph, version 1: openCypher, one statement a line\n"),
-    ExportFile(name="nodes.csv", opening=f"{','.join(NODE_COLUMNS)}\n".encode()),
-    ExportFile(name="edges.csv", opening=f"{','.join(CSV_EDGE)}\n".encode()),
-)
+FILES: Mapping[str, bytes] = {
+    "schema.cypher": b"// kfm export graph, version 1: tables for LadybugDB and Kuzu\n",
+    "graph.cypher": b"// kfm export graph, version 1: openCypher, one statement a line\n",
+    "nodes.csv": f"{','.join(NODE_COLUMNS)}\n".encode(),
+    "edges.csv": f"{','.join(CSV_EDGE)}\n".encode(),
+}
+"""Opening of each file, by name."""
 
 
 def export_graph(database: Database, registry: ContractRegistry, *, folder: Path) -> Mapping[str, int]:

@@ -10,9 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, Release, StageTransition
+from kfm_dagster.exports.bundle.content import Attempt, Release, StageTransition
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
 from kfm_dagster.ingest.nodes import operators
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import Card
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -50,9 +51,9 @@ def attempts() -> list[Attempt]:
     """Three retries of stac_register, the last still at it, and a replay of metadata_extract."""
     at, replayed = BEGAN + timedelta(hours=3, minutes=6), BEGAN + timedelta(hours=2, minutes=30)
     begun = {number: at + timedelta(seconds=4**number) for number in (1, 2, 3)}
-    retry = {"stage": "nexrad-l2.stac_register", "kind": AttemptKind.RETRY}
+    retry = {"stage": "nexrad-l2.stac_register", "kind": AuditKind.RETRY}
     ended = {number: begun[number] + timedelta(seconds=3) for number in (1, 2)}
-    replay = {"stage": "nexrad-l2.metadata_extract", "kind": AttemptKind.REPLAY, "number": 1}
+    replay = {"stage": "nexrad-l2.metadata_extract", "kind": AuditKind.REPLAY, "number": 1}
     return [
         *(Attempt(at=begun[number], number=number, ended=ended.get(number), **retry) for number in begun),
         Attempt(at=replayed, ended=replayed + timedelta(minutes=11), **replay),

@@ -131,8 +131,8 @@ def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
         "Artifact": 7, "Activity": 7, "Source": 2, "Object": 2, "Item": 2,
         "WAS_GENERATED_BY": 9, "WAS_DERIVED_FROM": 9, "USED": 2,
     }  # fmt: skip
-    for file in graph_module.FILES:
-        assert (tmp_path / "again" / file.name).read_bytes() == (tmp_path / file.name).read_bytes()
+    for name in graph_module.FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 @pytest.mark.one_database

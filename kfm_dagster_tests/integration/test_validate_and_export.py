@@ -126,7 +126,7 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_as_of_one_li
     signer = open_signer(face.pipeline.settings)
     folder = tmp_path / "PTN_EXPORT"
     write_release(gather_release(face.pipeline), folder, signer)
-    assert verify_release(folder, trusted_certificates(face.pipeline.settings)).signed.fingerprint == signer.fingerprint
+    assert verify_release(folder, trusted_certificates(face.pipeline.settings))[0].fingerprint == signer.fingerprint
     lines = [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
     head = own_tx(face.pipeline.stages.lifecycle.store.audit).head()
     assert (verify_chain(lines, head=head[1]), head[0]) == (len(lines), len(lines))

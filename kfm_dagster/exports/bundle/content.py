@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum, unique
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from kfm_dagster.configs import Strict
 from kfm_dagster.errors import RefusedError
 from kfm_dagster.exports.validation import dimensional_closure, validate_report
 from kfm_dagster.idempotent_node.compute_hash import CodeFingerprint
@@ -52,18 +52,6 @@ LAYOUT = (*SUMMED, MANIFEST, SIGNATURE, SUMS)
 FOLDERS = ("configs", "reports", "figs")
 
 
-@unique
-class AttemptKind(StrEnum):
-    """Why a stage was done once more, or undone."""
-
-    RETRY = "retry"
-    """It had failed or was refused, and the retry policy allowed another attempt."""
-    REPLAY = "replay"
-    """A replay was requested, whatever its outcome."""
-    ROLLBACK = "rollback"
-    """Its effects were compensated."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTransition:
     """A recorded transition of a stage's state; `from_state` is None where the stage was opened."""
@@ -77,11 +65,11 @@ class StageTransition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """A recorded retry, replay or rollback of a stage: number from 1, begin, and end if ended."""
+    """A recorded retry or replay of a stage, or its compensation: number from 1, begin, and end if ended."""
 
     at: datetime
     stage: str
-    kind: AttemptKind
+    kind: AuditKind
     number: int | None = None
     ended: datetime | None = None
 
@@ -117,11 +105,7 @@ class BundleFaultError(Exception):
     """A part of a bundle does not have the form that an export signs; the text is a short reason."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class SummedFile(_Strict):
+class SummedFile(Strict):
     """A file: path in the bundle, size in bytes, SHA-256 in hex."""
 
     path: str
@@ -129,18 +113,7 @@ class SummedFile(_Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Recorded(_Strict):
-    """Counts of the records of each kind, and their first and last times (RFC 3339; None without records)."""
-
-    transitions: int
-    retries: int
-    replays: int
-    audit_events: int
-    first: str | None
-    last: str | None
-
-
-class Manifest(_Strict):
+class Manifest(Strict):
     """The document."""
 
     version: Literal[1] = 1
@@ -148,10 +121,16 @@ class Manifest(_Strict):
     """Versions of this package, of the two configurations, and of the library that drew the figures."""
     code: dict[str, str]
     """Version of the code: commit or digest of the files, lockfile, image."""
-    recorded: Recorded
+    recorded: dict[str, int | str | None]
+    """Counts of the records of each kind, and their first and last times (RFC 3339; None without records)."""
     signed_by: Annotated[str, Field(pattern=r"^([0-9A-F]{40}|[0-9A-F]{64})$")]
     """Fingerprint of the signer's certificate."""
     files: list[SummedFile]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the summed files."""
+        return sum(file.size for file in self.files)
 
     def sums(self) -> bytes:
         """Return `SHA256SUMS`: every file and the manifest, for `sha256sum -c`.
@@ -177,7 +156,7 @@ class Manifest(_Strict):
         except (yaml.YAMLError, UnicodeDecodeError):
             raise BundleFaultError("not YAML") from None
         try:
-            manifest = cls.model_validate(document)
+            manifest = cls.model_validate(document, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the document"
@@ -254,7 +233,7 @@ def _attempts(lines: list[dict[str, Any]]) -> Iterator[Attempt]:
             yield Attempt(
                 at=datetime.fromisoformat(line["at"]),
                 stage=line["stage"],
-                kind=AttemptKind(line["kind"]),
+                kind=AuditKind(line["kind"]),
                 number=line["attempt"],
                 ended=ends.get((line["run_id"], line["stage"], line["attempt"])),
             )

@@ -14,8 +14,9 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from kfm_dagster.drawing.svg import Arrow, StateGraph
-from kfm_dagster.exports.bundle.content import Attempt, AttemptKind, StageTransition, span
+from kfm_dagster.exports.bundle.content import Attempt, StageTransition, span
 from kfm_dagster.plural import counted
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import POSSIBLE, StageState, StateMachine
 
 if TYPE_CHECKING:
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LIBRARY = "matplotlib"
-_LOOK = {"retry": ("o", "#d9822b"), "replay": ("^", "#2b6cb0"), "rollback": ("X", "#b3261e")}
-"""Mark and colour of each kind; the mark alone distinguishes them in print."""
+_LOOK = {
+    AuditKind.RETRY: ("retry", "o", "#d9822b"),
+    AuditKind.REPLAY: ("replay", "^", "#2b6cb0"),
+    AuditKind.COMPENSATION: ("rollback", "X", "#b3261e"),
+}
+"""Name, mark and colour of each kind; the mark alone distinguishes them in print."""
 _CROWDED = 40
 """Most marks of a row with numbers; beyond, the numbers would overlap."""
 _GRAPH = StateGraph(
@@ -109,7 +114,7 @@ def stages_in_order(transitions: Sequence[StageTransition], attempts: Sequence[A
 def marks(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the timeline's marks by time: every attempt, and every transition to rolled_back."""
     rollbacks = [
-        Attempt(at=move.at, stage=move.stage, kind=AttemptKind.ROLLBACK)
+        Attempt(at=move.at, stage=move.stage, kind=AuditKind.COMPENSATION)
         for move in transitions
         if move.to_state == StageState.ROLLED_BACK
     ]
@@ -124,14 +129,14 @@ def draw_timeline(figure: Figure, stages: Sequence[str], attempts: Sequence[Atte
     figure.set_size_inches(11, 1.8 + 0.4 * max(len(stages), 1))
     axes = figure.add_subplot()
     rows = {stage: row for row, stage in enumerate(stages)}
-    for kind, (mark, colour) in _LOOK.items():
+    for kind, (name, mark, colour) in _LOOK.items():
         of_kind = [attempt for attempt in attempts if attempt.kind == kind]
         axes.scatter(
             [attempt.at for attempt in of_kind],  # type: ignore[arg-type] # dates are converted by the axis
             [rows[attempt.stage] for attempt in of_kind],
             marker=mark,
             color=colour,
-            label=f"{kind} ({len(of_kind)})",
+            label=f"{name} ({len(of_kind)})",
             zorder=3,
         )
         for attempt in of_kind:

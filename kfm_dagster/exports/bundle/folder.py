@@ -14,7 +14,6 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +23,10 @@ from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError, RefusedError
 from kfm_dagster.exports.atomic_files import ForeignFileError, begins_with, sync_folder, write_document
 from kfm_dagster.exports.bundle import content
-from kfm_dagster.exports.bundle.content import (
-    AttemptKind,
-    BundleFaultError,
-    Manifest,
-    Recorded,
-    Release,
-    SummedFile,
-    span,
-)
+from kfm_dagster.exports.bundle.content import BundleFaultError, Manifest, Release, SummedFile, span
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
 from kfm_dagster.exports.bundle.signing import BundleSigner, Signed, fingerprint_of, sign_detached, verify_detached
+from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
 
 if TYPE_CHECKING:
@@ -48,34 +40,21 @@ _SHOWN = 5
 """Most faults in an error, which is a single line."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerifiedRelease:
-    """A verified bundle: its signer and time, and its manifest."""
+def verify_release(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, Manifest]:
+    """Return a bundle's signer and time, and its manifest, verified by trusted certificates.
 
-    signed: Signed
-    manifest: Manifest
-
-    @property
-    def size(self) -> int:
-        """Bytes of the files that the manifest sums."""
-        return sum(file.size for file in self.manifest.files)
-
-
-def verify_release(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
-    """Verify a bundle by trusted certificates. Raises RefusedError naming the files at fault.
-
-    Sizes and sums are compared only if the signature is valid.
+    Raises RefusedError naming the files at fault. Sizes and sums are compared only if the signature is valid.
     """
     present_paths, faults = _standing(folder)
     release = None
     try:
         # Without either of them the other files cannot be verified; the missing file is a fault already.
         if {content.MANIFEST, content.SIGNATURE} <= present_paths:
-            release = _signed(folder, certificates)
+            release = _, manifest = _signed(folder, certificates)
             # `SHA256SUMS` follows from the manifest, whose signature vouches for it, too.
-            sums = release.manifest.sums()
+            sums = manifest.sums()
             of_sums = SummedFile(path=content.SUMS, size=len(sums), sha256=hashlib.sha256(sums).hexdigest())
-            expected = (*release.manifest.files, of_sums)
+            expected = (*manifest.files, of_sums)
             present = (file for file in expected if file.path in present_paths)
             faults += [fault for file in present for fault in _differences(folder, file)]
     except BundleFaultError as fault:
@@ -125,7 +104,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
                     yield from ((f"{entry.name}/{below.name}", below) for below in inner)
 
 
-def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
+def _signed(folder: Path, certificates: Sequence[Cert]) -> tuple[Signed, Manifest]:
     manifest_text, signature = _small(folder, content.MANIFEST), _small(folder, content.SIGNATURE)
     try:
         signed = verify_detached(manifest_text, signature, certificates)
@@ -139,7 +118,7 @@ def _signed(folder: Path, certificates: Sequence[Cert]) -> VerifiedRelease:
         raise BundleFaultError(
             f"{content.SIGNATURE} is of {signed.fingerprint}, and {content.MANIFEST} names {manifest.signed_by}"
         )
-    return VerifiedRelease(signed=signed, manifest=manifest)
+    return signed, manifest
 
 
 def _differences(folder: Path, file: SummedFile) -> Iterator[str]:
@@ -243,14 +222,14 @@ def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -
             **library_version(),
         },
         code=release.code.canonical(),
-        recorded=Recorded(
-            transitions=len(release.transitions),
-            retries=kinds.count(AttemptKind.RETRY),
-            replays=kinds.count(AttemptKind.REPLAY),
-            audit_events=len(release.audit_lines),
-            first=rfc3339(period[0]) if period else None,
-            last=rfc3339(period[1]) if period else None,
-        ),
+        recorded={
+            "transitions": len(release.transitions),
+            "retries": kinds.count(AuditKind.RETRY),
+            "replays": kinds.count(AuditKind.REPLAY),
+            "audit_events": len(release.audit_lines),
+            "first": rfc3339(period[0]) if period else None,
+            "last": rfc3339(period[1]) if period else None,
+        },
         signed_by=signer.fingerprint,
         files=files,
     )
