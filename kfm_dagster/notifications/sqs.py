@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from kfm_dagster.errors import QueueUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.notifications.messages import QueueDepth, QueueRules, SendOutcome, SqsMessage
-from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, Item, ReceiveProgress, as_message, in_parts
+from kfm_dagster.notifications.receiving import BATCH, MAX_RECEIVED_BYTES, Item, Reception, as_message, in_parts
 from kfm_dagster.settings import Settings
 
 if TYPE_CHECKING:
@@ -126,20 +126,39 @@ class Queue:
         hidden: dict[str, int] = (
             {} if visibility_seconds is None else {"VisibilityTimeout": _allowed(visibility_seconds)}
         )
-        progress = ReceiveProgress(
-            max_messages=max_messages,
-            deadline=time.monotonic() + budget_seconds,
-            max_bytes=max_bytes,
-            max_units=max_units,
-        )
-        if self._receive_once(url, progress, hidden, wait_seconds=wait_seconds) and progress.messages:
-            progress.deadline = time.monotonic() + budget_seconds
-            with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
-                for future in [pool.submit(self._receive_some, url, progress, hidden) for _ in range(workers)]:
-                    future.result()
-        if progress.error is not None and not progress.messages:
-            raise self._unavailable(progress.error) from progress.error
-        return list(progress.messages.values())
+
+        def request(places: int, wait: int = 0) -> list[SqsMessage] | BotoCoreError | ClientError:
+            try:
+                hit(Failpoint.QUEUE_RECEIVE_BEFORE)
+                answer = self._client.receive_message(
+                    QueueUrl=url,
+                    MaxNumberOfMessages=places,
+                    WaitTimeSeconds=wait,
+                    MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
+                    **hidden,  # type: ignore[arg-type]
+                )
+                hit(Failpoint.QUEUE_RECEIVE_AFTER)
+            except (BotoCoreError, ClientError) as error:
+                return error
+            return [as_message(message) for message in answer.get("Messages", [])]
+
+        reception = Reception(max_messages=max_messages, max_bytes=max_bytes, max_units=max_units)
+        answers = [request(places, wait_seconds) for places in reception.requests(1) if budget_seconds > 0]
+        deadline = time.monotonic() + budget_seconds
+        errors: list[BotoCoreError | ClientError] = []
+        with ThreadPoolExecutor(workers, thread_name_prefix="sqs-receive") as pool:
+            while answers:
+                for answer in answers:
+                    if isinstance(answer, list):
+                        reception.add(answer)
+                    else:
+                        errors.append(answer)
+                if errors or not reception.messages or time.monotonic() >= deadline:
+                    break
+                answers = list(pool.map(request, reception.requests(workers)))
+        if errors and not reception.messages:
+            raise self._unavailable(errors[0]) from errors[0]
+        return list(reception.messages.values())
 
     def look(self, max_messages: int, *, budget_seconds: float) -> list[SqsMessage]:
         """Receive up to `max_messages`, make them visible again; their receive counts rise by 1.
@@ -243,32 +262,6 @@ class Queue:
         except (BotoCoreError, ClientError) as error:
             raise self._unavailable(error) from error
         return answer["Attributes"]  # type: ignore[return-value]
-
-    def _receive_some(self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int]) -> None:
-        while self._receive_once(url, progress, hidden, wait_seconds=0):
-            pass
-
-    def _receive_once(
-        self, url: str, progress: ReceiveProgress, hidden: Mapping[str, int], *, wait_seconds: int
-    ) -> bool:
-        """Make a request and return whether another may follow."""
-        if (reserved := progress.reserve()) == 0:
-            return False
-        try:
-            hit(Failpoint.QUEUE_RECEIVE_BEFORE)
-            answer = self._client.receive_message(
-                QueueUrl=url,
-                MaxNumberOfMessages=reserved,
-                WaitTimeSeconds=wait_seconds,
-                MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
-                **hidden,  # type: ignore[arg-type]
-            )
-            hit(Failpoint.QUEUE_RECEIVE_AFTER)
-        except (BotoCoreError, ClientError) as error:
-            progress.fail(error)
-            return False
-        progress.add([as_message(message) for message in answer.get("Messages", [])], reserved=reserved)
-        return True
 
     def _in_batches(self, items: Sequence[Item], request: Callable[[Sequence[Item]], list[str]]) -> list[Item]:
         """Send items in parallel batches of ten; return items that failed, or whose request failed."""

@@ -1,15 +1,12 @@
-"""The budgets of one receive call: messages, bytes and units, whatever its threads are doing."""
+"""The budgets of one receive call: messages, bytes and units."""
 
 from __future__ import annotations
-
-import threading
-import time
 
 import pytest
 
 from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, ReceiveProgress, in_parts, weight
+from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, Reception, in_parts, weight
 
 SMALL = "x" * 2_000
 
@@ -18,46 +15,46 @@ def messages(number: int, body: str, first: int = 0) -> list[SqsMessage]:
     return [SqsMessage(message_id=f"m{index}", body=body) for index in range(first, first + number)]
 
 
-def progress(**budgets: int) -> ReceiveProgress:
-    return ReceiveProgress(**{"max_messages": 1_000, **budgets}, deadline=time.monotonic() + 60)
+def reception(**budgets: int) -> Reception:
+    return Reception(**{"max_messages": 1_000, **budgets})
 
 
 @pytest.mark.clause("SEC-08")
 def test_the_first_requests_reserve_as_much_as_sqs_may_send() -> None:
-    call = progress(max_bytes=15 * MAX_BODY_BYTES)
-    assert [call.reserve(), call.reserve()] == [10, 5]
-    call.add(messages(10, SMALL), reserved=10)
+    call = reception(max_bytes=15 * MAX_BODY_BYTES)
+    assert call.requests(8) == [10, 5]
+    call.add(messages(10, SMALL))
     # What came was small, so there is room for many more; each reserves what the largest may grow to.
-    assert call.reserve() == 10
+    assert call.requests(8) == [10] * 8
 
 
 @pytest.mark.clause("SEC-08")
-def test_nothing_is_asked_for_beyond_the_bytes() -> None:
-    call = progress(max_bytes=12 * MAX_BODY_BYTES)
-    call.add(messages(call.reserve(), "x" * MAX_BODY_BYTES), reserved=10)
-    assert call.reserve() == 2
-    call.add(messages(2, "x" * MAX_BODY_BYTES, 10), reserved=2)
-    assert call.reserve() == 0
+def test_nothing_is_asked_for_beyond_the_bytes_and_the_messages() -> None:
+    call = reception(max_bytes=12 * MAX_BODY_BYTES)
+    call.add(messages(10, "x" * MAX_BODY_BYTES))
+    assert call.requests(8) == [2]
+    call.add(messages(2, "x" * MAX_BODY_BYTES, 10))
+    assert call.requests(8) == []
+    few = reception(max_messages=12)
+    few.add(messages(10, SMALL))
+    assert few.requests(8) == [2]
 
 
 @pytest.mark.clause("SEC-08")
-@pytest.mark.parametrize(("max_units", "more"), [(20, 0), (21, 10)])
-def test_nothing_is_asked_for_once_the_units_are_there(max_units: int, more: int) -> None:
-    call = progress(max_units=max_units)
-    call.add(messages(call.reserve(), '{"eventTime":0,"x":{"eventTime":0}}'), reserved=10)
-    assert call.reserve() == more
+@pytest.mark.parametrize(("max_units", "more"), [(20, []), (21, [10])])
+def test_nothing_is_asked_for_once_the_units_are_there(max_units: int, more: list[int]) -> None:
+    call = reception(max_units=max_units)
+    call.add(messages(10, '{"eventTime":0,"x":{"eventTime":0}}'))
+    assert call.requests(1) == more
 
 
-def test_a_thread_without_room_waits_for_another_ones_answer() -> None:
-    call = progress(max_bytes=10 * MAX_BODY_BYTES)
-    first = call.reserve()
-    found: list[int] = []
-    waiting = threading.Thread(target=lambda: found.append(call.reserve()))
-    waiting.start()
-    assert found == []
-    call.add(messages(first, SMALL), reserved=first)
-    waiting.join(30)
-    assert found == [10]
+def test_answers_without_a_message_in_a_row_end_a_call() -> None:
+    call = reception()
+    for answer in ([], [], messages(1, SMALL), [], []):
+        call.add(answer)
+        assert call.requests(1)
+    call.add([])
+    assert not call.requests(1)
 
 
 @pytest.mark.clause("SEC-08")
