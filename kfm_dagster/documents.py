@@ -27,24 +27,8 @@ _SHOWN = 120
 """Characters of a wrong value that are shown."""
 
 
-def _locating(base: Any) -> Any:
-    """Return a loader that reports invalid scalars, such as 2025-04-31, like other faults."""
-
-    class Loader(base):  # type: ignore[misc]
-        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
-            try:
-                return super().construct_object(node, deep=deep)
-            except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
-                fault = f"{str(node.value)[:_SHOWN]!r} is not a value: {error}"
-                raise yaml.constructor.ConstructorError(problem=fault, problem_mark=node.start_mark) from None
-
-    return Loader
-
-
-_LOCATING = _locating(yaml.SafeLoader)
-"""The slow parser, whose errors also name the location of a fault."""
-_FAST = _locating(getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-"""libyaml's parser, which takes a fifth of the time; PyYAML is sometimes built without it."""
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser, which takes a fifth of the time of PyYAML's own; PyYAML is sometimes built without it."""
 MOST_LEVELS = 100
 """Limit of nested lists and mappings, because libyaml's composer recurses and crashes at some ten thousand levels."""
 MOST_VALUES = 100_000
@@ -55,6 +39,17 @@ _WRONG_KEYS = {
 }
 
 
+class _Loader(_PARSER):  # type: ignore[misc]
+    """A loader that reports invalid scalars, such as 2025-04-31, like other faults."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002, as PyYAML has it
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            fault = f"{str(node.value)[:_SHOWN]!r} is not a value: {error}"
+            raise yaml.constructor.ConstructorError(problem=fault, problem_mark=node.start_mark) from None
+
+
 def read_yaml(text: str) -> Any:
     """Return a text's only document, None if empty. Raises yaml.YAMLError.
 
@@ -62,26 +57,8 @@ def read_yaml(text: str) -> Any:
     unique, but in PyYAML the last key wins silently. PyYAML reads YAML 1.1, where `yes`, `on` and `no` are booleans and
     `~` is null; such keys are refused.
     """
-    try:
-        return _read(text, _FAST)
-    except yaml.YAMLError:
-        return _read(text, _LOCATING)
-
-
-def compose_yaml(text: str) -> yaml.Node | None:
-    """Return the node tree, with lines, of a text that read_yaml accepted."""
-    tree: yaml.Node | None
-    try:
-        tree = yaml.compose(text, Loader=_FAST)
-    except yaml.YAMLError:
-        # Each parser refuses some texts that the other accepts.
-        tree = yaml.compose(text, Loader=_LOCATING)
-    return tree
-
-
-def _read(text: str, kind: Any) -> Any:
-    _refuse_excess(text, kind)
-    loader = kind(text)
+    _refuse_excess(text)
+    loader = _Loader(text)
     try:
         tree = loader.get_single_node()
         if tree is None:
@@ -92,11 +69,17 @@ def _read(text: str, kind: Any) -> Any:
         loader.dispose()
 
 
-def _refuse_excess(text: str, kind: Any) -> None:
+def compose_yaml(text: str) -> yaml.Node | None:
+    """Return the node tree, with lines, of a text that read_yaml accepted."""
+    tree: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    return tree
+
+
+def _refuse_excess(text: str) -> None:
     """Raise ComposerError for a text of too many levels or values, before its tree is built."""
     sizes: dict[str | None, int] = {}
     parts: list[tuple[str | None, int]] = [(None, 0)]
-    for event in yaml.parse(text, Loader=kind):
+    for event in yaml.parse(text, Loader=_Loader):
         mark: Any = event.start_mark  # either parser's
         if isinstance(event, yaml.CollectionStartEvent):
             parts.append((event.anchor, 1))
