@@ -219,6 +219,7 @@ def test_the_example_uses_nothing_but_the_libraries() -> None:
         "kfm_dagster.storage.",
         "kfm_dagster.telemetry.measures",
         "kfm_dagster.contracts.identity",
+        "kfm_dagster.contracts.stewardship",
         "kfm_dagster.errors",
     )
     for file in EXAMPLE.glob("*.py"):
