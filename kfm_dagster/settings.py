@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from enum import StrEnum, unique
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -59,14 +59,6 @@ class Environment(StrEnum):
     DEV = "dev"
     STAGE = "stage"
     PROD = "prod"
-
-
-@unique
-class SnsVerify(StrEnum):
-    """Whether a message needs its SNS topic's signature."""
-
-    REQUIRE = "require"
-    OFF = "off"
 
 
 @unique
@@ -185,7 +177,7 @@ class Settings(BaseModel):
     anonymous: bool = Field(False, description="Read buckets without credentials (NODD buckets are public).")  # noqa: FBT003
     sqs_primary_queue: str = Field("kfm-nodd-primary", description="Name of the queue that the sensor receives from.")
     sqs_dlq_queue: str = Field("kfm-nodd-dlq", description="Name of that queue's dead-letter queue.")
-    sns_verify: SnsVerify | None = Field(
+    sns_verify: Literal["require", "off"] | None = Field(
         None,
         description="require: only messages signed by their SNS topic are received. off: also other messages, and raw "
         "delivery, which has no signature. Default: require; but off outside prod if AWS_ENDPOINT_URL is outside AWS.",
@@ -457,7 +449,7 @@ class Settings(BaseModel):
         The queue's endpoint decides, because an embedded cloud has NOAA's topics under their true names.
         """
         if self.sns_verify is not None:
-            return self.sns_verify is SnsVerify.REQUIRE
+            return self.sns_verify == "require"
         endpoint = os.environ.get("AWS_ENDPOINT_URL_SQS") or os.environ.get("AWS_ENDPOINT_URL")
         ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
         if self.env is Environment.PROD or ignored or not endpoint:

@@ -29,7 +29,6 @@ from kfm_dagster.ledger.policy import backoff_seconds
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.notifications.authenticity import Certificates, CertificateUnavailableError, Signatures
 from kfm_dagster.notifications.messages import SqsMessage
-from kfm_dagster.settings import SnsVerify
 from kfm_dagster.views.feeds import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -328,7 +327,7 @@ def verifying(
     pipeline = make_pipeline(
         url=database_url,
         queue=queue,
-        sns_verify=SnsVerify.REQUIRE,
+        sns_verify="require",
         sns_trusted_url=BASE,
         sns_trusted_ca=sns.authority,
     )

@@ -25,7 +25,7 @@ from kfm_dagster.notifications.authenticity import (
 )
 from kfm_dagster.notifications.messages import Authenticity, SenderVerdict, SqsMessage
 from kfm_dagster.operators.message_parse import parse_message
-from kfm_dagster.settings import Environment, Settings, SnsVerify, environment
+from kfm_dagster.settings import Environment, Settings, environment
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, open_web_server
 from kfm_dagster_tests.notifications import signing
 from kfm_dagster_tests.notifications.signing import (
@@ -49,7 +49,7 @@ def _public_authorities_are_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def verifier(folder: Path, fetch: CertificateServer, **settings: Any) -> Signatures:
-    chosen = Settings(home=folder, sns_verify=SnsVerify.REQUIRE, **settings)
+    chosen = Settings(home=folder, sns_verify="require", **settings)
     return Signatures(chosen, certificates=Certificates(folder / "certificates", fetch=fetch))
 
 
@@ -340,8 +340,8 @@ def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
     ):
         with environment({"AWS_ENDPOINT_URL": endpoint} if endpoint else {}):
             assert Settings(home=tmp_path, env=env).verifies_signatures is expected, (env, endpoint)
-            assert Settings(home=tmp_path, env=env, sns_verify=SnsVerify.REQUIRE).verifies_signatures
-            assert not Settings(home=tmp_path, env=env, sns_verify=SnsVerify.OFF).verifies_signatures
+            assert Settings(home=tmp_path, env=env, sns_verify="require").verifies_signatures
+            assert not Settings(home=tmp_path, env=env, sns_verify="off").verifies_signatures
             with environment({"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}):
                 assert Settings(home=tmp_path, env=env).verifies_signatures
 
@@ -349,9 +349,7 @@ def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
 @CLAUSE
 def test_off_takes_everything_and_keeps_what_was_verified_before(tmp_path: Path) -> None:
     fetch = signing.server()
-    checked = Signatures(
-        Settings(home=tmp_path, sns_verify=SnsVerify.OFF), certificates=Certificates(tmp_path, fetch=fetch)
-    )
+    checked = Signatures(Settings(home=tmp_path, sns_verify="off"), certificates=Certificates(tmp_path, fetch=fetch))
     messages = [SqsMessage(message_id="known", body="{}"), SqsMessage(message_id="new", body="{}")]
     found = checked.verdicts(messages, verified={"known"})
     assert [one.authenticity for one in found] == [Authenticity.VERIFIED, Authenticity.UNCHECKED]

@@ -30,7 +30,7 @@ from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.recovery.dead_letters.treatments import drain
-from kfm_dagster.settings import Settings, SnsVerify
+from kfm_dagster.settings import Settings
 from kfm_dagster.stages.card import Card
 from kfm_dagster.stages.failure import StageFailedError
 from kfm_dagster_tests.clocks import locked
@@ -67,7 +67,7 @@ SETTINGS = Settings(
     max_units_per_run=10,
     worker_id="simulated",
     # The feed does not sign messages.
-    sns_verify=SnsVerify.OFF,
+    sns_verify="off",
 )
 CODE = CodeFingerprint(code_sha="simulated", lockfile_hash="0" * 64)
 """Failpoints in code of every process; changes there must not change the history of every seed."""
