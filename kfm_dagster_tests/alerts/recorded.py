@@ -117,7 +117,7 @@ def service_url(server: WebServer, path: str = "", *, user: str = "") -> str:
 
 def messages(server: WebServer) -> list[dict[str, Any]]:
     """The messages that a service was sent."""
-    return [json.loads(request.body) for request in server.asked]
+    return [json.loads(request.body) for request in server.requests]
 
 
 URLS = "notify=json://127.0.0.1:1/notify page_ops=json://127.0.0.1:1/page open_ticket=json://127.0.0.1:1/ticket"

@@ -54,7 +54,7 @@ def test_an_alert_arrives_with_what_somebody_needs_who_is_woken_by_it(
         f"Key: covariance/{STAGE} G7",
     ):
         assert part in message["message"]
-    [request] = web_server.asked
+    [request] = web_server.requests
     assert request.path == "/alerts"
     assert request.headers["authorization"].startswith("Basic ")
 

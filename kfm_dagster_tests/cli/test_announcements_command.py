@@ -87,7 +87,7 @@ def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_ag
     server.answers = lambda _: WebAnswer()
     code, out, _ = call("resend", WRONG)
     assert (code, out) == (ExitCode.DONE, f"{WRONG}: 1 taken, 0 refused\n")
-    assert len({json.loads(body)["id"] for *_, body in server.asked}) == 5
+    assert len({json.loads(body)["id"] for *_, body in server.requests}) == 5
     assert call("list")[0] == ExitCode.DONE
 
 
@@ -95,12 +95,12 @@ def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_ag
 def test_a_receiver_that_lost_its_items_can_be_sent_all_again_with_the_same_ids(
     announced: list[str], call: Call, server: WebServer
 ) -> None:
-    before = {body for _, path, _, body in server.asked if path.startswith(f"/{WELL}")}
-    server.asked.clear()
+    before = {body for _, path, _, body in server.requests if path.startswith(f"/{WELL}")}
+    server.requests.clear()
     code, out, _ = call("resend", WELL, "--all", "--json")
     assert (code, json.loads(out)) == (ExitCode.DONE, {"subscription": WELL, "changes": 5, "refused": 0})
-    assert {body for *_, body in server.asked} == before
-    assert len(server.asked) == 5
+    assert {body for *_, body in server.requests} == before
+    assert len(server.requests) == 5
 
 
 @pytest.mark.clause("OPR-22")

@@ -1,6 +1,6 @@
-"""The chain without Dagster: pipelines over a folder of objects, notifications as NOAA sends them, runs that can die.
+"""The chain without Dagster: pipelines over a folder of objects, NOAA's notifications, runs that can die.
 
-Belongs here: what several integration tests do. Does not belong here: looking at what a run left (`traces.py`).
+Belongs here: helpers of several integration tests. Does not belong here: reading a run's results (`traces.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIMIT = 5000
 
 @dataclass
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that only moves by `forward`."""
 
     now: datetime = START
 
@@ -56,7 +56,7 @@ class Clock:
 
 @dataclass
 class FakeQueue:
-    """A queue that remembers what it was asked; each delivery of a message has a receipt of its own."""
+    """A queue that records requests; each delivery of a message has its own receipt."""
 
     waiting: list[SqsMessage] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
@@ -65,8 +65,8 @@ class FakeQueue:
 
     def receive(self, max_messages: int, *, budget_seconds: float, **_: Any) -> list[SqsMessage]:
         self.receives += 1
-        taken, self.waiting = self.waiting[:max_messages], self.waiting[max_messages:]
-        return taken
+        messages, self.waiting = self.waiting[:max_messages], self.waiting[max_messages:]
+        return messages
 
     def delete(self, receipts: Sequence[str]) -> list[str]:
         self.deleted += receipts
@@ -79,7 +79,7 @@ class FakeQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """An object and what is announced of it. `stored` None: nothing is there."""
+    """An object and its announcement; with `stored` None the object is missing."""
 
     bucket: str
     key: str
@@ -96,7 +96,7 @@ class StoredObject:
 
 
 def good(bucket: str, key: str, content: bytes) -> StoredObject:
-    """An object that is as announced."""
+    """Return an object that matches its announcement."""
     return StoredObject(bucket=bucket, key=key, stored=content, announced=content)
 
 
@@ -112,7 +112,7 @@ def put(root: Path, objects: Iterable[StoredObject]) -> None:
 def open_pipeline(
     home: Path, objects: Path | None, *, url: str = "", queue: FakeQueue | None = None, **settings: Any
 ) -> Pipeline:
-    """A pipeline over a folder of objects, or over the store, with a clock that stands and a queue that remembers."""
+    """Open a pipeline over a folder of objects or the store, with a fixed clock and a recording queue."""
     values = {"retry_backoff_seconds": 60.0, **settings}
     chosen = Settings(home=home, object_root=objects, wal_dsn=url, **values)
     if not url:
@@ -130,7 +130,7 @@ def open_pipeline(
 
 
 def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipeline:
-    """A pipeline over a copy of a folder with home, objects and SQLite database; its clock is so many seconds on."""
+    """Open a pipeline over a copy of home, objects and SQLite database, with its clock `seconds` later."""
     shutil.copytree(recorded, folder, dirs_exist_ok=True)
     opened = open_pipeline(folder / "home", folder / "objects", url=url)
     opened.clock.forward(seconds)
@@ -140,7 +140,7 @@ def open_copy(recorded: Path, folder: Path, *, url: str, seconds: float) -> Pipe
 def announce(
     events: Sequence[ObjectEvent], *, registry: ContractRegistry, name: str | None = None, delivery: int = 1
 ) -> SqsMessage:
-    """One notification of some events, as SQS delivers it for the n-th time."""
+    """Return one notification of some events, as delivery number `delivery` by SQS."""
     payload = json.dumps({"Records": [event.record() for event in events]})
     identity = name or hashlib.sha256(payload.encode()).hexdigest()
     topic = topic_of(registry, events[0].bucket)
@@ -156,7 +156,7 @@ def announce(
 
 
 def raw_message(body: str, *, name: str, delivery: int = 1) -> SqsMessage:
-    """Any text as SQS delivers it for the n-th time."""
+    """Return a message with any body, as delivery number `delivery` by SQS."""
     message_id = uuid8("sqs", name)
     return SqsMessage(
         message_id=message_id,
@@ -168,19 +168,19 @@ def raw_message(body: str, *, name: str, delivery: int = 1) -> SqsMessage:
 
 
 def take(pipeline: Pipeline, *messages: SqsMessage) -> IntakeReport:
-    """Record messages, and hold that nothing is lost by it."""
+    """Record messages, and check that all are accounted for."""
     report = record(pipeline, messages, KillSwitchPolicy.now(pipeline.ledger.switches))
     assert_conserved(pipeline)
     return report
 
 
 def notify(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -> IntakeReport:
-    """Record one message that announces objects, whether they are stored or not."""
+    """Record one message that announces objects, stored or not."""
     return take(pipeline, announce([item.event() for item in items], registry=pipeline.registry, name=name))
 
 
 def notify_each(pipeline: Pipeline, *items: StoredObject) -> IntakeReport:
-    """Record a message of each object, all together."""
+    """Record one message for each object, in one batch."""
     return take(pipeline, *(announce([item.event()], registry=pipeline.registry) for item in items))
 
 
@@ -191,13 +191,13 @@ def deliver(pipeline: Pipeline, *items: StoredObject, name: str | None = None) -
 
 
 def deliver_each(pipeline: Pipeline, *items: StoredObject) -> IntakeReport:
-    """Store objects, and record a message of each, all together."""
+    """Store objects, and record one message for each, in one batch."""
     put(pipeline.settings.object_root, items)
     return notify_each(pipeline, *items)
 
 
 def enqueue(pipeline: Pipeline, queue: FakeQueue, *items: StoredObject) -> list[SqsMessage]:
-    """Store objects, and let a message of each wait in a queue."""
+    """Store objects, and put a message of each on a queue."""
     put(pipeline.settings.object_root, items)
     messages = [announce([item.event()], registry=pipeline.registry) for item in items]
     queue.waiting += messages
@@ -205,18 +205,18 @@ def enqueue(pipeline: Pipeline, queue: FakeQueue, *items: StoredObject) -> list[
 
 
 def assert_conserved(pipeline: Pipeline) -> None:
-    """Every unit and every message received is accounted for (BEY-03)."""
+    """Check that every received unit and message is accounted for (BEY-03)."""
     account = pipeline.deliveries.conservation()
     assert (account.residual_units, account.residual_messages) == (0, 0), account
 
 
 class CrashError(BaseException):
-    """The process dies here, as far as database and files can tell; no handler of the product takes notice."""
+    """The process dies here for database and files; no handler of the product catches it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failpoint:
-    """Where a run dies: at a node, after its work, inside its transaction, or after its commit."""
+    """The point at which a run dies: a node, and after its work, inside its transaction, or after its commit."""
 
     operator: str
     point: str
@@ -236,7 +236,7 @@ def run_chain(
     dies_at: Failpoint | None = None,
     seen: Callable[[StageBatch], None] = lambda _: None,
 ) -> StageBatch:
-    """Run the nodes as Dagster's ops and IO manager do; both balances hold after every step.
+    """Run the nodes as Dagster's ops and IO manager do; check both balances after every step.
 
     `seen` gets every node's output. Raises CrashError at `dies_at`.
     """
@@ -250,16 +250,16 @@ def run_chain(
     batch: StageBatch | None = None
     for kind in chain():
         first = {"source": source, "limit": limit} if kind is MessageParse else {}
-        made = node(pipeline, kind, run_id, **shared, **first)
-        stage = pipeline.stages.run(made, run_id=run_id, upstream=batch)
+        stage_node = node(pipeline, kind, run_id, **shared, **first)
+        stage = pipeline.stages.run(stage_node, run_id=run_id, upstream=batch)
         assert_conserved(pipeline)
         match dies_at.point if dies_at and dies_at.operator is kind.operator else None:
             case "computed":
                 die()
             case "committing":  # called inside the transaction, after the ledger's part and the artifact
-                made.summarize = die
+                stage_node.summarize = die
             case "committed":
-                made.after_commit = die
+                stage_node.after_commit = die
         batch = pipeline.stages.commit(stage)
         assert_conserved(pipeline)
         seen(batch)
@@ -281,14 +281,14 @@ def node(
     partition: str = PARTITION,
     **more: Any,
 ) -> Any:
-    """Make a node of a run; the first one claims from the ledger where nothing else is named."""
+    """Return a node of a run; the first node claims from the ledger by default."""
     first = {"source": Source.LEDGER, "limit": LIMIT} if kind is MessageParse else {}
     return kind(pipeline=pipeline, dataset=dataset, partition=partition, run_id=run_id, **{**first, **more})
 
 
-def step(pipeline: Pipeline, made: Any, upstream: StageBatch | None = None) -> StageBatch:
-    """Run a node and commit it; both balances hold afterwards."""
-    batch = pipeline.stages.commit(pipeline.stages.run(made, run_id=made.run_id, upstream=upstream))
+def step(pipeline: Pipeline, stage_node: Any, upstream: StageBatch | None = None) -> StageBatch:
+    """Run and commit a node; then check both balances."""
+    batch = pipeline.stages.commit(pipeline.stages.run(stage_node, run_id=stage_node.run_id, upstream=upstream))
     assert_conserved(pipeline)
     return batch
 
@@ -304,7 +304,7 @@ def steps(
 
 
 def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = Source.LEDGER) -> None:
-    """Let due retries in and run what is pending, as the ledger's sensor does, until all is done, evidence too."""
+    """Admit due retries, run pending units and collect evidence, as the ledger's sensor does, until all is done."""
     for number in range(rounds):
         clock = pipeline.clock
         clock.forward(3600)
@@ -320,20 +320,22 @@ def work_until_done(pipeline: Pipeline, *, rounds: int = 12, source: Source = So
 
 
 def partitions_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], list[str]]:
-    """The data objects of a folder, as URIs by dataset and day."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return the URIs of a folder's data objects by dataset and day."""
+    partitions: dict[tuple[str, str], list[str]] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         bucket, _, key = path.relative_to(root).as_posix().partition("/")
         route = registry.route(bucket=bucket, key=key)
         if route.contract is not None and route.kind is KeyKind.DATA:
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
             match = registry.grammars[route.contract.id].match(key, written)
-            found.setdefault((route.contract.id, match.start.date().isoformat()), []).append(f"s3://{bucket}/{key}")
-    return found
+            partitions.setdefault((route.contract.id, match.start.date().isoformat()), []).append(
+                f"s3://{bucket}/{key}"
+            )
+    return partitions
 
 
 def volumes(count: int) -> list[StoredObject]:
-    """The first sound NEXRAD volumes of DAY, of 24."""
+    """Return the first of DAY's 24 sound NEXRAD volumes."""
     return list(_volumes()[:count])
 
 
@@ -343,20 +345,20 @@ def _volumes() -> tuple[StoredObject, ...]:
 
 
 def missing(item: StoredObject) -> StoredObject:
-    """The object, announced and not there."""
+    """Return the object, announced but missing."""
     return dataclasses.replace(item, stored=None)
 
 
 def truncated(item: StoredObject) -> StoredObject:
-    """The object, announced whole and stored without its last quarter."""
+    """Return the object, announced whole and stored without its last quarter."""
     return dataclasses.replace(item, stored=item.announced[: len(item.announced) * 3 // 4])
 
 
 def replaced(item: StoredObject, content: bytes) -> StoredObject:
-    """Other content under the object's key, announced as it is."""
+    """Return other content under the object's key, announced with its own size and ETag."""
     return good(item.bucket, item.key, content)
 
 
 def renumbered(item: StoredObject, number: bytes = b"777") -> StoredObject:
-    """The volume under another volume number (ICD 2620010, volume header, bytes 9 to 11)."""
+    """Return the volume with another volume number (ICD 2620010, volume header, bytes 9 to 11)."""
     return replaced(item, item.announced[:9] + number + item.announced[12:])

@@ -1,6 +1,6 @@
 """The feed of NEXRAD chunks over a folder of objects: chunks and archive volumes arrive, and runs ingest them.
 
-Belongs here: what tests of chunks share. Does not belong here: the chain (`chain.py`), what a run left (`traces.py`).
+Belongs here: helpers of chunk tests. Does not belong here: the chain (`chain.py`), a run's results (`traces.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNKS, ARCHIVE = "nexrad-l2-chunks", "nexrad-l2"
 
 
 def notice(pipeline: Pipeline, item: StoredObject, *, name: str = "") -> SqsMessage:
-    """What announces an object, once more under another name."""
+    """Return an object's announcement; another `name` gives another message."""
     if item.bucket != BUCKET:
         return announce([item.event()], registry=pipeline.registry, name=name + item.key)
     [topic] = pipeline.registry[CHUNKS].notifications.topics
@@ -39,19 +39,19 @@ def notice(pipeline: Pipeline, item: StoredObject, *, name: str = "") -> SqsMess
 
 
 def arrive(pipeline: Pipeline, objects: Path, *items: StoredObject, name: str = "") -> IntakeReport:
-    """Have objects arrive together."""
+    """Store and announce objects in one batch."""
     put(objects, items)
     return take(pipeline, *(notice(pipeline, item, name=name) for item in items))
 
 
 def ingest(pipeline: Pipeline, objects: Path, *items: StoredObject, run_id: str) -> None:
-    """Have objects arrive together, and one run for each dataset and day of what waits."""
+    """Store and announce objects in one batch, and run each dataset and day with pending units."""
     arrive(pipeline, objects, *items)
     work(pipeline, run_id)
 
 
 def work(pipeline: Pipeline, run_id: str) -> None:
-    """One run for each dataset and day of what waits; of several days of a dataset each run has a name of its own."""
+    """Run each dataset and day with pending units; runs of several days of a dataset get different ids."""
     waiting = sorted({(entry.dataset, entry.partition) for entry in pipeline.ledger.pending_by_partition()})
     for dataset, days in groupby(waiting, key=itemgetter(0)):
         for number, (_, partition) in enumerate(days):

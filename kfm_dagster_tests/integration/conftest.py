@@ -1,4 +1,4 @@
-"""Fixtures of the integration tests: an environment of our own, and pipelines that are closed again."""
+"""Fixtures of the integration tests: an isolated environment, and pipelines that are closed afterwards."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(("KFM_", "OPENLINEAGE")) and not name.startswith(("KFM_TEST_", "KFM_WRITE_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
+    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # these tests build unsigned messages
     monkeypatch.setenv("KFM_SCHEDULED_LISTINGS", "false")  # as for all tests
     monkeypatch.setenv("KFM_GEOPARQUET", "false")  # as for all tests
-    # The partitions begin before every day of these tests, in whatever year they are run.
+    # The partitions begin before every day of these tests, in any year.
     monkeypatch.setenv("KFM_FIRST_DAY", "2025-01-01")
 
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a fresh database, on PostgreSQL under the role of a deployment: whatever these tests do, it may do."""
+    """URL of a fresh database, on PostgreSQL under a deployment's role, so its rights suffice for these tests."""
     if request.param == "sqlite":
         return migrated_sqlite(tmp_path / "kfm.db")
     return str(request.getfixturevalue("deployment_url"))
@@ -52,7 +52,7 @@ def make_pipeline(tmp_path: Path, objects: Path) -> Iterator[Callable[..., Pipel
         pipeline = chain.open_pipeline(tmp_path / home, objects, **settings)
         hold_roots(
             pipeline.settings, pipeline.database
-        )  # as `kfm init` does: tests put files there before the first tick
+        )  # as after `kfm init`: tests put files there before the first tick
         opened.append(pipeline)
         return pipeline
 
@@ -85,14 +85,14 @@ def owner(request: pytest.FixtureRequest, pipeline: Pipeline) -> Iterator[Engine
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    """A Dagster instance of our own, in memory."""
-    with dg.DagsterInstance.ephemeral() as found:
-        yield found
+    """A Dagster instance in memory."""
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
 
 
 @pytest.fixture
 def retry_backoff_seconds() -> int:
-    """How long a failed unit of `face` waits, where a test does not say."""
+    """The default backoff of a failed unit of `face`."""
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The Dagster face in this process: sensors ticked and runs executed as daemon and run worker do, without either."""
+"""Dagster's face in this process: sensors and runs, executed as by daemon and run worker."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kfm_dagster_tests.integration.chain import assert_conserved
 
 
 def job(name: str) -> dg.JobDefinition:
-    """A job of the product's definitions, in the environment of this process."""
+    """Return a job of the product's definitions, in the environment of this process."""
     return build_definitions(Settings.load()).get_repository_def().get_job(name)
 
 
 def ingest_nexrad_l2() -> dg.JobDefinition:
-    """The job that `dg.reconstructable` imports by this name."""
+    """Return the job that `dg.reconstructable` imports by this name."""
     return job("ingest_nexrad_l2")
 
 
 def asked_datasets(request: dg.RunRequest) -> set[str]:
-    """The datasets whose runs a request's tags find."""
+    """Return the datasets in a run request's tags."""
     beginning = f"{DATASET_TAG}."
     return {
         name.removeprefix(beginning)
@@ -38,7 +38,7 @@ def asked_datasets(request: dg.RunRequest) -> set[str]:
 
 @dataclass
 class Face:
-    """Definitions over an instance. Both balances of the ledger hold after every tick and run."""
+    """Definitions over an instance. Each tick and run checks both balances of the ledger."""
 
     instance: dg.DagsterInstance
     pipeline: Pipeline
@@ -49,7 +49,7 @@ class Face:
     run_keys: set[str] = field(default_factory=set)
 
     def tick(self, sensor: str) -> Any:
-        """Evaluate a sensor once, with the cursor that it left. Returns Dagster's SensorExecutionData."""
+        """Evaluate a sensor once, with its last cursor. Returns Dagster's SensorExecutionData."""
         every = self.repository.get_top_level_resources()
         resources = {key: every[key] for key in self.repository.get_sensor_def(sensor).required_resource_keys}
         with dg.build_sensor_context(
@@ -59,13 +59,13 @@ class Face:
             cursor=self.cursors.get(sensor),
             sensor_name=sensor,
         ) as context:
-            found = self.repository.get_sensor_def(sensor).evaluate_tick(context)
-        self.cursors[sensor] = found.cursor
+            tick_data = self.repository.get_sensor_def(sensor).evaluate_tick(context)
+        self.cursors[sensor] = tick_data.cursor
         assert_conserved(self.pipeline)
-        return found
+        return tick_data
 
     def launch(self, request: dg.RunRequest) -> dg.ExecuteInProcessResult | None:
-        """Execute what a sensor asks for; None for a run_key that has been seen, as the daemon does."""
+        """Execute a run request; return None if its run_key is known, as the daemon does."""
         if request.run_key in self.run_keys:
             return None
         self.run_keys.add(str(request.run_key))
@@ -92,7 +92,7 @@ class Face:
         return launched
 
     def reopened(self) -> Face:
-        """The same deployment under the settings of the environment as it is now; the caller closes its pipeline."""
+        """Reopen the deployment with the environment's current settings; the caller closes its pipeline."""
         return Face(instance=self.instance, pipeline=open_pipeline(Settings.load(), SqsQueueResource()))
 
     def execute(self, name: str, *, partition: str, tags: Mapping[str, str] | None = None, **more: Any) -> Any:
@@ -105,7 +105,7 @@ class Face:
 
 
 def materialisations(result: Any) -> dict[str, dict[str, Any]]:
-    """Metadata of every materialisation of a run, by the asset's noun."""
+    """Return the metadata of every materialisation of a run, by asset noun."""
     return {
         event.asset_key.path[-1]: {name: value.value for name, value in event.materialization.metadata.items()}
         for event in result.all_events
@@ -114,7 +114,7 @@ def materialisations(result: Any) -> dict[str, dict[str, Any]]:
 
 
 def unit_check(result: dg.ExecuteInProcessResult) -> dg.AssetCheckEvaluation:
-    """The check over the units of a run of one dataset; its gates are checks of their own."""
+    """Return the check over the units of a one-dataset run; gates have separate checks."""
     [check] = [
         evaluation
         for evaluation in result.get_asset_check_evaluations()

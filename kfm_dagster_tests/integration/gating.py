@@ -1,4 +1,4 @@
-"""Gates through Dagster: a day to judge, contracts, cards and readers to judge it by, and what the checks say."""
+"""Gates through Dagster: changed contracts, cards and readers, and the results of the checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kfm_dagster_tests.integration.face import Face
 
 
 def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCheckEvaluation]:
-    """Each gate's check by asset noun and name."""
+    """Return each gate's check by asset noun and name."""
     return {
         (check.asset_key.path[-1], check.check_name): check
         for check in result.get_asset_check_evaluations()
@@ -28,7 +28,7 @@ def gates(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], dg.AssetCh
 
 
 def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> None:
-    """Let a pipeline obey another card."""
+    """Give a pipeline a changed pipeline card."""
     texts = {name: content.decode() for name, content in Card.load().files.items()}
     for before, after in ((old, new), *more):
         [name] = [name for name in texts if before in texts[name]]
@@ -44,7 +44,7 @@ def under(pipeline: Pipeline, old: str, new: str, *more: tuple[str, str]) -> Non
 
 
 def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Let the contract extract its metadata by other rules."""
+    """Change fields of the contract's `metadata_extract`."""
     contract = face.pipeline.registry["nexrad-l2"]
     rules = contract.metadata_extract.model_copy(update=changes)
     changed: Any = contract.model_copy(update={"metadata_extract": rules})
@@ -52,22 +52,22 @@ def change_contract(face: Face, monkeypatch: pytest.MonkeyPatch, **changes: Any)
 
 
 def alter_metadata(patch: pytest.MonkeyPatch, of: Callable[[Any], bool], **properties: Any) -> None:
-    """Let the reader give other properties of these units; None leaves a property out."""
+    """Make the reader return other properties for matching units; None removes a property."""
     plain = nodes.metadata_extract
 
     def otherwise(unit: Any, **parts: Any) -> Any:
-        found = plain(unit, **parts)
+        metadata = plain(unit, **parts)
         if not of(unit):
-            return found
-        changed = {**found.stac_properties, **properties}
-        return replace(found, stac_properties={name: value for name, value in changed.items() if value is not None})
+            return metadata
+        changed = {**metadata.stac_properties, **properties}
+        return replace(metadata, stac_properties={name: value for name, value in changed.items() if value is not None})
 
     patch.setattr(nodes, "metadata_extract", otherwise)
 
 
 @contextmanager
 def beyond_the_pole(name: str) -> Iterator[None]:
-    """Let the site of one volume lie where no latitude is, so that G4 makes its unit leave."""
+    """Give one volume's site an impossible latitude, so that G4 rejects its unit."""
     with pytest.MonkeyPatch.context() as patch:
         alter_metadata(patch, lambda unit: unit.object_uri.endswith(name), **{"nexrad:latitude": 91.0})
         yield

@@ -1,4 +1,4 @@
-"""When a message leaves the queue, comes back or is kept, by the end of its units; and nothing forged has an effect."""
+"""Deleting, hiding or keeping a message by the state of its units; forged messages have no effect."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucke
 
 @pytest.fixture
 def deliver(contracts: ContractRegistry) -> Callable[..., SqsMessage]:
-    """One message that announces volumes, for the n-th time; always the same message for the same volumes."""
+    """Return a message that announces volumes; the same volumes give the same message."""
 
     def message(*numbers: int, delivery: int = 1) -> SqsMessage:
         items = volumes(max(numbers) + 1)
@@ -68,7 +68,7 @@ def deliver(contracts: ContractRegistry) -> Callable[..., SqsMessage]:
 
 
 @pytest.mark.clause("BEY-08", "DAG-03", "WSM-10")
-def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
+def test_a_message_of_several_records_is_deleted_when_its_last_unit_is_terminal(
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
 ) -> None:
     put(objects, [*volumes(2), missing(volumes(3)[2])])
@@ -79,14 +79,14 @@ def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
     for attempt in (1, 2, 3):
         assert queue.deleted == []
         run_pending(pipeline, f"run-{attempt}")
-        # A run that works keeps its messages hidden for the queue's whole timeout.
+        # A working run hides its messages for the queue's full timeout.
         backoffs.append([change for change in queue.visibility if change[1] < VISIBILITY_SECONDS])
         if attempt == 1:
             assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2, Status.FAILED: 1}
         pipeline.clock.forward(3600)
         own_tx(pipeline.ledger).retry_due(now=pipeline.clock(), limit=100)
         assert_conserved(pipeline)
-    # The contract grants three attempts; each wait is the policy's, from 60 seconds, and none follows the last.
+    # The contract has three attempts; waits follow the policy from 60 seconds on, with none after the last.
     [given_up] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     retry = pipeline.registry[given_up.dataset].retry
     waits = [
@@ -100,7 +100,7 @@ def test_a_message_of_several_records_goes_when_the_last_unit_is_terminal(
 
 
 @pytest.mark.clause("WSM-10", "BEY-03")
-def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
+def test_a_redelivery_gives_a_pending_or_running_unit_no_second_attempt(
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
 ) -> None:
     put(objects, volumes(1))
@@ -119,7 +119,7 @@ def test_a_unit_that_waits_or_is_worked_on_gets_no_second_attempt(
 
 
 @pytest.mark.clause("WSM-10")
-def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_back(
+def test_a_failed_unit_is_retried_when_its_message_is_redelivered(
     pipeline: Pipeline, queue: FakeQueue, objects: Path, deliver: Callable[..., SqsMessage]
 ) -> None:
     take(pipeline, deliver(0))
@@ -139,7 +139,7 @@ def test_a_failed_unit_is_pending_and_in_progress_again_when_its_message_comes_b
 
 
 @pytest.mark.clause("OPR-19")
-def test_every_delivery_leaves_a_trace_whatever_its_records_are(
+def test_every_delivery_is_recorded_for_any_kind_of_records(
     pipeline: Pipeline, contracts: ContractRegistry, deliver: Callable[..., SqsMessage]
 ) -> None:
     key = "hrrr.20250402/conus/hrrr.t06z.wrfsfcf01.grib2.idx"
@@ -154,8 +154,8 @@ def test_every_delivery_leaves_a_trace_whatever_its_records_are(
             """
         ).all()
     assert traceless == []
-    found = IGNORED.query(pipeline, IgnoredFilter(), None, 10).rows
-    assert {(one.message_id, one.reason, one.dataset, one.bucket, one.key) for one in found} == {
+    rows = IGNORED.query(pipeline, IgnoredFilter(), None, 10).rows
+    assert {(row.message_id, row.reason, row.dataset, row.bucket, row.key) for row in rows} == {
         (raw_message(TEST_EVENT, name="test").message_id, "test_event", None, "noaa-goes19", None),
         (sidecar.message_id, "sidecar", "hrrr", "noaa-hrrr-bdp-pds", key),
     }
@@ -169,7 +169,7 @@ CLAIMED = Failpoint(operator=MessageParse.operator, point="committed")
 
 @pytest.fixture
 def claimed(pipeline: Pipeline) -> Clock:
-    """Two units of two messages, claimed by `run-1`; the clock that they were claimed by."""
+    """Claim two units of two messages for `run-1`; return the pipeline's clock."""
     deliver_each(pipeline, *volumes(2))
     with pytest.raises(CrashError):
         run_pending(pipeline, "run-1", dies_at=CLAIMED)
@@ -178,13 +178,13 @@ def claimed(pipeline: Pipeline) -> Clock:
 
 
 def keeper_of(pipeline: Pipeline, *, run_id: str = "run-1") -> Heartbeat:
-    """A heartbeat of the claimed units, whichever run holds them."""
+    """Return a heartbeat of the claimed units for a run."""
     attempts = {record.wal_id: record.attempts for record in own_tx(pipeline.ledger).find(limit=9)}
     return Heartbeat(pipeline, run_id=run_id, attempts=attempts)
 
 
 @pytest.mark.clause("BEY-02")
-def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
+def test_work_longer_than_several_leases_keeps_its_claims_and_messages(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock
 ) -> None:
     lifecycle = keeper_of(pipeline)
@@ -202,15 +202,15 @@ def test_work_that_lasts_many_leases_keeps_its_claims_and_its_messages(
             hidden_until = claimed.now.timestamp() + TIMEOUT
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
 
-    claimed.forward(LEASE + 1)  # nobody works any more
+    claimed.forward(LEASE + 1)  # the run has stopped
     assert len(own_tx(pipeline.ledger).release_lost().requeued) == 2
 
 
 @pytest.mark.clause("BEY-02")
-def test_messages_are_left_alone_until_half_of_their_timeout_is_over(
+def test_messages_are_not_hidden_again_before_half_of_their_timeout(
     pipeline: Pipeline, queue: FakeQueue, claimed: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As many messages as are read at a time, and one more.
+    # One message more than are read at a time.
     monkeypatch.setattr("kfm_dagster.ingest.node.BATCH", 1)
     lifecycle = keeper_of(pipeline)
     claimed.forward(TIMEOUT / 2 - 1)
@@ -224,8 +224,8 @@ def test_messages_are_left_alone_until_half_of_their_timeout_is_over(
 
 
 @pytest.mark.clause("BEY-02")
-def test_every_node_renews_when_it_begins(pipeline: Pipeline, claimed: Clock) -> None:
-    """Many short nodes after one another hold a batch as long as one long one does."""
+def test_every_node_renews_the_lease_at_its_start(pipeline: Pipeline, claimed: Clock) -> None:
+    """A series of short nodes holds a batch as long as one long node."""
     expires: list[float] = []
 
     def seen(_: object) -> None:
@@ -235,13 +235,13 @@ def test_every_node_renews_when_it_begins(pipeline: Pipeline, claimed: Clock) ->
         claimed.forward(LEASE - 1)
 
     run_pending(pipeline, "run-1", seen=seen)
-    # The first node had succeeded and was skipped; a lease is whole after each of the others.
+    # The first node was skipped; each other node renews the lease to its full length.
     assert expires[1:] == [float(LEASE)] * 5
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}
 
 
 @pytest.mark.clause("BEY-02")
-def test_a_thread_renews_while_the_work_lasts_and_ends_with_it(
+def test_a_thread_renews_the_lease_during_the_work_and_ends_with_it(
     pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed = threading.Semaphore(0)
@@ -265,7 +265,7 @@ def test_a_thread_renews_while_the_work_lasts_and_ends_with_it(
 
 
 @pytest.mark.clause("BEY-02")
-def test_work_goes_on_when_nothing_can_be_renewed(
+def test_work_continues_if_renewals_fail(
     pipeline: Pipeline, claimed: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
@@ -291,7 +291,7 @@ CLAUSE = pytest.mark.clause("SEC-04")
 
 
 class Sns:
-    """A topic that signs, and the server of its certificate, which can be down."""
+    """A topic that signs, with a certificate server that can be down."""
 
     def __init__(self, folder: Path) -> None:
         self._signer = SnsSigner()
@@ -303,7 +303,7 @@ class Sns:
     def signed(self, message: SqsMessage) -> SqsMessage:
         body = json.loads(message.body) | {
             "Timestamp": datetime.now(UTC).isoformat()
-        }  # the certificate is of these days
+        }  # within the certificate's validity
 
         return dataclasses.replace(message, body=json.dumps(self._signer.signed(body, base_url=BASE)))
 
@@ -331,13 +331,13 @@ def verifying(
         sns_trusted_url=BASE,
         sns_trusted_ca=sns.authority,
     )
-    kept = Certificates(tmp_path / "certificates", fetch=sns.fetch)
-    pipeline.signatures = Signatures(pipeline.settings, certificates=kept)
+    certificates = Certificates(tmp_path / "certificates", fetch=sns.fetch)
+    pipeline.signatures = Signatures(pipeline.settings, certificates=certificates)
     return pipeline
 
 
 def of(number: int, contracts: ContractRegistry, *, day: int = 3, content: bytes | None = None) -> SqsMessage:
-    """The announcement of a volume on a day of April 2025, from which its sequencer follows."""
+    """Return the announcement of a volume on a day of April 2025, which gives its sequencer."""
     item = volumes(number + 1)[number]
     chosen = item if content is None else good(item.bucket, item.key, content)
     event = chosen.event(event_time=datetime(2025, 4, day, tzinfo=UTC))
@@ -354,7 +354,7 @@ def test_a_forged_record_with_a_higher_sequencer_does_not_displace_the_real_late
     take(verifying, sns.signed(of(0, contracts, day=3)))
     work_until_done(verifying)
 
-    # Announced as later than whatever comes, so that whatever comes would be taken for stale.
+    # Announced with the latest time, so that every later message would be stale.
     forged = of(0, contracts, day=30, content=b"forged")
     borrowed = json.loads(sns.signed(of(0, contracts, day=3)).body) | {"Message": json.loads(forged.body)["Message"]}
     lent = dataclasses.replace(forged, message_id="lent", body=json.dumps(borrowed))
@@ -375,22 +375,22 @@ def test_a_forged_record_with_a_higher_sequencer_does_not_displace_the_real_late
 
 
 @CLAUSE
-def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_units(
+def test_messages_wait_for_an_unavailable_certificate_and_all_become_units(
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, queue: FakeQueue
 ) -> None:
     put(objects, volumes(4))
     messages = [sns.signed(of(number, contracts)) for number in range(4)]
     sns.down = True
     for delivery in (1, 2, 3):
-        again = [
+        redelivered = [
             dataclasses.replace(message, receive_count=delivery, receipt_handle=f"{message.message_id}#{delivery}")
             for message in messages
         ]
-        queue.waiting = list(again)
+        queue.waiting = list(redelivered)
         report = take_in(verifying, ProcessState())
         assert (report.received, report.unverified, report.rejected, report.work) == (0, 4, 0, frozenset())
-        # Longer each time, so that no redrive policy has them before the certificate is there.
-        assert queue.visibility[-4:] == [(one.receipt_handle, 60 * 4 ** (delivery - 1)) for one in again]
+        # Each wait is longer, so that the redrive policy does not take them before the certificate is available.
+        assert queue.visibility[-4:] == [(message.receipt_handle, 60 * 4 ** (delivery - 1)) for message in redelivered]
     assert sum(verifying.deliveries.counts().values()) == 0
     assert sns.fetches == 3, "one request for all messages of a batch"
     sns.down = False
@@ -404,7 +404,7 @@ def test_messages_wait_while_the_certificate_cannot_be_fetched_and_all_end_as_un
 
 
 @CLAUSE
-def test_the_verdict_is_stored_and_neither_the_run_nor_a_message_that_comes_again_asks_for_it(
+def test_a_signature_is_verified_once_also_for_runs_and_redeliveries(
     verifying: Pipeline, sns: Sns, contracts: ContractRegistry, objects: Path, tmp_path: Path
 ) -> None:
     put(objects, volumes(2))

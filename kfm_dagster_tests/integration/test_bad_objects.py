@@ -1,4 +1,4 @@
-"""Objects of a remote store: bad ones fail alone, each unit costs few requests, and none has two versions."""
+"""Objects of a remote store: bad ones fail alone, units cost few requests, no Item mixes two versions."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def hrrr(count: int) -> list[StoredObject]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bad:
-    """A way of being bad, and the code that says so."""
+    """A kind of bad object, and its error code."""
 
     name: str
     make: Callable[[StoredObject], StoredObject]
@@ -98,7 +98,7 @@ class Bad:
 
 
 def content(make: Callable[[bytes], bytes]) -> Callable[[StoredObject], StoredObject]:
-    """Other content, announced as it is: only its headers can tell."""
+    """Return a change of the content, announced with its own size: only headers reveal the error."""
     return lambda item: replaced(item, make(item.announced))
 
 
@@ -147,7 +147,7 @@ NEIGHBOURS = 2
 
 
 @pytest.mark.clause("SEC-09")
-def test_an_error_in_the_step_of_one_unit_fails_that_unit_alone(
+def test_an_error_in_one_units_step_fails_only_that_unit(
     make_pipeline: Callable[..., Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[Any, str, str]] = [
@@ -204,8 +204,8 @@ def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
     )  # fmt: skip
 
     records = traces.records(pipeline)
-    found = {kind.name: records[item.uri].last_error_code for kind, item in zip(kinds, spoilt, strict=True)}
-    assert found == {kind.name: kind.code for kind in kinds}
+    codes = {kind.name: records[item.uri].last_error_code for kind, item in zip(kinds, spoilt, strict=True)}
+    assert codes == {kind.name: kind.code for kind in kinds}
     assert {records[item.uri].status for item in sound} == {Status.SUCCEEDED}
     retry = pipeline.registry[dataset].retry
     for item, kind in zip(spoilt, kinds, strict=True):
@@ -226,7 +226,7 @@ def test_each_bad_object_fails_with_its_code_and_its_neighbours_succeed(
             continue
         assert (unit.metadata is None) == (unit.failure.code in failed_at_integrity)
         assert (unit.stac, unit.provenance) == (None, None)
-        # What a person reads in the ledger names no path of this machine.
+        # Error messages in the ledger contain no path of this machine.
         assert str(objects) not in (records[unit.object_uri].last_error_message or "")
 
 
@@ -236,7 +236,7 @@ PERSON = Decision(actor="person", reason="once more", change_ref="CHG-1")
 
 
 def announce_peers(pipeline: Pipeline, hours: range, *, size: int) -> None:
-    """Announce objects of the same lead of runs of the day before; what becomes of them is nobody's business here."""
+    """Announce objects of the same lead from runs of the previous day; their outcome does not matter here."""
     events = []
     for hour in hours:
         run = datetime.combine(DAY - timedelta(days=1), time(hour), UTC)
@@ -266,7 +266,7 @@ def statuses(pipeline: Pipeline, wal_id: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.clause("BEY-04", "WAL-06")
-def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pipeline, objects: Path) -> None:
+def test_a_small_object_is_suspect_and_keeps_its_reason(pipeline: Pipeline, objects: Path) -> None:
     size = len(CONTENT)
     announce_peers(pipeline, range(8), size=2 * size)
     unit = ingest(pipeline, objects)
@@ -277,11 +277,11 @@ def test_a_small_object_is_suspect_and_stays_so_for_the_same_reason(pipeline: Pi
     assert statuses(pipeline, unit) == (Status.SUCCEEDED, "suspect", "ok", "ok")
     before = traces.catalog_items(pipeline)
 
-    # By now it would be like its peers; what it was admitted with says otherwise, and that is what counts.
+    # By now it has the size of its peers; the result at its admission remains valid.
     announce_peers(pipeline, range(8, 24), size=size)
-    found = list(compare_run(pipeline, dataset="hrrr", run_id="first"))
-    assert found
-    assert not [one for one in found if one.keys_differing or one.results_differing]
+    comparisons = list(compare_run(pipeline, dataset="hrrr", run_id="first"))
+    assert comparisons
+    assert not [stage for stage in comparisons if stage.keys_differing or stage.results_differing]
     version = own_tx(pipeline.ledger).history(unit)[-1].version
     own_tx(pipeline.ledger).override(
         {unit: version},
@@ -304,7 +304,7 @@ GOOD = {
 
 
 def bring(pipeline: Pipeline, objects: Path, dataset: str, content: bytes, *, hour: int) -> None:
-    """Store a version of the dataset's object, announce it, and run what is pending."""
+    """Store a version of the dataset's object, announce it, and run pending units."""
     bucket, key, _ = GOOD[dataset]
     put(objects, [good(bucket, key, content)])
     event = ObjectEvent(
@@ -330,7 +330,7 @@ def firing(pipeline: Pipeline) -> list[tuple[str, str, str]]:
 
 @pytest.mark.clause("OPR-20")
 @pytest.mark.parametrize("dataset", GOOD)
-def test_a_cut_version_is_quarantined_and_the_item_of_the_whole_one_stays_until_another_is_whole(
+def test_a_truncated_version_is_quarantined_and_the_item_keeps_the_last_whole_version(
     pipeline: Pipeline, objects: Path, dataset: str
 ) -> None:
     whole = GOOD[dataset][2]
@@ -348,15 +348,15 @@ def test_a_cut_version_is_quarantined_and_the_item_of_the_whole_one_stays_until_
     assert (record.attempts, record.last_error_code) == (1, "truncated_object")
     assert firing(pipeline) == [(dataset, "truncated_object", "run-2")]
     if dataset == "hrrr":
-        again = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
-        bring(pipeline, objects, dataset, again, hour=3)
+        second_whole = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
+        bring(pipeline, objects, dataset, second_whole, hour=3)
         assert firing(pipeline) == []
         (item,) = traces.items(catalog).values()
-        assert item["assets"]["data"]["file:checksum"] == "d50110" + hashlib.md5(again).hexdigest()
+        assert item["assets"]["data"]["file:checksum"] == "d50110" + hashlib.md5(second_whole).hexdigest()
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_bad_object_without_a_good_item_is_no_such_alert(pipeline: Pipeline, objects: Path) -> None:
+def test_a_bad_object_without_an_earlier_item_raises_no_alert(pipeline: Pipeline, objects: Path) -> None:
     bring(pipeline, objects, "hrrr", GOOD["hrrr"][2][:-50], hour=1)
     assert {record.status for record in traces.records(pipeline).values()} == {Status.QUARANTINED}
     assert firing(pipeline) == []
@@ -367,8 +367,8 @@ UNITS = 3
 
 
 def lightning(day: date, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """GLM files with flashes; one without any is so small that the first request has all of it."""
-    large = (found for found in goes_glm_samples(day, 4 * count) if len(found[2]) > BLOCK_BYTES)
+    """Yield GLM files with flashes; files without any are so small that the first request reads them whole."""
+    large = (sample for sample in goes_glm_samples(day, 4 * count) if len(sample[2]) > BLOCK_BYTES)
     return islice(large, count)
 
 
@@ -381,7 +381,7 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "nbm": (nbm_samples, 2),
     "mrms": (mrms_samples, 1),
 }
-"""Dataset > its samples, and the requests that an object of theirs costs: a model's index is a second object."""
+"""Dataset > its samples and the requests for each object; a model's index is a second object."""
 
 
 @pytest.fixture
@@ -390,8 +390,8 @@ def s3(aws: EmbeddedCloud) -> Any:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Keys in the order in which they were asked for."""
+def requested_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the requested keys in order."""
     keys: list[str] = []
     get = S3Bucket.get
 
@@ -404,8 +404,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("dataset", SAMPLES)
-def test_the_first_bytes_of_an_object_are_requested_once_and_say_the_same(
-    s3: Any, asked: list[str], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_bytes_of_an_object_are_requested_once_with_equal_metadata(
+    s3: Any, requested_keys: list[str], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples, requests = SAMPLES[dataset]
     stored = [good(*sample) for sample in samples(DAY, UNITS)]
@@ -415,13 +415,13 @@ def test_the_first_bytes_of_an_object_are_requested_once_and_say_the_same(
         s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.stored)
     remote = _metadata(tmp_path / "remote", None, dataset, stored)
     assert len(remote) == UNITS
-    assert set(Counter(key.removesuffix(".idx") for key in asked).values()) == {requests}
+    assert set(Counter(key.removesuffix(".idx") for key in requested_keys).values()) == {requests}
     put(tmp_path / "objects", stored)
     assert _metadata(tmp_path / "folder", tmp_path / "objects", dataset, stored) == remote
-    asked.clear()
+    requested_keys.clear()
     monkeypatch.setattr(ReadAhead, "take", lambda *_: b"")
     assert _metadata(tmp_path / "again", None, dataset, stored) == remote
-    assert set(Counter(key.removesuffix(".idx") for key in asked).values()) == {requests + 1}
+    assert set(Counter(key.removesuffix(".idx") for key in requested_keys).values()) == {requests + 1}
 
 
 def _metadata(home: Path, objects: Path | None, dataset: str, stored: list[StoredObject]) -> dict[str, Any]:
@@ -434,32 +434,32 @@ def _metadata(home: Path, objects: Path | None, dataset: str, stored: list[Store
 
 
 @pytest.mark.clause("BEY-04")
-def test_an_object_written_again_after_its_check_gives_no_item_of_two_versions(
+def test_an_object_overwritten_after_its_check_gives_no_item_of_two_versions(
     s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Less than a header, so that the rest is requested after the object is another one.
+    # Smaller than a header, so that the rest is requested after the object was overwritten.
     monkeypatch.setattr(nexrad_level2, "FIRST_BYTES", 100)
     pipeline = open_pipeline(tmp_path / "home", None)
-    rewritten, left = volumes(2)
-    s3.create_bucket(Bucket=left.bucket)
-    for item in (rewritten, left):
+    rewritten, unchanged = volumes(2)
+    s3.create_bucket(Bucket=unchanged.bucket)
+    for item in (rewritten, unchanged):
         s3.put_object(Bucket=item.bucket, Key=item.key, Body=item.stored)
-    notify_each(pipeline, rewritten, left)
+    notify_each(pipeline, rewritten, unchanged)
     read = []
 
     def write_again(batch: StageBatch) -> None:
         operator = batch.state.dataset_id.partition(".")[2]
         if operator == IntegrityCheck.operator:
-            s3.put_object(Bucket=rewritten.bucket, Key=rewritten.key, Body=left.stored)
+            s3.put_object(Bucket=rewritten.bucket, Key=rewritten.key, Body=unchanged.stored)
         if operator == MetadataExtract.operator:
             read.extend(batch.envelopes)
 
     run_pending(pipeline, "run", seen=write_again)
     issues = {unit.key: [issue.code for issue in unit.issues] for unit in read}
-    assert issues == {rewritten.key: [IntegrityIssue.STORAGE_UNAVAILABLE], left.key: []}
+    assert issues == {rewritten.key: [IntegrityIssue.STORAGE_UNAVAILABLE], unchanged.key: []}
     records = {
-        record.object_uri.partition(f"{left.bucket}/")[2]: record for record in traces.records(pipeline).values()
+        record.object_uri.partition(f"{unchanged.bucket}/")[2]: record for record in traces.records(pipeline).values()
     }
     assert (records[rewritten.key].status, records[rewritten.key].stac_item_id) == (Status.FAILED, None)
-    assert records[left.key].status is Status.SUCCEEDED
+    assert records[unchanged.key].status is Status.SUCCEEDED
     pipeline.close()

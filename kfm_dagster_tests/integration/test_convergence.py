@@ -1,4 +1,4 @@
-"""Whatever a run dies of, or meets, the next one converges; what follows the catalog follows its runs."""
+"""After any crash or error the next run converges, and the followers of the catalog with it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
 
 
 @pytest.mark.clause("WAL-05", "WAL-06")
-def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> None:
+def test_a_second_ingest_changes_nothing(pipeline: Pipeline, objects: Path) -> None:
     put(objects, ITEMS[:2])
     run_chain(pipeline, "nexrad-l2", PARTITION, "run-1", Source.LISTING)
     catalog = Path(pipeline.settings.catalog)
@@ -99,7 +99,7 @@ def test_ingesting_again_changes_nothing(pipeline: Pipeline, objects: Path) -> N
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipeline: Pipeline) -> None:
+def test_repeating_a_finished_run_under_another_contract_keeps_its_record(pipeline: Pipeline) -> None:
     deliver_each(pipeline, *ITEMS)
     run_pending(pipeline, "run-1")
     records = pipeline.stages.run_states.of_run("run-1")
@@ -116,12 +116,12 @@ def test_a_finished_run_done_again_under_another_contract_keeps_its_record(pipel
 
 
 @pytest.mark.clause("RSP-18")
-def test_a_settlement_done_again_counts_nothing_lost_that_is_its_runs_success(pipeline: Pipeline) -> None:
+def test_a_repeated_settlement_does_not_count_its_runs_successes_as_lost(pipeline: Pipeline) -> None:
     deliver(pipeline, *volumes(2))
     batch = run_pending(pipeline, "run-1")
-    again = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-1")
-    other = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-2")
-    assert (len(batch.envelopes), again.lost, len(other.lost)) == (2, (), 2)
+    first = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-1")
+    second = own_tx(pipeline.ledger).settle(list(batch.envelopes), run_id="run-2")
+    assert (len(batch.envelopes), first.lost, len(second.lost)) == (2, (), 2)
 
 
 RUN = "8a1c1a52-6b8f-4e56-9d5c-000000000001"
@@ -130,7 +130,7 @@ RUN = "8a1c1a52-6b8f-4e56-9d5c-000000000001"
 @pytest.mark.clause("RSP-07", "RSP-10")
 @pytest.mark.parametrize("operator", operators())
 @pytest.mark.parametrize(("prefix", "store"), [("", ObjectRunState), ("delta+", DeltaRunState)])
-def test_the_same_worker_goes_on_and_everything_is_there_once(
+def test_a_worker_that_resumes_leaves_every_result_once(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
     tmp_path: Path,
@@ -155,14 +155,14 @@ def test_the_same_worker_goes_on_and_everything_is_there_once(
     assert pipeline.stages.run_states.get(f"{DATASET}.{operator}", RUN) is None
 
     run_chain(pipeline, DATASET, PARTITION, RUN)
-    # What message_parse had claimed is nobody's batch now; its lease runs out, as that of any lost worker.
+    # The claim of message_parse has no batch any more; its lease expires, like that of a lost worker.
     pipeline.clock.forward(3600)
     own_tx(pipeline.ledger).release_lost()
     work_until_done(pipeline)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 2}
     traces.assert_once(traces.events(Path(pipeline.settings.lineage)))
     states = pipeline.stages.run_states.of_run(RUN)
-    assert {state.dataset_id for state in states} == {f"{DATASET}.{one}" for one in operators()}
+    assert {state.dataset_id for state in states} == {f"{DATASET}.{name}" for name in operators()}
     assert {state.outcome for state in states} <= {Outcome.SUCCESS, Outcome.SKIPPED}
     tree = traces.catalog_tree(Path(pipeline.settings.catalog))
 
@@ -175,7 +175,7 @@ RUNS, UNITS_EACH = ("one", "two"), 3
 
 
 @pytest.mark.clause("IEN-08")
-def test_two_runs_that_commit_at_once_leave_one_open_window_of_each_stage(
+def test_two_concurrent_commits_leave_one_open_window_per_stage(
     make_pipeline: Callable[..., Pipeline], database_url: str, queue: FakeQueue
 ) -> None:
     pipelines = [make_pipeline(url=database_url, queue=queue) for _ in RUNS]
@@ -225,15 +225,15 @@ def server() -> Iterator[WebServer]:
 
 @pytest.fixture
 def api_server(stac_api_url: str) -> Iterator[str]:
-    """A STAC API over the database."""
+    """Serve a STAC API over the database."""
     with stac_api_server(stac_api_url) as url:
         yield url
 
 
 def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
-    """What readers find in each place; the name of a virtual store's document is the hash of what it says."""
+    """Return the content of each follower's place, without the content hash in virtual stores' names."""
     root = Path(pipeline.settings.catalog)
-    [follower] = [one for one in pipeline.followers if isinstance(one, PgstacFollower)]
+    [follower] = [candidate for candidate in pipeline.followers if isinstance(candidate, PgstacFollower)]
     api = Api(stac_api_url, pipeline.database, root, follower)
     stores = json.loads((place / GOES / "2025" / GOES_DAY / "stores.json").read_bytes())["stores"]
     return {
@@ -245,7 +245,7 @@ def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
 
 
 def found_by_clients(root: Path, api: str) -> dict[str, list[str]]:
-    """What people's clients find: ids of Items, and of the virtual store the times of its scans."""
+    """Return what common clients read: ids of Items, and the scan times of the virtual store."""
     import xarray
     from pystac_client import Client
 
@@ -267,7 +267,7 @@ def found_by_clients(root: Path, api: str) -> dict[str, list[str]]:
 
 @pytest.mark.one_database
 @pytest.mark.clause("OPR-10", "OPR-22", "OPR-23", "PCS-03")
-def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
+def test_a_rolled_back_run_leaves_every_follower_unchanged(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
     tmp_path: Path,
@@ -283,7 +283,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
     run_chain(pipeline, GOES, GOES_DAY, "first")
     root = Path(pipeline.settings.catalog)
     before, alone = shown(pipeline, place, stac_api_url), found_by_clients(root, api_server)
-    assert {name: len(found) for name, found in alone.items()} == dict.fromkeys(alone, 1)
+    assert {name: len(ids) for name, ids in alone.items()} == dict.fromkeys(alone, 1)
 
     def fails(*_: object) -> None:
         raise KfmError("injected")
@@ -293,19 +293,19 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
         patched.setattr(Settle, "transform", fails)
         with pytest.raises(StageFailedError) as failed:
             run_chain(pipeline, GOES, GOES_DAY, "second")
-    # A tick between the failure and the rollback shows them everywhere, as the tree does.
+    # A tick between failure and rollback publishes them to every follower, as the catalog has them.
     pipeline.following.catch_up(pipeline.followers)
     between = shown(pipeline, place, stac_api_url)
     assert all(between[name] != before[name] for name in before)
     together = found_by_clients(root, api_server)
-    assert {name: len(found) for name, found in together.items()} == dict.fromkeys(alone, 3)
+    assert {name: len(ids) for name, ids in together.items()} == dict.fromkeys(alone, 3)
     settle = Settle(pipeline=pipeline, dataset=GOES, partition=GOES_DAY, run_id="second")
     assert roll_back(settle, failed.value) is not None
     pipeline.following.catch_up(pipeline.followers)
 
     assert shown(pipeline, place, stac_api_url) == before
     assert found_by_clients(root, api_server) == alone
-    events = [json.loads(body) for *_, body in server.asked]
+    events = [json.loads(body) for *_, body in server.requests]
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]
     assert {event["subject"] for event in events[1:3]} == {event["subject"] for event in events[3:]}
@@ -313,7 +313,7 @@ def test_a_run_that_is_taken_back_leaves_no_place_otherwise_than_it_found_it(
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_dead_receiver_costs_no_unit(pipeline: Pipeline, server: WebServer, tmp_path: Path) -> None:
+def test_an_unreachable_receiver_fails_no_unit(pipeline: Pipeline, server: WebServer, tmp_path: Path) -> None:
     configs = subscribed(tmp_path / "configs", f'webhook: "{server.url()}"')
     pipeline.settings = pipeline.settings.model_copy(update={"configs_dir": configs})
     server.answers = lambda _: WebAnswer(status=503)
@@ -322,8 +322,8 @@ def test_a_dead_receiver_costs_no_unit(pipeline: Pipeline, server: WebServer, tm
     assert set(traces.statuses(pipeline)) == {Status.SUCCEEDED}
     [place] = pipeline.following.states()
     assert (place.follower, place.behind, place.failures) == ("announcements.one", 2, 1)
-    server.answers, asked = (lambda _: WebAnswer()), len(server.asked)
+    server.answers, before = (lambda _: WebAnswer()), len(server.requests)
     pipeline.clock.forward(LONGEST_PAUSE.total_seconds())
     pipeline.following.catch_up(pipeline.followers)
-    assert len({json.loads(body)["id"] for *_, body in server.asked[asked:]}) == 2
+    assert len({json.loads(body)["id"] for *_, body in server.requests[before:]}) == 2
     assert {(state.behind, state.last_error) for state in pipeline.following.states()} == {(0, None)}

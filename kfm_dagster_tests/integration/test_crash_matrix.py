@@ -1,7 +1,7 @@
-"""A run that dies after any statement, transaction or file operation of any operator, and is executed again.
+"""Crashes after each statement, transaction and file operation of each operator, and re-execution.
 
-The re-execution shares the run's id, as Dagster's do, so it takes the run's intents and claims up again; what is left
-in the end is what a run leaves that nothing happened to.
+The re-execution has the run's id, as in Dagster, so it resumes the run's intents and claims; the result must equal
+that of a run without a crash.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ CLEAN_DAY = date(2025, 3, 1)
 STRIDE = {
     dialect: int(os.environ.get("KFM_CRASH_STRIDE", default)) for dialect, default in (("sqlite", 1), ("postgresql", 3))
 }
-"""Every moment on the one; every third on the other, because the operators' code is the same. `make soak` takes all."""
+"""Every moment on SQLite and every third on PostgreSQL, since the code is the same; `make soak` runs all."""
 
 
 def run_day(pipeline: Pipeline, day: date, *, target: str | None = None, at: int = 0) -> Death:
-    """Run a day's chain, which dies in `target`; return the death, and the moments that were reached there."""
+    """Run a day's chain, which dies in `target`; return the death and the reached moments."""
     shared: dict[str, Any] = {
         "pipeline": pipeline,
         "dataset": "nexrad-l2",
@@ -65,7 +65,7 @@ def bring(objects: Path, day: date) -> None:
 
 
 def story(pipeline: Pipeline, day: date) -> dict[str, Any]:
-    """What a day's run left, without what tells two days apart."""
+    """Return a day's results without the values that depend on the day."""
     [record] = own_tx(pipeline.ledger).find(partition=day.isoformat())
     outcome = {name: getattr(record, name) for name in traces.OUTCOME if not name.startswith("stac_item")}
     intents = pipeline.nodes.intents.of_run(run_of(day))
@@ -82,7 +82,7 @@ def story(pipeline: Pipeline, day: date) -> dict[str, Any]:
 
 
 def _ends(pipeline: Pipeline, day: date) -> list[tuple[str, str]]:
-    """How each of the day's intents ended, as its step tells."""
+    """Return the end of each of the day's intents, by its step."""
     query = sa.text(
         "SELECT i.node, s.status FROM etl_steps AS s JOIN etl_wal AS i ON i.wal_id = s.wal_id "
         "WHERE CAST(i.run_id AS text) = :run_id ORDER BY s.wal_id, s.status"
@@ -94,7 +94,7 @@ def _ends(pipeline: Pipeline, day: date) -> list[tuple[str, str]]:
 
 @pytest.mark.clause("IEN-06", "IEN-09", "IEN-11", "RSP-10", "WAL-08")
 @pytest.mark.parametrize("operator", operators(), ids=str)
-def test_a_run_that_dies_anywhere_in_an_operator_ends_as_a_clean_one_when_it_is_executed_again(
+def test_a_run_that_dies_anywhere_in_an_operator_equals_a_clean_run_after_re_execution(
     operator: str, pipeline: Pipeline, objects: Path
 ) -> None:
     bring(objects, CLEAN_DAY)
@@ -112,6 +112,6 @@ def test_a_run_that_dies_anywhere_in_an_operator_ends_as_a_clean_one_when_it_is_
         assert story(pipeline, day) == expected, f"{operator} {death}"
         if not death.died:
             break
-    assert len(death.reached) > 15, "an operator has more moments than that"
+    assert len(death.reached) > 15, "an operator has more than 15 moments"
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert not list(pipeline.nodes.intents.unresolved())

@@ -1,4 +1,4 @@
-"""Runs executed through Dagster: run-state, re-execution, claims, per-unit truth, and the IO manager's port."""
+"""Runs executed by Dagster: run-state, re-execution, claims, per-unit results, and the IO manager's port."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_run_leaves_one_run_state_row_per_node_with_its_output(face: Face, obj
 def persistent(
     tmp_path: Path, objects: Path, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[dg.DagsterInstance, Pipeline]]:
-    """An instance on disk, which re-execution needs, and the pipeline that its runs share."""
+    """An instance on disk, as re-execution requires, and the pipeline of its runs."""
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_OBJECT_ROOT", str(objects))
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
@@ -95,31 +95,31 @@ def persistent(
     open_pipeline.cache_clear()
 
 
-def execute(instance: dg.DagsterInstance, again: dg.ReexecutionOptions | None = None) -> dg.JobExecutionResult:
-    """Run the job for DAY, or run it again."""
+def execute(instance: dg.DagsterInstance, reexecution: dg.ReexecutionOptions | None = None) -> dg.JobExecutionResult:
+    """Run or re-execute the job for DAY."""
     with dg.execute_job(
         dg.reconstructable(face_module.ingest_nexrad_l2),
         instance=instance,
         tags={"dagster/partition": PARTITION},
-        reexecution_options=again,
+        reexecution_options=reexecution,
     ) as result:
         return result
 
 
 def executed(result: dg.JobExecutionResult) -> list[str]:
-    """Nouns whose steps ran, and those of them that said they were skipped."""
+    """Return the nouns of executed steps, with a mark on skipped ones."""
     return [event.step_key.removeprefix("nexrad_l2__") for event in result.get_step_success_events()]
 
 
 def skipped(result: dg.JobExecutionResult) -> list[str]:
-    """Steps that observed that there was nothing to do."""
-    found = []
+    """Return the steps that reported nothing to do."""
+    nouns = []
     for event in result.all_events:
         if event.event_type is dg.DagsterEventType.ASSET_OBSERVATION:
             metadata = event.asset_observation_data.asset_observation.metadata
             assert (metadata["outcome"].value, metadata["cause"].value) == ("skipped", "ALREADY_SUCCEEDED")
-            found.append(str(event.step_key).removeprefix("nexrad_l2__"))
-    return found
+            nouns.append(str(event.step_key).removeprefix("nexrad_l2__"))
+    return nouns
 
 
 @pytest.mark.clause("RSP-11", "DAG-07", "WAL-08", "BEY-03")
@@ -134,11 +134,11 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     assert not first.success
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 2}
 
-    again = execute(instance, dg.ReexecutionOptions.from_failure(first.run_id, instance))
-    assert again.success
-    assert again.run_id != first.run_id
-    assert instance.get_run_by_id(again.run_id).root_run_id == first.run_id
-    assert [step for step in executed(again) if "every_unit" not in step] == [
+    reexecuted = execute(instance, dg.ReexecutionOptions.from_failure(first.run_id, instance))
+    assert reexecuted.success
+    assert reexecuted.run_id != first.run_id
+    assert instance.get_run_by_id(reexecuted.run_id).root_run_id == first.run_id
+    assert [step for step in executed(reexecuted) if "every_unit" not in step] == [
         "stac_register",
         "provenance_emit",
         "settle",
@@ -147,14 +147,14 @@ def test_a_reexecution_from_failure_shares_the_root_run_and_its_claims(
     assert {(record.status, record.attempts, record.ingest_run_id) for record in records} == {
         (Status.SUCCEEDED, 1, first.run_id)
     }
-    assert pipeline.stages.run_states.of_run(again.run_id) == []
+    assert pipeline.stages.run_states.of_run(reexecuted.run_id) == []
     rows = pipeline.stages.run_states.of_run(first.run_id)
     assert {(row.dataset_id, row.outcome) for row in rows} == {(node, Outcome.SUCCESS) for node in NODES}
     assert_conserved(pipeline)
 
 
 @pytest.mark.clause("DAG-07", "PCS-03", "PCS-06")
-def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
+def test_a_permanently_failed_run_is_rolled_back_and_a_new_run_does_its_work(
     persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance, pipeline = persistent
@@ -172,8 +172,8 @@ def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
         "was rolled back in this run": dg.ReexecutionOptions(parent_run_id=first.run_id),
     }
     for line, how in reexecutions.items():
-        again = execute(instance, how)
-        [refused] = [event.step_failure_data.error for event in again.all_events if event.is_step_failure]
+        reexecuted = execute(instance, how)
+        [refused] = [event.step_failure_data.error for event in reexecuted.all_events if event.is_step_failure]
         assert line in str(refused)
     assert execute(instance).success
     assert {(record.status, record.attempts) for record in traces.records(pipeline).values()} == {(Status.SUCCEEDED, 2)}
@@ -182,7 +182,7 @@ def test_a_run_that_fails_for_good_is_rolled_back_and_a_new_one_does_its_work(
 
 
 @pytest.mark.clause("DAG-07", "RSP-11", "WAL-05", "WAL-06", "PCS-05")
-def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
+def test_a_full_reexecution_skips_succeeded_steps_and_changes_nothing(
     persistent: tuple[dg.DagsterInstance, Pipeline], objects: Path
 ) -> None:
     instance, pipeline = persistent
@@ -190,23 +190,23 @@ def test_a_reexecution_of_everything_skips_what_succeeded_and_changes_nothing(
     deliver(pipeline, *items)
     first = execute(instance)
     before = left_by(pipeline)
-    put(objects, volumes(3))  # the third object arrives; its unit is no claim of this run any more
+    put(objects, volumes(3))  # the third object arrives; this run no longer holds its unit
 
-    again = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
-    assert again.success
-    assert instance.get_run_by_id(again.run_id).root_run_id == first.run_id
-    # What had failures, too: its units are another run's to try again.
-    assert skipped(again) == [str(operator) for operator in operators()]
+    reexecuted = execute(instance, dg.ReexecutionOptions(parent_run_id=first.run_id))
+    assert reexecuted.success
+    assert instance.get_run_by_id(reexecuted.run_id).root_run_id == first.run_id
+    # Also the step with failures: another run retries its units.
+    assert skipped(reexecuted) == [str(operator) for operator in operators()]
     assert left_by(pipeline) == before
     traces.assert_once(before["events"])
-    # Each of the two units describes their common message, so that its edge is written twice, and no other edge.
+    # Both units describe their common message, so only its edge is written twice.
     [(message, _, _)] = [edge for edge, count in before["edges"].items() if count > 1]
     assert sum(edge[1:] == ("used", message) for edge in before["edges"]) == 2
     assert_conserved(pipeline)
 
 
 def left_by(pipeline: Pipeline) -> dict[str, Any]:
-    """Records, catalog and both forms of lineage."""
+    """Return records, catalog and both forms of lineage."""
     lineage = Path(pipeline.settings.lineage)
     return {
         "records": traces.records(pipeline),
@@ -217,8 +217,10 @@ def left_by(pipeline: Pipeline) -> dict[str, Any]:
 
 
 @pytest.mark.clause("DAG-06")
-def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))  # those of `face` are another ledger's
+def test_the_wal_is_a_resource_whose_dsn_selects_the_ledger(
+    tmp_path: Path, face: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFM_HOME", str(tmp_path / "elsewhere"))  # `face` has another ledger
     wal = WalResource(dsn=f"sqlite:///{tmp_path / 'elsewhere.db'}")
     resource = PipelineResource(wal=wal, queue=SqsQueueResource())
     pipeline = resource.get()
@@ -232,13 +234,13 @@ def test_the_wal_is_a_resource_and_its_dsn_rules(tmp_path: Path, face: Face, mon
     pipeline.close()
     definitions = face.repository.get_top_level_resources()
     assert set(definitions) == {"wal", "pipeline", "stage_io"}
-    # Ops ask it by that key; sensors are given it (`defs/sensors.py`).
+    # Ops require it by that key; sensors receive it as a resource (`defs/sensors.py`).
     for op in face.repository.get_job(JOB).nodes:
         assert "wal" in op.definition.required_resource_keys
 
 
 def asked_for(face: Face, wal: WalResource, pipeline: PipelineResource) -> list[str | None]:
-    """Partitions of which `nodd_ledger` asks for runs at its second look, given these resources."""
+    """Return the partitions that `nodd_ledger` requests at its second tick with these resources."""
     jobs = [face.repository.get_job(INGEST_JOB), evidence_job()]
     days = daily_partitions(DAY)
     _, sensor = ingest_sensors(interval_seconds=5, days=days, pipeline=pipeline, wal=wal, jobs=jobs)
@@ -268,7 +270,7 @@ def test_no_code_outside_the_ledger_changes_a_record() -> None:
     assert changing == {"ledger.sql"}
     sources = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
     assert [name for name, text in sources.items() if CHANGE.search(text)] == []
-    # The ledger's statements are run by the ledger alone; `ledger.extension_fields` is a field of a contract.
+    # Only the ledger runs its statements; `ledger.extension_fields` is a contract's field.
     statement = re.compile(r"""["']ledger\.(?!extension_fields)\w+["']""")
     users = {name.split("/")[0] for name, text in sources.items() if statement.search(text)}
     assert users == {"ledger"}
@@ -278,22 +280,22 @@ AWAY = OperationalError("SELECT", {}, Exception("server closed the connection un
 
 
 def once(of: Any, *, where: Any = lambda *_: True) -> Any:
-    """The method, whose first call at that place finds the database away."""
+    """Return the method with its first matching call failing as if the database were unavailable."""
     calls: list[None] = []
 
-    def called(*given: Any, **more: Any) -> Any:
-        if where(*given) and not calls:
+    def called(*arguments: Any, **more: Any) -> Any:
+        if where(*arguments) and not calls:
             calls.append(None)
             raise AWAY
-        return of(*given, **more)
+        return of(*arguments, **more)
 
     return called
 
 
 @pytest.mark.clause("PCS-04", "PCS-06")
-def test_a_database_that_is_away_for_a_moment_is_asked_again(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_briefly_unavailable_database_is_retried(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     deliver(face.pipeline, *volumes(2))
-    # Where run-state is read, where a stage computes, and where a stage's failure is written down, too.
+    # Failing places: reading run-state, computing a stage, and recording a stage's failure.
     of_the_stage = once(RelationalRunState.get, where=lambda _, name, __: name.endswith(".integrity_check"))
     monkeypatch.setattr(RelationalRunState, "get", of_the_stage)
     for kind in (MetadataExtract, StacRegister):
@@ -308,38 +310,38 @@ def test_a_database_that_is_away_for_a_moment_is_asked_again(face: Face, monkeyp
 
 @pytest.mark.one_database
 @pytest.mark.clause("DAG-02", "RSP-03")
-def test_a_skip_is_asked_of_the_port_before_the_operator_works_and_only_there(
+def test_only_the_port_decides_on_a_skip_before_the_operator_works(
     face: Face, objects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, volumes(1))
-    told: list[str] = []
+    calls: list[str] = []
     skip = RunStatePort.skip
 
-    def asked(port: RunStatePort, key: RunStateKey, **more: Any) -> StageBatch | None:
-        told.append(f"{key.dataset_id} asks")
+    def load(port: RunStatePort, key: RunStateKey, **more: Any) -> StageBatch | None:
+        calls.append(f"{key.dataset_id} asks")
         return skip(port, key, **more)
 
-    monkeypatch.setattr(RunStatePort, "skip", asked)
+    monkeypatch.setattr(RunStatePort, "skip", load)
     for kind in chain():
 
         def works(node: ChainNode, of: Any = kind.transform) -> Sequence[Envelope]:
-            told.append(f"{node.kind} works")
-            made: Sequence[Envelope] = of(node)
-            return made
+            calls.append(f"{node.kind} works")
+            result: Sequence[Envelope] = of(node)
+            return result
 
         monkeypatch.setattr(kind, "transform", works)
     first = face.execute(JOB, partition=PARTITION)
-    assert told == [f"{node} {does}" for node in NODES for does in ("asks", "works")]
-    told.clear()
-    # A run that the port knows does nothing, whatever else the database holds.
+    assert calls == [f"{node} {does}" for node in NODES for does in ("asks", "works")]
+    calls.clear()
+    # A run known to the port does nothing, whatever the database holds.
 
-    def says_so(port: RunStatePort, key: RunStateKey, **_: Any) -> StageBatch:
-        found = port.load_output(key.dataset_id, first.dagster_run.run_id)
-        return replace(found, state=replace(found.state, run_id=key.run_id), skipped=SkipCause.ALREADY_SUCCEEDED)
+    def known_to_port(port: RunStatePort, key: RunStateKey, **_: Any) -> StageBatch:
+        output = port.load_output(key.dataset_id, first.dagster_run.run_id)
+        return replace(output, state=replace(output.state, run_id=key.run_id), skipped=SkipCause.ALREADY_SUCCEEDED)
 
-    monkeypatch.setattr(RunStatePort, "skip", says_so)
+    monkeypatch.setattr(RunStatePort, "skip", known_to_port)
     face.execute(JOB, partition=PARTITION, tags={"kfm/force": "the port says no"})
-    assert told == []
+    assert calls == []
 
 
 CODE_VERSION_TAG = "dagster/code_version"
@@ -348,7 +350,7 @@ NOUNS = {node.asset: node.operator for node in chain()}
 
 
 def observations(result: Any) -> dict[str, dict[str, Any]]:
-    """Metadata of every observation of a run, by the asset's noun."""
+    """Return the metadata of every observation of a run, by asset noun."""
     return {
         event.asset_key.path[-1]: {
             name: value.value for name, value in event.asset_observation_data.asset_observation.metadata.items()
@@ -359,9 +361,9 @@ def observations(result: Any) -> dict[str, dict[str, Any]]:
 
 
 def evidence(metadata: dict[str, Any]) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What stands behind a page's click: the values by name, and the inputs."""
-    known, _, inputs = metadata["evidence"].rstrip().partition("\n\ninputs:\n\n")
-    return {row["what"]: row["value"] for row in _rows(known)}, _rows(inputs)
+    """Parse the metadata entry `evidence`: values by name, and inputs."""
+    values, _, inputs = metadata["evidence"].rstrip().partition("\n\ninputs:\n\n")
+    return {row["what"]: row["value"] for row in _rows(values)}, _rows(inputs)
 
 
 def _rows(table: str) -> list[dict[str, str]]:
@@ -370,7 +372,7 @@ def _rows(table: str) -> list[dict[str, str]]:
 
 
 def versions(result: Any) -> dict[str, tuple[str, str]]:
-    """Code and data version of every materialisation of a run, by the asset's noun."""
+    """Return code and data version of every materialisation of a run, by asset noun."""
     return {
         event.asset_key.path[-1]: (
             event.step_materialization_data.materialization.tags[CODE_VERSION_TAG],
@@ -382,15 +384,15 @@ def versions(result: Any) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.one_database
 @pytest.mark.clause("DAG-02", "DAG-16", "RSP-12", "IEN-11")
-def test_materialisations_and_observations_say_what_the_command_says(
+def test_materialisations_and_observations_equal_the_commands_output(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, volumes(1))
     first = face.execute(JOB, partition=PARTITION)
     assert_steps_are_published(face, first.dagster_run.run_id)
     with monkeypatch.context() as patch:
-        # An unchanged day of ten thousand units costs no more than one of ten: nothing is read again.
-        patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch that was handed on was read"))
+        # An unchanged day costs the same for ten thousand units as for ten: nothing is read again.
+        patch.setattr(port, "from_parquet", lambda _: pytest.fail("a batch passed in memory was read from storage"))
         second = face.execute(JOB, partition=PARTITION)
     forced = face.execute(JOB, partition=PARTITION, tags={FORCE_TAG: "the reader was wrong"})
     for result, skipped in ((first, (None, None)), (second, ("yes", str(len(NODES)))), (forced, (None, None))):
@@ -425,24 +427,24 @@ def test_materialisations_and_observations_say_what_the_command_says(
 
 
 def assert_steps_are_published(face: Face, run: str) -> None:
-    """The run published its steps at its end, by itself; each uses what the one before it made."""
+    """Check that the run published its steps at its end, each using the previous step's output."""
     root = Path(face.pipeline.settings.lineage) / "steps"
-    for _ in range(2):  # the sensor finds nothing unpublished
-        [told] = root.glob("openlineage/*/*.ndjson")
+    for _ in range(2):  # the second time the sensor finds all published
+        [file] = root.glob("openlineage/*/*.ndjson")
         [proven] = root.glob("prov/*/*.jsonld")
         face.tick("nodd_ledger")
 
-    ends = [event for event in map(json.loads, told.read_text().splitlines()) if event["eventType"] != "START"]
+    ends = [event for event in map(json.loads, file.read_text().splitlines()) if event["eventType"] != "START"]
     assert [event["job"]["name"] for event in ends] == [f"nexrad-l2.{operator}" for operator in operators()]
     assert {event["run"]["facets"]["parent"]["run"]["runId"] for event in ends} == {run}
     for before, after in pairwise(ends):
         assert [entry for entry in after["inputs"] if entry in before["outputs"]], after["job"]["name"]
 
     nodes = json.loads(proven.read_text())["@graph"]
-    made = {node["wasGeneratedBy"]: node["alternateOf"] for node in nodes if "wasGeneratedBy" in node}
+    alternates = {node["wasGeneratedBy"]: node["alternateOf"] for node in nodes if "wasGeneratedBy" in node}
     activities = [node for node in nodes if "kfm:node" in node]
     assert [node["id"] for node in activities] == [
         event["run"]["facets"]["kfmStep"]["prov_activity_id"] for event in ends
     ]
     for before, after in pairwise(activities):
-        assert made[before["id"]] in after["used"], after["kfm:node"]
+        assert alternates[before["id"]] in after["used"], after["kfm:node"]

@@ -1,4 +1,4 @@
-"""What Dagster shows of a day is the day's: no later run hides what an earlier one left; an empty day looks empty."""
+"""Dagster shows a day's state: later runs hide no earlier failures, and an empty day looks empty."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tags(face: Face, result: dg.ExecuteInProcessResult) -> dict[str, str]:
 
 
 @pytest.mark.clause("DAG-11", "BEY-13")
-def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Face, objects: Path) -> None:
+def test_a_later_run_hides_no_quarantine_and_a_release_clears_it(face: Face, objects: Path) -> None:
     first = one_is_quarantined(face, objects)
     assert tags(face, first) == {"kfm/quarantined": "yes", "kfm/quarantined.nexrad-l2": "1"}
 
@@ -59,10 +59,10 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
     gate = gates(later)[G4]
     assert (gate.passed, gate.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert gate.description == "1 unit of the day dropped by this gate in an earlier run"
-    assert [key for key, one in gates(later).items() if "day_units_out" in one.metadata and not one.passed] == [
+    assert [key for key, check in gates(later).items() if "day_units_out" in check.metadata and not check.passed] == [
         G4, ("ledger", "G6_coverage"),
     ]  # fmt: skip
-    # The later run has quarantined nothing; the list of runs finds the one that has by its tags.
+    # The later run quarantined nothing; in the list of runs, tags mark the run that did.
     assert tags(face, later) == {}
     quarantined_of = {"kfm/quarantined": "yes", "kfm/dataset.nexrad-l2": "yes"}
     assert [run.run_id for run in face.instance.get_runs(dg.RunsFilter(tags=quarantined_of))] == [first.run_id]
@@ -77,7 +77,7 @@ def test_a_later_run_of_a_day_hides_no_quarantine_and_a_release_ends_it(face: Fa
 
 
 @pytest.mark.clause("DAG-08")
-def test_a_failing_unit_leads_to_the_console_from_its_page_and_from_both_its_checks(
+def test_a_failing_units_page_and_both_checks_link_to_the_console(
     face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = WalResource.settings
@@ -89,16 +89,15 @@ def test_a_failing_unit_leads_to_the_console_from_its_page_and_from_both_its_che
     link = f"](https://console.example/units/{unit.wal_id})"
     shown = [materialisations(result)["metadata"], materialisations(result)["ledger"]]
     shown += [
-        {name: one.value for name, one in check.metadata.items()} for check in (unit_check(result), gates(result)[G4])
+        {name: value.value for name, value in check.metadata.items()}
+        for check in (unit_check(result), gates(result)[G4])
     ]
     assert [link in entries["in_console"] for entries in shown] == [True] * 4
     assert "in_console" not in materialisations(result)["envelopes"]
 
 
 @pytest.mark.clause("DAG-11")
-def test_a_day_looks_empty_until_it_has_units_and_then_as_it_is_whatever_is_handed_on(
-    face: Face, objects: Path
-) -> None:
+def test_a_day_looks_empty_only_until_it_has_units(face: Face, objects: Path) -> None:
     empty = face.execute(JOB, partition=PARTITION)
     assert empty.success
     assert {metadata["day"] for metadata in materialisations(empty).values()} == {"empty: nothing of this day is known"}
@@ -110,27 +109,27 @@ def test_a_day_looks_empty_until_it_has_units_and_then_as_it_is_whatever_is_hand
     next_day = face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
     for result in (one_is_quarantined(face, objects), next_day):
         checks = result.get_asset_check_evaluations()
-        assert {one.partition for one in checks} == {result.dagster_run.tags["dagster/partition"]}
+        assert {evaluation.partition for evaluation in checks} == {result.dagster_run.tags["dagster/partition"]}
         assert len(checks) == 11
     graph = face.repository.asset_graph
     whole = {key.name for key in graph.asset_check_keys if graph.get_check_spec(key).partitions_def is None}
-    # Feeds are whole or not, whatever day a run is of.
+    # The check on feeds does not depend on the run's day.
     assert whole == {"feeds_are_whole"}
 
     put(objects, volumes(3))
     for _ in range(2):
-        again = face.execute(JOB, partition=PARTITION)
-        assert materialisations(again)["ledger"]["day"] == "1 quarantined; 2 of 3 succeeded"
-        assert not gates(again)[G4].passed
-        assert not unit_check(again).passed
-        # A run that finds nothing new on a day with units is not empty.
-        assert tags(face, again) == {}
-    assert materialisations(again)["ledger"]["outcome"] == "skipped"
+        second = face.execute(JOB, partition=PARTITION)
+        assert materialisations(second)["ledger"]["day"] == "1 quarantined; 2 of 3 succeeded"
+        assert not gates(second)[G4].passed
+        assert not unit_check(second).passed
+        # A run without new units on a day with units is not marked empty.
+        assert tags(face, second) == {}
+    assert materialisations(second)["ledger"]["outcome"] == "skipped"
 
 
 @pytest.mark.clause("DAG-11")
-def test_what_nobody_has_to_care_for_any_more_fails_no_check(face: Face, objects: Path) -> None:
-    """A unit of which a newer version is known, and one whose case a person has closed."""
+def test_superseded_and_closed_units_fail_no_check(face: Face, objects: Path) -> None:
+    """A superseded unit, and a unit whose case a person has closed."""
     one_is_quarantined(face, objects)
     [unit] = own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)
     own_tx(QuarantineCases(face.pipeline.database, clock=face.pipeline.clock)).discard(

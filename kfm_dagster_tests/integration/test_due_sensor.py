@@ -1,4 +1,4 @@
-"""What comes by time: beams of a day and alerts (`nodd_due`), evidence, retention, ticks of a quiet interval."""
+"""Timed work: a day's beams and alerts (`nodd_due`), evidence, retention, and ticks of a quiet interval."""
 
 from __future__ import annotations
 
@@ -42,11 +42,16 @@ def arrive(face: Face, *, first: int, last: int) -> None:
     deliver(face.pipeline, *volumes(last)[first:])
 
 
-def asked(face: Face) -> list[dict[str, Any]]:
+def requested(face: Face) -> list[dict[str, Any]]:
     return [
-        {"day": one.partition_key, "assets": one.asset_selection, "key": one.run_key, "of": asked_datasets(one)}
-        for one in face.tick(SENSOR).run_requests or ()
-        if one.job_name == PATH_JOB
+        {
+            "day": request.partition_key,
+            "assets": request.asset_selection,
+            "key": request.run_key,
+            "of": asked_datasets(request),
+        }
+        for request in face.tick(SENSOR).run_requests or ()
+        if request.job_name == PATH_JOB
     ]
 
 
@@ -55,33 +60,33 @@ def ingest(face: Face) -> None:
 
 
 @pytest.mark.clause("PCS-22")
-def test_a_day_s_beams_are_asked_for_once_its_units_have_ended_and_again_after_a_pause_for_more(face: Face) -> None:
+def test_a_day_s_beams_are_requested_once_its_units_ended_and_again_for_more_after_a_pause(face: Face) -> None:
     sensor = face.repository.get_sensor_def(SENSOR)
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
     assert PATH_JOB in {job.name for job in sensor.jobs}
-    assert asked(face) == []
+    assert requested(face) == []
     arrive(face, first=0, last=2)
     ingest(face)
     arrive(face, first=2, last=3)
-    assert asked(face) == [], "a unit waits"
+    assert requested(face) == [], "a unit is pending"
     ingest(face)
-    [once] = asked(face)
-    assert (once["day"], once["assets"]) == (PARTITION, [dg.AssetKey(["nexrad_l2", "path_arrival"])])
-    assert once["of"] == {"nexrad-l2"}
-    assert asked(face) == [once], "until the table is there; Dagster takes a run key once"
+    [first] = requested(face)
+    assert (first["day"], first["assets"]) == (PARTITION, [dg.AssetKey(["nexrad_l2", "path_arrival"])])
+    assert first["of"] == {"nexrad-l2"}
+    assert requested(face) == [first], "requested until the table exists; Dagster runs a run key once"
     assert face.execute(PATH_JOB, partition=PARTITION).success
-    assert asked(face) == []
+    assert requested(face) == []
     report = validate_report(face.pipeline, since=face.pipeline.clock() - timedelta(days=1))
     assert {name: report["gates"][name]["looked_at"] for name in ("G3", "G7")} == {"G3": 1, "G7": 1}
 
     arrive(face, first=3, last=4)
     ingest(face)
-    assert asked(face) == [], "the table is of late"
+    assert requested(face) == [], "the table was computed recently"
     face.pipeline.clock = lambda: utc_now() + PAUSE
-    [again] = asked(face)
-    assert again["key"] != once["key"]
+    [second] = requested(face)
+    assert second["key"] != first["key"]
     face.pipeline.clock = lambda: utc_now() + LOOKS_BACK
-    assert asked(face) == [], "what is that old is a person's"
+    assert requested(face) == [], "a table that old is left to a person"
 
 
 @pytest.fixture
@@ -92,10 +97,10 @@ def web_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
 
 
 @pytest.mark.clause("PCS-18", "DAG-03")
-def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
+def test_a_tick_sends_each_firing_alert_once_and_requests_no_run(
     web_server: WebServer, face: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A clock that runs is not waited for.
+    # Without a pause, since the real clock runs.
     monkeypatch.setattr(outbox, "FIRST_PAUSE", timedelta(0))
     assert face.tick("nodd_due").skip_message.endswith("; no alert fires")
     record = Record(face.pipeline.database, at=face.pipeline.clock())
@@ -109,11 +114,11 @@ def test_a_tick_tells_what_fires_once_and_asks_for_no_run(
     web_server.answers = lambda _: WebAnswer()
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | 1 message delivered | {unheard}")
     assert face.tick("nodd_due").skip_message.endswith(f"; {fires} | {unheard}")
-    # Refused once, and taken once.
+    # Refused once, then accepted once.
     assert [message["title"] for message in messages(web_server)] == [f"[warning] covariance: {STAGE} G7"] * 2
 
 
-def test_wrong_urls_stop_alerts_and_nothing_else(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_urls_stop_only_alerts(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_ALERT_URLS", "pager=json://kfm:secret@h")
     skipped = face.tick("nodd_due").skip_message
     assert skipped.startswith("no backfill is running; arrivals are computed for every day whose units have ended; ")
@@ -126,7 +131,7 @@ def test_wrong_urls_stop_alerts_and_nothing_else(face: Face, monkeypatch: pytest
 
 @pytest.fixture
 def policy(face: Face, tmp_path: Path) -> Path:
-    """The file of the deployment, which is not there yet."""
+    """The path of the policy, which does not exist yet."""
     folder = tmp_path / "configs"
     folder.mkdir()
     face.pipeline.settings = face.pipeline.settings.model_copy(update={"configs_dir": folder})
@@ -134,10 +139,8 @@ def policy(face: Face, tmp_path: Path) -> Path:
 
 
 @pytest.mark.clause("BEY-10")
-def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_removes(
-    face: Face, tmp_path: Path, policy: Path
-) -> None:
-    # A schedule finds its instance by reference, which one in memory has not.
+def test_the_schedule_requests_the_retention_job_once_a_policy_exists(face: Face, tmp_path: Path, policy: Path) -> None:
+    # A schedule needs an instance reference, which an in-memory instance lacks.
     instance = dg.DagsterInstance.local_temp(str(tmp_path))
     pipeline = face.pipeline
     landed = pipeline.landing.land([])
@@ -149,8 +152,8 @@ def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_remove
         with dg.build_schedule_context(instance=instance, repository_def=face.repository) as context:
             return face.repository.get_schedule_def("nodd_retention").evaluate_tick(context)
 
-    asked = tick()
-    assert (asked.run_requests, asked.skip_message) == (
+    requested = tick()
+    assert (requested.run_requests, requested.skip_message) == (
         [],
         "everything is kept: no kind has a policy in retention.yaml",
     )
@@ -168,7 +171,7 @@ def test_the_schedule_asks_for_the_job_once_there_is_a_policy_and_the_job_remove
 
 @pytest.mark.clause("BEY-10")
 @pytest.mark.one_database
-def test_a_policy_that_is_wrong_fails_the_job_in_one_line_and_removes_nothing(face: Face, policy: Path) -> None:
+def test_a_wrong_policy_fails_the_job_in_one_line_and_deletes_nothing(face: Face, policy: Path) -> None:
     policy.write_text('version: "1.0.0"\nkeep: {landing: 1d}\n', encoding="utf-8")
     file = Path(face.pipeline.settings.storage) / landed_path(face.pipeline.landing.land([]))
     os.utime(file, (0, 0))
@@ -178,11 +181,11 @@ def test_a_policy_that_is_wrong_fails_the_job_in_one_line_and_removes_nothing(fa
 
 
 MOST_STATEMENTS = 45
-"""Of all sensors together, which ask 39; none of these reads a table that grows (test_ledger_plans)."""
+"""Statements of all sensors together (39 now); none reads a growing table (test_ledger_plans)."""
 
 
 class CountedSqs:
-    """A client of a queue that is empty until it is filled; the requests that it got."""
+    """An SQS client with a fillable queue and a record of its requests."""
 
     def __init__(self) -> None:
         self.waiting: list[dict[str, Any]] = []
@@ -193,25 +196,25 @@ class CountedSqs:
 
     def receive_message(self, **request: Any) -> dict[str, Any]:
         self.requests.append(request)
-        taken, self.waiting = self.waiting, []
-        return {"Messages": taken}
+        messages, self.waiting = self.waiting, []
+        return {"Messages": messages}
 
 
 @contextmanager
 def statements(engine: sa.Engine) -> Iterator[list[str]]:
-    """Collect what is asked of an engine meanwhile."""
-    asked: list[str] = []
+    """Collect an engine's statements within the context."""
+    collected: list[str] = []
 
     def hear(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
+        collected.append(statement)
 
     sa.event.listen(engine, "before_cursor_execute", hear)
-    yield asked
+    yield collected
     sa.event.remove(engine, "before_cursor_execute", hear)
 
 
 @pytest.mark.clause("DAG-14")
-def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_next_tick(
+def test_a_quiet_interval_costs_few_queries_and_a_message_starts_its_run_at_the_next_tick(
     face: Face, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = CountedSqs()
@@ -224,16 +227,16 @@ def test_a_quiet_interval_asks_little_and_a_message_in_it_starts_its_run_at_the_
     client.requests.clear()
 
     opened: list[str] = []
-    with monkeypatch.context() as patch, statements(face.pipeline.database.engine) as asked:
+    with monkeypatch.context() as patch, statements(face.pipeline.database.engine) as executed:
         noted = property(lambda context: opened.append(context.sensor_name) or face.instance)
         patch.setattr(dg.SensorEvaluationContext, "instance", noted)
         for sensor in sensors:
             assert face.tick(sensor).run_requests == []
-    # Nothing is asked of Dagster, whose storage a code server opens for every tick that does.
+    # No query goes to Dagster's storage, which a code server would open for each such tick.
     assert opened == []
-    questions = [one for one in asked if not one.startswith(("BEGIN", "PRAGMA"))]
+    questions = [text for text in executed if not text.startswith(("BEGIN", "PRAGMA"))]
     assert len(questions) <= MOST_STATEMENTS, "\n".join(questions)
-    # A request that waits, if only for a second, asks all of SQS's servers: no other one is needed.
+    # A request with a wait of a second queries all of SQS's servers: one request suffices.
     assert [request["WaitTimeSeconds"] > 0 for request in client.requests] == [True]
 
     [unit] = volumes(1)
@@ -247,7 +250,7 @@ JANE = Decision(actor="jane", reason="looked odd", change_ref="CHG-7")
 
 
 @pytest.mark.clause("SEC-12")
-def test_a_case_without_evidence_is_asked_for_once_in_a_while(make_pipeline: Callable[..., Pipeline]) -> None:
+def test_evidence_of_a_case_is_requested_again_only_after_a_pause(make_pipeline: Callable[..., Pipeline]) -> None:
     pipeline = make_pipeline()
     clock = pipeline.clock
     cases = QuarantineCases(pipeline.database, clock=clock)
@@ -255,10 +258,10 @@ def test_a_case_without_evidence_is_asked_for_once_in_a_while(make_pipeline: Cal
     notify_each(pipeline, *volumes(2))
     first, second = (record.wal_id for record in own_tx(pipeline.ledger).find())
     own_tx(pipeline.ledger).quarantine([first], reason_code="looked_odd", decision=JANE)
-    [asked] = evidence_runs(cases, at=clock())
+    [first_run] = evidence_runs(cases, at=clock())
     clock.forward(EVIDENCE_SECONDS - 1)
     own_tx(pipeline.ledger).quarantine([second], reason_code="looked_odd", decision=JANE)
-    assert (asked.job_name, evidence_runs(cases, at=clock())) == (EVIDENCE_JOB, [asked])
+    assert (first_run.job_name, evidence_runs(cases, at=clock())) == (EVIDENCE_JOB, [first_run])
     clock.forward(1)
-    [again] = evidence_runs(cases, at=clock())
-    assert again.run_key != asked.run_key
+    [second_run] = evidence_runs(cases, at=clock())
+    assert second_run.run_key != first_run.run_key

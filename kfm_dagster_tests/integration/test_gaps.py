@@ -1,4 +1,4 @@
-"""A hole in a feed: seen in the table, drawn in the picture, repaired on the ordinary way, and gone."""
+"""Gaps in a feed: listed, drawn, repaired by ordinary runs, and closed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HOLE = 5
 
 
 def hourly(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the contract expect one volume an hour, as many as the samples of a day have."""
+    """Make the contract expect one volume an hour, as in a day's samples."""
     coverage = Coverage(settles_after_seconds=0, products=[ExpectedProduct(name="volumes", per_hour=1)])
     contract = pipeline.registry[DATASET].model_copy(update={"coverage": coverage})
     monkeypatch.setitem(pipeline.registry.contracts, DATASET, contract)
@@ -64,21 +64,21 @@ def at(pipeline: Pipeline, now: datetime) -> None:
 
 
 def stored(objects: Path, items: list[StoredObject]) -> None:
-    """Store objects that have been there for a while."""
+    """Store objects with an older modification time."""
     put(objects, items)
     for item in items:
         os.utime(objects / item.bucket / item.key, (MIDNIGHT.timestamp(), MIDNIGHT.timestamp()))
 
 
 def ingested(pipeline: Pipeline, items: list[StoredObject], run_id: str) -> None:
-    """Announce objects and let a run work them."""
+    """Announce objects and ingest them in a run."""
     events = [item.event(event_time=pipeline.clock()) for item in items]
     take(pipeline, announce(events, registry=pipeline.registry, name=run_id))
     run_pending(pipeline, run_id)
 
 
 def holed(pipeline: Pipeline, objects: Path) -> None:
-    """A feed that is followed since midnight, of which one object was never announced."""
+    """A feed followed since midnight, in which one object was never announced."""
     items = volumes(12)
     stored(objects, items)
     at(pipeline, MIDNIGHT + timedelta(minutes=30))
@@ -101,15 +101,15 @@ def call(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 
 
 def drawn(svg: str) -> tuple[int, str]:
-    """How many bars are hatched, and what the picture says in words."""
+    """Return the number of hatched bars and the picture's description."""
     root = ET.fromstring(svg)
     space = "{http://www.w3.org/2000/svg}"
-    said = root.find(f"{space}desc")
-    return sum(rect.get("class") == "m" for rect in root.iter(f"{space}rect")), str(said.text)
+    description = root.find(f"{space}desc")
+    return sum(rect.get("class") == "m" for rect in root.iter(f"{space}rect")), str(description.text)
 
 
 @pytest.mark.clause("BEY-05")
-def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_more(
+def test_an_unannounced_object_is_listed_drawn_fetched_and_then_no_longer_missing(
     pipeline: Pipeline, objects: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
@@ -124,8 +124,8 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
         "dataset": DATASET, "product": "volumes", "hour": f"{DAY}T05:00:00.000000Z", "kind": "hole", "expected": 1,
         "seen": 0, "closed_at": None,
     }  # fmt: skip
-    bars, said = drawn(picture.read_text())
-    assert (bars, said) == (
+    bars, description = drawn(picture.read_text())
+    assert (bars, description) == (
         1, f"{DATASET}: 1 of 11 hours are short, the worst has 0%, the first is {DAY} 05 UTC",
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
     assert (code, orjson.loads(out)["entered"], orjson.loads(out)["left"]) == (0, 1, 0)
     [entry] = own_tx(pipeline.ledger.log).entries(dataset=DATASET)
     assert (entry.action, entry.actor, entry.reason) == ("reconciled", "ada", "lost message")
-    # What was entered waits in the bulk lane for a run like any other.
+    # The recorded unit is pending in the bulk lane like any other.
     [waiting] = pipeline.ledger.pending_by_partition()
     assert (waiting.lane, waiting.units) == ("bulk", 1)
     run_pending(pipeline, "repair")
@@ -153,7 +153,7 @@ def test_an_object_that_was_never_announced_is_seen_drawn_fetched_and_missed_no_
 
 
 @pytest.mark.clause("BEY-05")
-def test_nothing_missing_and_nothing_expected_are_different_answers(
+def test_no_gaps_and_no_expectation_give_different_output(
     pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed(*arguments: str) -> tuple[str, bool]:
@@ -169,7 +169,7 @@ def test_nothing_missing_and_nothing_expected_are_different_answers(
 
 @pytest.mark.one_database
 @pytest.mark.clause("BEY-05")
-def test_a_product_is_followed_since_its_first_announced_unit_and_no_settled_hour_before_it(
+def test_a_product_is_expected_from_its_first_announced_unit_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
@@ -186,7 +186,7 @@ def test_a_product_is_followed_since_its_first_announced_unit_and_no_settled_hou
             FeedWatch(pipeline).follow(pipeline.registry[DATASET], units, tx)
         return noted.get("volumes")
 
-    # The last hour that has settled is the one from 11:00.
+    # The last settled hour is the one from 11:00.
     assert since(700, 680, 720) == MIDNIGHT + timedelta(minutes=680)
     assert since(700, 659) == since(3) == MIDNIGHT + timedelta(hours=11)
     assert since(700, listed=(670,)) == MIDNIGHT + timedelta(minutes=700)
@@ -194,7 +194,7 @@ def test_a_product_is_followed_since_its_first_announced_unit_and_no_settled_hou
 
 
 @pytest.mark.clause("BEY-05")
-def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
+def test_an_hour_without_a_run_is_noticed_by_the_next_check(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
@@ -207,7 +207,7 @@ def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
     at(pipeline, LATER + timedelta(minutes=30))
     assert FeedWatch(pipeline).look().changed == 1
     assert [gap.hour.hour for gap in pipeline.gaps.list(since=MIDNIGHT)] == [12]
-    # A late announcement closes it, in whatever run.
+    # A late announcement closes the gap in any run.
     item = volumes(13)[12]
     stored(objects, [item])
     ingested(pipeline, [item], "late")
@@ -215,7 +215,7 @@ def test_an_hour_that_passes_without_a_run_is_noticed_by_the_next_look(
 
 
 @pytest.mark.clause("BEY-05", "BEY-18")
-def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
+def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
     pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
@@ -224,12 +224,12 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
     for minutes, silent in ((0, False), (119, False), (120, True)):
         at(pipeline, LATER + timedelta(minutes=minutes))
         due = FeedWatch(pipeline).watch()
-        # The next one cannot come about within a cadence.
+        # The next silence cannot begin within a cadence.
         assert FeedWatch(pipeline).watch(due) == due
         kinds = {gap.kind for gap in pipeline.gaps.list(since=MIDNIGHT)}
         assert (GapKind.SILENCE in kinds) is silent
         assert silent_feeds(pipeline) == ([(DATASET, AlertState.FIRING)] if silent else [])
-    # A dataset that is switched off, or not followed, is not checked.
+    # A dataset that is switched off or not ingested is not checked.
     pipeline.ledger.switches.engage(DATASET, WHY)
     FeedWatch(pipeline).watch()
     assert silent_feeds(pipeline) == []
@@ -242,7 +242,7 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
     pipeline.registry = everything
     FeedWatch(pipeline).watch()
     assert silent_feeds(pipeline) == [(DATASET, AlertState.FIRING)]
-    # A retired dataset is silent, and that is right; before its last day it is not.
+    # A retired dataset may be silent, but not before its last day.
     living = pipeline.registry[DATASET]
     for since, silent in ((pipeline.clock().date(), False), (pipeline.clock().date() + timedelta(days=1), True)):
         ended = staged(living, "retired", since=since.isoformat())
@@ -253,7 +253,7 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
     assert [row.label for row in gap_picture(pipeline, days=1).rows] == [f"{DATASET} (retired)"]
     monkeypatch.setitem(pipeline.registry.contracts, DATASET, living)
     FeedWatch(pipeline).watch()
-    # An announcement ends both.
+    # An announcement ends silence and alert.
     item = volumes(16)[15]
     stored(objects, [item])
     ingested(pipeline, [item], "again")
@@ -262,7 +262,7 @@ def test_a_tick_notices_a_silence_and_asks_again_only_when_one_may_have_begun(
 
 
 def silent_feeds(pipeline: Pipeline) -> list[tuple[str, AlertState]]:
-    """Subject and state of the open alerts of silent feeds, after an evaluation."""
+    """Evaluate the alerts; return subject and state of the open ones on silent feeds."""
     evaluator = pipeline.alert_evaluator()
     evaluator.evaluate()
     return [(alert.subject, alert.state) for alert in evaluator.store.listed() if alert.rule is AlertRule.SILENT_FEED]
@@ -270,15 +270,15 @@ def silent_feeds(pipeline: Pipeline) -> list[tuple[str, AlertState]]:
 
 @pytest.mark.one_database
 @pytest.mark.clause("BEY-05")
-def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
+def test_silences_are_checked_only_for_feeds_that_are_followed_and_active(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
     at(pipeline, LATER)
     [volumes_of] = pipeline.registry[DATASET].coverage.products
-    seen: list[str] = []
+    checked: list[str] = []
     monkeypatch.setattr(
-        type(pipeline.gaps), "look_at", lambda self, windows, *, at: seen.extend(w.product for w in windows)
+        type(pipeline.gaps), "look_at", lambda self, windows, *, at: checked.extend(w.product for w in windows)
     )
 
     def watched(*products: ExpectedProduct, followed: tuple[str, ...]) -> tuple[list[str], timedelta]:
@@ -290,9 +290,9 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
             for name in followed
         ]
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda self: feeds)
-        seen.clear()
+        checked.clear()
         due = FeedWatch(pipeline).watch()
-        return sorted(seen), due - LATER
+        return sorted(checked), due - LATER
 
     def product(name: str, per_hour: int = 1, **more: Any) -> ExpectedProduct:
         return volumes_of.model_copy(update={"name": name, "per_hour": per_hour, **more})
@@ -302,15 +302,15 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
     assert watched(product("a"), product("b"), followed=("b",)) == (["b"], five)
     over = product("a", until=LATER.date())
     assert watched(over, product("b", until=LATER.date() + timedelta(days=1)), followed=("a", "b")) == (["b"], five)
-    # As often as the quickest of them, but not without end.
+    # At the interval of the most frequent product, up to a limit.
     assert watched(product("a"), product("b", 30), product("c"), followed=("a", "b", "c"))[1] == timedelta(minutes=2)
     assert watched(product("a", 3600), followed=("a",))[1] == LEAST_CADENCE
-    # No sooner than then, and at that instant.
+    # Not before the due time, and at the due time.
     for when, looked in ((timedelta(microseconds=-1), False), (timedelta(), True)):
-        seen.clear()
+        checked.clear()
         at(pipeline, LATER + LEAST_CADENCE + when)
         FeedWatch(pipeline).watch(LATER + LEAST_CADENCE)
-        assert bool(seen) is looked
+        assert bool(checked) is looked
     at(pipeline, LATER)
     pipeline.ledger.switches.engage(DATASET, WHY)
     assert watched(product("a"), followed=("a",))[0] == []
@@ -318,11 +318,11 @@ def test_silences_are_looked_for_where_a_feed_is_followed_on_and_goes_on(
 
 @pytest.mark.one_database
 @pytest.mark.clause("BEY-05")
-def test_the_days_since_the_last_look_and_those_with_holes_are_looked_at_eight_days_back(
+def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_days_back(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hourly(pipeline, monkeypatch)
-    asked: list[datetime] = []
+    asked_since: list[datetime] = []
 
     def days(now: datetime, *looked: timedelta, holes: tuple[int, ...] = ()) -> int:
         feeds = [
@@ -331,7 +331,7 @@ def test_the_days_since_the_last_look_and_those_with_holes_are_looked_at_eight_d
         ]
 
         def open_days(_: object, dataset: str, *, since: datetime) -> list[date]:
-            asked.append(since)
+            asked_since.append(since)
             return [(now - timedelta(days=ago)).date() for ago in holes]
 
         monkeypatch.setattr(type(pipeline.gaps), "feeds", lambda _: feeds)
@@ -341,21 +341,21 @@ def test_the_days_since_the_last_look_and_those_with_holes_are_looked_at_eight_d
 
     hour, noon = timedelta(hours=1), MIDNIGHT + timedelta(hours=12)
     assert (days(noon, hour), days(noon, timedelta(0))) == (1, 0)
-    # At midnight the day that begins has no hour that could be looked at.
+    # At midnight the new day has no hour to check.
     assert days(MIDNIGHT, hour) == 1
     assert days(noon, hour, timedelta(days=2)) == 3
     assert days(noon, timedelta(days=30)) == 9
     assert days(noon, timedelta(0), holes=(3, 5)) == 2
     assert days(noon, hour, holes=(0, 5)) == 2
-    assert asked[-1] == noon - timedelta(days=8)
+    assert asked_since[-1] == noon - timedelta(days=8)
 
 
 @pytest.mark.one_database
 @pytest.mark.clause("BEY-05")
-def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
+def test_the_schedule_passes_without_a_feed_and_shows_the_picture_of_a_gap(
     face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A schedule finds its instance by reference, which one in memory has not.
+    # A schedule needs an instance reference, which an in-memory instance lacks.
     instance = dg.DagsterInstance.local_temp(str(tmp_path))
     clock = Clock(MIDNIGHT)
     monkeypatch.setattr(face.pipeline, "clock", clock)
@@ -364,9 +364,9 @@ def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
 
     def tick() -> str:
         with dg.build_schedule_context(instance=instance, repository_def=face.repository) as context:
-            found = face.repository.get_schedule_def("nodd_gaps").evaluate_tick(context)
-        assert not found.run_requests
-        return str(found.skip_message)
+            tick_data = face.repository.get_schedule_def("nodd_gaps").evaluate_tick(context)
+        assert not tick_data.run_requests
+        return str(tick_data.skip_message)
 
     assert tick() == "no feed is followed yet"
     assert storage.get_latest_asset_check_execution_by_key([FEED_CHECK]) == {}
@@ -381,7 +381,7 @@ def test_the_schedule_is_calm_without_a_feed_and_shows_the_picture_of_a_hole(
     assert (evaluation.passed, evaluation.severity) == (False, dg.AssetCheckSeverity.WARN)
     picture = str(evaluation.metadata["picture"].value)
     assert drawn(base64.b64decode(picture.partition("base64,")[2].rstrip(")")).decode())[0] == 2
-    # Nothing has changed, so nothing is reported.
+    # An unchanged state is not reported again.
     before = storage.get_latest_asset_check_execution_by_key([FEED_CHECK])[FEED_CHECK].id
     tick()
     assert storage.get_latest_asset_check_execution_by_key([FEED_CHECK])[FEED_CHECK].id == before

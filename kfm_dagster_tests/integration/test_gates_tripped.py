@@ -1,4 +1,4 @@
-"""Gates as Dagster shows them: what trips each, what follows for units, batch and people, and that the card decides."""
+"""Gates in Dagster: faults that trip each gate, the effect on units and batch, and the card's thresholds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.clause("PCS-09")
-def test_every_gate_is_a_blocking_check_that_says_what_it_asks(face: Face) -> None:
+def test_every_gate_is_a_blocking_check_with_a_description(face: Face) -> None:
     graph = face.repository.asset_graph
     specs = {key.name: graph.get_check_spec(key) for key in graph.asset_check_keys if key.name[0] == "G"}
     assert set(specs) == set(NAMES.values())
@@ -60,7 +60,7 @@ def test_every_gate_is_a_blocking_check_that_says_what_it_asks(face: Face) -> No
 
 
 @pytest.mark.clause("DAG-11", "PCS-12")
-def test_a_feed_that_is_a_sample_is_expected_to_cover_no_day_until_it_is_whole(face: Face, monkeypatch: Patch) -> None:
+def test_a_sample_feed_need_not_cover_a_day_until_it_is_whole(face: Face, monkeypatch: Patch) -> None:
     deliver(face.pipeline, *volumes(2))
     with monkeypatch.context() as patch:
         patch.setattr(face.pipeline, "settings", face.pipeline.settings.model_copy(update={"feed": FeedKind.SAMPLE}))
@@ -69,31 +69,31 @@ def test_a_feed_that_is_a_sample_is_expected_to_cover_no_day_until_it_is_whole(f
         assert check.passed
         assert "KFM_FEED" in str(check.metadata["observed"].value)
         assert "tag" not in materialisations(result)["ledger"]
-    # What was found of a sample is not handed on where it is none any more; what is handed on hides nothing.
-    again = face.execute(JOB, partition=PARTITION)
+    # A sample's result is not reused once the feed is whole, and a reused result hides no failure.
+    second = face.execute(JOB, partition=PARTITION)
     whole = face.execute(JOB, partition=PARTITION)
-    for each in (again, whole):
+    for each in (second, whole):
         assert not gates(each)["ledger", "G6_coverage"].passed
 
 
 def incomplete(face: Face, monkeypatch: Patch) -> None:
-    """A reader that loses a property which the contract requires, and does not say so."""
+    """Make the reader drop a property that the contract requires, without an issue."""
     required = face.pipeline.registry["nexrad-l2"].metadata_extract.required
     alter_metadata(monkeypatch, lambda _: True, **{required[0]: None})
 
 
 def uncited(face: Face, monkeypatch: Patch) -> None:
-    """A contract that cites no source of any field."""
+    """Remove all citations from the contract."""
     change_contract(face, monkeypatch, citations=[])
 
 
 def late(face: Face, monkeypatch: Patch) -> None:
-    """A run that comes to its live units half a day after they were announced."""
+    """Run live units half a day after their announcement."""
     face.pipeline.clock = lambda: datetime(2025, 4, 3, 12, tzinfo=UTC)
 
 
 def doubled(face: Face, monkeypatch: Patch) -> None:
-    """An operator that hands a unit on twice."""
+    """Make an operator return a unit twice."""
     plain = nodes.IntegrityCheck.transform
     monkeypatch.setattr(nodes.IntegrityCheck, "transform", lambda self: [*(got := plain(self)), got[0]])
 
@@ -108,7 +108,7 @@ def doubled(face: Face, monkeypatch: Patch) -> None:
         (doubled, "G8: {on_failure: fail_units", "integrity", "G8_uniqueness", None),
     ],
 )
-def test_a_gate_of_the_chain_that_stops_blocks_whatever_is_downstream(
+def test_a_stopping_gate_blocks_every_downstream_step(
     face: Face,
     monkeypatch: Patch,
     trip: Callable[..., None],
@@ -121,11 +121,11 @@ def test_a_gate_of_the_chain_that_stops_blocks_whatever_is_downstream(
     under(face.pipeline, shipped, f"{shipped.split(':', maxsplit=1)[0]}: {{on_failure: stop")
     deliver(face.pipeline, *volumes(2))
     result = face.execute(JOB, partition=PARTITION, raise_on_error=False)
-    failed = [key for key, found in gates(result).items() if not found.passed]
+    failed = [key for key, check in gates(result).items() if not check.passed]
     assert failed == [(noun, check)]
-    found = gates(result)[noun, check]
-    assert (found.severity, found.blocking) == (dg.AssetCheckSeverity.ERROR, True)
-    assert ("tag" in found.metadata) == (stop is not None)
+    evaluation = gates(result)[noun, check]
+    assert (evaluation.severity, evaluation.blocking) == (dg.AssetCheckSeverity.ERROR, True)
+    assert ("tag" in evaluation.metadata) == (stop is not None)
     before = ["envelopes", "integrity", "metadata"]
     assert set(materialisations(result)) == set(before[: before.index(noun)])
     store = face.pipeline.stages.lifecycle.store
@@ -133,21 +133,21 @@ def test_a_gate_of_the_chain_that_stops_blocks_whatever_is_downstream(
     states = {row.stage.partition(".")[2]: row.state for row in own_tx(store).of_run(result.dagster_run.run_id)}
     stopped = {"integrity": "integrity_check", "metadata": "metadata_extract"}[noun]
     assert (states[stopped], "stac_register" in states) == (StageState.ROLLED_BACK, False)
-    # The run is rolled back: its units wait for another one.
+    # The run is rolled back, so its units are pending again.
     assert traces.statuses(face.pipeline) == {Status.PENDING: 2}
     assert_conserved(face.pipeline)
 
 
 def where_they_are(face: Face) -> dict[str, tuple[str, int, str | None]]:
-    """Key > status, attempts and why the record moved last."""
-    found = own_tx(face.pipeline.ledger).find(dataset="nexrad-l2")
-    return {unit.object_uri.rpartition("/")[2]: (unit.status, unit.attempts, unit.change_reason) for unit in found}
+    """Return status, attempts and last reason of each record by key."""
+    unit_records = own_tx(face.pipeline.ledger).find(dataset="nexrad-l2")
+    return {
+        unit.object_uri.rpartition("/")[2]: (unit.status, unit.attempts, unit.change_reason) for unit in unit_records
+    }
 
 
 @pytest.mark.clause("PCS-04", "PCS-23")
-def test_a_stage_that_does_not_close_sends_its_unit_at_fault_to_a_person_at_once_and_the_others_go_on(
-    face: Face, objects: Path
-) -> None:
+def test_a_unit_that_breaks_closure_is_quarantined_at_once_and_the_others_continue(face: Face, objects: Path) -> None:
     items = volumes(UNITS)
     put(objects, items)
     at_fault, *others = (item.key.rpartition("/")[2] for item in items)
@@ -160,7 +160,7 @@ def test_a_stage_that_does_not_close_sends_its_unit_at_fault_to_a_person_at_once
     [case] = QuarantineCases(face.pipeline.database, clock=face.pipeline.clock).find(CaseState.OPEN)
     assert case.reason == LedgerCode.NOT_COMPENSABLE
     assert "E_DIM" in str(own_tx(face.pipeline.ledger).find(status=Status.QUARANTINED)[0].last_error_message)
-    # Nothing keeps the next run from what was sound all along.
+    # The next run ingests the sound units.
     assert face.execute(JOB, partition=PARTITION).success
     where = where_they_are(face)
     assert {where[name][0] for name in others} == {Status.SUCCEEDED}
@@ -168,7 +168,7 @@ def test_a_stage_that_does_not_close_sends_its_unit_at_fault_to_a_person_at_once
 
 
 @pytest.mark.clause("PCS-04", "PCS-14", "PCS-23")
-def test_a_card_that_calls_it_compensable_lets_every_unit_try_again(face: Face, objects: Path) -> None:
+def test_with_a_compensable_error_in_the_card_every_unit_is_retried(face: Face, objects: Path) -> None:
     items = volumes(UNITS)
     put(objects, items)
     under(face.pipeline, *STOPS, (REVIEW, "human_review: [E_UQ]"))
@@ -178,9 +178,7 @@ def test_a_card_that_calls_it_compensable_lets_every_unit_try_again(face: Face, 
 
 
 @pytest.mark.clause("PCS-04", "PCS-23")
-def test_what_no_unit_alone_is_at_fault_for_sends_the_whole_batch_to_a_person(
-    face: Face, objects: Path, monkeypatch: Patch
-) -> None:
+def test_a_fault_of_no_single_unit_quarantines_the_whole_batch(face: Face, objects: Path, monkeypatch: Patch) -> None:
     put(objects, volumes(UNITS))
     under(face.pipeline, REVIEW, "human_review: [E_DIM, E_GATE]")
     uncited(face, monkeypatch)
@@ -188,18 +186,18 @@ def test_what_no_unit_alone_is_at_fault_for_sends_the_whole_batch_to_a_person(
     assert set(where_they_are(face).values()) == {(Status.QUARANTINED, 1, LedgerCode.NOT_COMPENSABLE)}
 
 
-def a_short_index(found: PathArrival) -> PathArrival:
-    beam = changed(found.beams[0], n_eff=found.beams[0].n_eff[:-1])
-    return replace(found, beams=(beam, *found.beams[1:]))
+def a_short_index(arrival: PathArrival) -> PathArrival:
+    beam = changed(arrival.beams[0], n_eff=arrival.beams[0].n_eff[:-1])
+    return replace(arrival, beams=(beam, *arrival.beams[1:]))
 
 
-def a_covariance_of_one_cause(found: PathArrival) -> PathArrival:
-    """As if nothing but the atmosphere were unsure: all beams move together."""
-    return replace(found, t_covariance=np.full_like(found.t_covariance, found.t_covariance[0, 0]))
+def a_covariance_of_one_cause(arrival: PathArrival) -> PathArrival:
+    """Return covariances as if only the atmosphere were uncertain: all beams vary together."""
+    return replace(arrival, t_covariance=np.full_like(arrival.t_covariance, arrival.t_covariance[0, 0]))
 
 
-def a_time_in_metres(found: PathArrival) -> PathArrival:
-    return replace(found, arrivals=tuple(replace(arrival, extent_m=-1.0) for arrival in found.arrivals))
+def a_time_in_metres(path: PathArrival) -> PathArrival:
+    return replace(path, arrivals=tuple(replace(arrival, extent_m=-1.0) for arrival in path.arrivals))
 
 
 def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> None:
@@ -208,13 +206,17 @@ def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> No
     quantities = path_arrivals.as_array_quantities
 
     def faulty(*facts: Any, **options: Any) -> PathArrival:
-        found = plain(*facts, **options)
-        return fault(found) if next(numbers) % UNITS == 1 else found
+        arrival = plain(*facts, **options)
+        return fault(arrival) if next(numbers) % UNITS == 1 else arrival
 
     def measured(arrivals: Any) -> Any:
-        # A length that none has marks the volume whose times are told in metres.
-        made = quantities(arrivals)
-        return made | {"T_arr": pint.Quantity(made["T_arr"].m, "m")} if arrivals[0].extent_m < 0 else made
+        # An impossible length marks the volume whose times are given in metres.
+        measured_quantities = quantities(arrivals)
+        return (
+            measured_quantities | {"T_arr": pint.Quantity(measured_quantities["T_arr"].m, "m")}
+            if arrivals[0].extent_m < 0
+            else measured_quantities
+        )
 
     monkeypatch.setattr(path_arrivals, "path_arrival", faulty)
     monkeypatch.setattr(path_arrivals, "as_array_quantities", measured)
@@ -222,7 +224,7 @@ def spoil(monkeypatch: Patch, fault: Callable[[PathArrival], PathArrival]) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fault of one volume, the check that finds it, and its words."""
+    """A fault of one volume, the check that detects it, and its description."""
 
     fault: Callable[[PathArrival], PathArrival]
     check: str
@@ -238,16 +240,16 @@ CASES = [
 
 @pytest.fixture
 def day(face: Face) -> Face:
-    """A day whose metadata are there."""
+    """A day with extracted metadata."""
     deliver(face.pipeline, *volumes(UNITS))
     assert face.execute(JOB, partition=PARTITION).success
     return face
 
 
 def path_checks(result: Any) -> dict[str, dg.AssetCheckEvaluation]:
-    found = gates(result)
-    assert {noun for noun, _ in found} == {"path_arrival"}
-    return {name: check for (_, name), check in found.items()}
+    evaluations = gates(result)
+    assert {noun for noun, _ in evaluations} == {"path_arrival"}
+    return {name: check for (_, name), check in evaluations.items()}
 
 
 def stops(face: Face, run_id: str) -> list[str]:
@@ -258,10 +260,10 @@ def stops(face: Face, run_id: str) -> list[str]:
 @pytest.mark.clause("PCS-09", "PCS-15")
 def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> None:
     result = day.execute(PATH_JOB, partition=PARTITION)
-    found = path_checks(result)
-    assert tuple(found) == PATH_CHECKS
-    assert all(check.passed and check.blocking for check in found.values())
-    assert found["G4_dimensional_closure"].metadata["observed"].value == f"p_dim = 1 over {UNITS} units"
+    evaluations = path_checks(result)
+    assert tuple(evaluations) == PATH_CHECKS
+    assert all(check.passed and check.blocking for check in evaluations.values())
+    assert evaluations["G4_dimensional_closure"].metadata["observed"].value == f"p_dim = 1 over {UNITS} units"
     shown = materialisations(result)["path_arrival"]
     assert (shown["run_units"], shown["run_passed"], shown["rows"]) == (UNITS, UNITS, UNITS * BEAMS)
     assert {shown["table"].rpartition(".")[2], shown["paths"].rpartition(".")[2]} == {"parquet"}
@@ -271,13 +273,13 @@ def test_a_sound_path_passes_its_gates_and_its_stage_is_audited(day: Face) -> No
         *(("gate", gate) for gate in ("G3", "G4", "G7")),
         ("transition", "running>succeeded"),
     ]
-    # The same metadata again: nothing is looked at twice, and the checks say so.
-    again = path_checks(day.execute(PATH_JOB, partition=PARTITION))
-    assert {check.metadata["observed"].value for check in again.values()} == {"skipped: CONTENT_APPLIED"}
+    # With the same metadata nothing is checked twice, and the checks report that.
+    repeated = path_checks(day.execute(PATH_JOB, partition=PARTITION))
+    assert {check.metadata["observed"].value for check in repeated.values()} == {"skipped: CONTENT_APPLIED"}
 
 
 @pytest.mark.clause("PCS-09", "PCS-11", "PCS-20")
-def test_a_volume_at_fault_leaves_by_its_gate_and_the_others_have_their_rows(day: Face, monkeypatch: Patch) -> None:
+def test_a_faulty_volume_is_rejected_by_its_gate_and_the_others_have_rows(day: Face, monkeypatch: Patch) -> None:
     for case in CASES:
         with monkeypatch.context() as patch:
             spoil(patch, case.fault)
@@ -285,11 +287,11 @@ def test_a_volume_at_fault_leaves_by_its_gate_and_the_others_have_their_rows(day
 
 
 def assert_one_volume_leaves(day: Face, case: Case) -> None:
-    """Compute the day's table: a volume leaves by the case's gate, and the others have their rows."""
+    """Compute the day's table; check that the gate rejects one volume and the others have rows."""
     result = day.execute(PATH_JOB, partition=PARTITION)
-    found = path_checks(result)
-    assert [name for name, check in found.items() if not check.passed] == [case.check], case
-    check = found[case.check]
+    evaluations = path_checks(result)
+    assert [name for name, check in evaluations.items() if not check.passed] == [case.check], case
+    check = evaluations[case.check]
     assert check.severity is dg.AssetCheckSeverity.WARN
     [(unit, why)] = check.metadata["failing_units"].value.items()
     assert case.words in why
@@ -299,14 +301,14 @@ def assert_one_volume_leaves(day: Face, case: Case) -> None:
     run_id = result.dagster_run.run_id
     assert stops(day, run_id) == []
     newest = own_tx(day.pipeline.stages.lifecycle.store).newest(run_id, STAGE)
-    kept = day.pipeline.stages.run_states.get(STAGE, run_id)
-    assert (newest.state, kept.outcome) == (StageState.SUCCEEDED, Outcome.PARTIAL)
+    state = day.pipeline.stages.run_states.get(STAGE, run_id)
+    assert (newest.state, state.outcome) == (StageState.SUCCEEDED, Outcome.PARTIAL)
 
 
 @pytest.mark.clause("PCS-14", "PCS-02", "PCS-20")
-def test_the_card_s_thresholds_decide_what_passes(day: Face, monkeypatch: Patch) -> None:
+def test_the_card_s_thresholds_decide_whether_a_gate_passes(day: Face, monkeypatch: Patch) -> None:
     under(day.pipeline, "min_points: 2", "min_points: 100000")
-    # A fault that all of the day's volumes share is the day's, and stops it under the shipped card, too.
+    # A fault of all volumes of the day stops the day under the shipped card, too.
     stopped = day.execute(PATH_JOB, partition=PARTITION, raise_on_error=False)
     check = path_checks(stopped)["G3_path_conventions"]
     assert (check.passed, check.description) == (False, "the batch is stopped (S3)")
@@ -315,7 +317,7 @@ def test_the_card_s_thresholds_decide_what_passes(day: Face, monkeypatch: Patch)
     spoil(monkeypatch, a_time_in_metres)
     under(day.pipeline, "min_p_dim: 1.0", "min_p_dim: 0.5")
     assert all(check.passed for check in path_checks(day.execute(PATH_JOB, partition=PARTITION)).values())
-    # One volume's fault restricts the day where the card says so, and hides no row.
+    # With `restrict` in the card, one volume's fault restricts the day and removes no row.
     under(day.pipeline, "G4: {on_failure: fail_units", "G4: {on_failure: restrict")
     shown = materialisations(day.execute(PATH_JOB, partition=PARTITION))["path_arrival"]
     assert (shown["tag"], shown["rows"]) == ("[Restricted] G4", UNITS * BEAMS)
@@ -325,7 +327,7 @@ POLICY = "retry_policy: {max_retries: 3, backoff: exp+jitter, deadline: 10m}"
 
 
 REFUSED_AT = list(operators()).index(ProvenanceEmit.operator) + 1
-"""The look of the stage that is refused: each stage looks once whenever it is tried."""
+"""The number of the refused clock check: each attempt of a stage checks once."""
 
 
 @dataclass
@@ -347,7 +349,7 @@ class ScriptedClock(LockedClock):
     [
         ("retry_policy: {max_retries: 2, backoff: const, base: 10ms, deadline: 10m}", 0, 3),
         ("retry_policy: {max_retries: 0, backoff: const, base: 10ms, deadline: 10m}", 0, 1),
-        # The third is refused ten minutes after the first; a fourth would begin later.
+        # The third attempt is refused ten minutes after the first; a fourth would start later.
         ("retry_policy: {max_retries: 20, backoff: const, base: 10ms, deadline: 10m}", 5, 3),
         ("retry_policy: {max_retries: 3, backoff: const, base: 10ms, deadline: 10m, retry_on: [E_INTERNAL]}", 0, 1),
     ],

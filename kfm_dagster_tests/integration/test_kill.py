@@ -1,4 +1,4 @@
-"""A deployment whose runs, daemon and code server die by SIGKILL, or a worker on Celery: nothing is lost or doubled."""
+"""SIGKILLs of runs, daemon, code server and a Celery worker: no unit is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from kfm_dagster_tests.transactions import own_tx
 FIRST_DAY = date(2025, 4, 1)
 UNITS_PER_DAY = 4
 DEATHS = [
-    # The artifact is put inside the stage's transaction, after the ledger's part.
+    # The artifact is stored inside the stage's transaction, after the ledger's writes.
     (MessageParse.operator, Failpoint.ARTIFACT_PUT_AFTER),
     (IntegrityCheck.operator, Failpoint.STAGE_COMPUTED),
     (MetadataExtract.operator, Failpoint.STAGE_COMPUTED),
@@ -56,11 +56,11 @@ DEATHS = [
     (Settle.operator, Failpoint.ARTIFACT_PUT_AFTER),
     (Settle.operator, Failpoint.STAGE_COMMITTED),
 ]
-"""One day each; the day's first run dies there."""
+"""One day for each failpoint; the day's first run dies there."""
 
 
 def chaos_plan() -> dict[str, Any]:
-    """The deaths of the runs."""
+    """Return the plan of the runs' deaths."""
     rules = [
         {
             "name": f"day-{number}",
@@ -69,7 +69,7 @@ def chaos_plan() -> dict[str, Any]:
             "where": {
                 "operator": operator,
                 "partition": (FIRST_DAY + timedelta(days=number)).isoformat(),
-                # The two sensors may ask for a day at the same moment; the run that finds nothing to claim is to live.
+                # Both sensors may request the same day; the run without units must not die.
                 "units": "[1-9]*" if operator != MessageParse.operator else "*",
             },
             "nth": 1,
@@ -81,7 +81,7 @@ def chaos_plan() -> dict[str, Any]:
 
 @pytest.fixture
 def events(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> Iterator[list[ObjectEvent]]:
-    """Some units of each day, announced by a cloud that is in the environment."""
+    """Announce some units of each day by the environment's cloud."""
     days = [FIRST_DAY + timedelta(days=number) for number in range(len(DEATHS))]
     samples = [sample for day in days for sample in nexrad_level2_samples(day, UNITS_PER_DAY)]
     events = clouds.feed(cloud_server, contracts, samples, duplicates=3)
@@ -93,7 +93,7 @@ def events(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> Iterator
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # production's; on SQLite the campaign kills
 @pytest.mark.clause("DAG-10", "WAL-08", "BEY-03", "BEY-09", "TEL-03", "RSP-16")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_nothing(
+def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_unit(
     events: list[ObjectEvent], database_url: str, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
@@ -134,7 +134,7 @@ def test_deaths_in_every_operator_and_of_daemon_and_code_server_lose_and_double_
 
 
 def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounters) -> None:
-    """Each unit was claimed once, and once more exactly if the run that died on its day held it."""
+    """Check that each unit was claimed once, and twice exactly if a dead run held it."""
     died = {entry["rule"]: entry["labels"]["run"] for entry in counters.injected()}
     for number, (operator, failpoint) in enumerate(DEATHS):
         day = FIRST_DAY + timedelta(days=number)
@@ -148,24 +148,24 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounte
         ]
         assert len(claims) == UNITS_PER_DAY
         held = [died[f"day-{number}"] in runs for runs in claims]
-        # One that died before its claim was durable held nothing; one that died after its settlement gave nothing back.
+        # A run that died before its claim's commit held no unit; one that died after settlement gave none back.
         given_back = operator != MessageParse.operator and failpoint is not Failpoint.STAGE_COMMITTED
         assert held == [operator != MessageParse.operator] * UNITS_PER_DAY
         assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
 
 
 def _assert_failures_are_told(pipeline: Pipeline, home: Path) -> None:
-    """A day that died after its claim has one FAIL event of each unit, and no other has any."""
+    """Check that only days whose run died after its claim have FAIL events, one for each unit."""
     files = (home / "lineage" / "failures").rglob("*.ndjson")
-    told = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    failed = Counter(event["run"]["facets"]["kfmWal"]["wal_id"] for event in told if event["eventType"] == "FAIL")
+    published = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    failed = Counter(event["run"]["facets"]["kfmWal"]["wal_id"] for event in published if event["eventType"] == "FAIL")
     records = own_tx(pipeline.ledger).find(limit=1000)
     assert failed == Counter({record.wal_id: 1 for record in records if record.attempts > 1})
 
 
 @pytest.fixture
 def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[str, str]:
-    """The environment of an embedded cloud whose queue announces three units."""
+    """Return the environment of an embedded cloud whose queue announces three units."""
     clouds.feed(cloud_server, contracts, nexrad_level2_samples(DAY, 3), visibility_timeout=10, max_receive_count=1000)
     return dict(cloud_server.environment())
 
@@ -174,7 +174,7 @@ def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[
 @pytest.mark.timeout(HANG_SECONDS + 60)
 @pytest.mark.one_database
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_after_its_batch_when_it_is_told_to(
+def test_a_worker_ends_after_its_batch_on_a_signal(
     announced: dict[str, str], database_url: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     variables = announced | {"KFM_HOME": str(tmp_path / "home"), "KFM_WAL_DSN": database_url}
@@ -187,11 +187,11 @@ def test_it_ends_after_its_batch_when_it_is_told_to(
             try:
                 batch = json.loads(process.stdout.readline())
                 process.send_signal(number)
-                said = process.communicate(timeout=HANG_SECONDS)
+                outputs = process.communicate(timeout=HANG_SECONDS)
             finally:
                 process.kill()
-        assert (process.returncode, said[0]) == (ExitCode.DONE, "")
-        [line] = said[1].splitlines()
+        assert (process.returncode, outputs[0]) == (ExitCode.DONE, "")
+        [line] = outputs[1].splitlines()
         assert line.startswith("kfm worker: a report to Dagster failed")
         pipeline = Pipeline.open(Settings.load())
         [record] = {(record.status, record.ingest_run_id) for record in own_tx(pipeline.ledger).find(limit=10)}
@@ -203,7 +203,7 @@ DAYS = 2
 UNITS_A_DAY = 15
 UNITS = DAYS * UNITS_A_DAY
 LEASE_SECONDS = 30
-"""Several times what a step takes here, whose lease is renewed meanwhile."""
+"""Several times the duration of a step, which renews its lease."""
 BUCKETS = {
     "KFM_STORAGE_URL": "artifacts",
     "KFM_CATALOG_URL": "catalog",
@@ -217,12 +217,12 @@ DEATH = {
     "where": {"operator": MetadataExtract.operator, "units": "[1-9]*"},
     "nth": 1,
 }
-"""In mid-run: units are claimed and checked, and the step's work is done and not committed."""
+"""In mid-run: units are claimed and checked, and the step's work is not yet committed."""
 
 
 @contextmanager
 def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this test's own while the block lasts."""
+    """Run a process within the context."""
     with log.open("wb") as output:
         child = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -234,7 +234,7 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
-    """The URL of a Redis that forgets everything when it ends."""
+    """The URL of a Redis without persistence."""
     server = shutil.which("redis-server")
     if server is None:
         reason = "no Redis: apt-get install redis-server"
@@ -251,7 +251,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Celery worker that does each step in its own process, so that a step's death is the worker's."""
+    """Run a Celery worker that executes steps in its own process, so it dies with its step."""
     log = folder / f"{name}.log"
     options = ["--pool", "solo", "--hostname", name, "--loglevel", "INFO"]
     with started([sys.executable, "-m", "kfm_dagster.defs.celery_worker", *options], log) as process:
@@ -262,7 +262,7 @@ def worker(name: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedCloud:
-    """A cloud with a bucket of each kind, whose queue announces the units."""
+    """A cloud with a bucket of each kind and a queue that announces the units."""
     days = [FIRST_DAY + timedelta(days=number) for number in range(DAYS)]
     samples = [sample for day in days for sample in nexrad_level2_samples(day, UNITS_A_DAY)]
     clouds.feed(cloud_server, contracts, samples, duplicates=3)
@@ -272,30 +272,30 @@ def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedC
 
 
 def items(cloud: EmbeddedCloud) -> Counter[str]:
-    """The Items of the catalog, by how often each stands."""
+    """Count how often each Item is in the catalog."""
     s3 = cloud.client("s3")
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKETS["KFM_CATALOG_URL"])
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", []) if entry["Key"].endswith(".json")]
     bodies = (s3.get_object(Bucket=BUCKETS["KFM_CATALOG_URL"], Key=key)["Body"].read() for key in keys)
-    return Counter(one["id"] for one in map(json.loads, bodies) if one.get("type") == "Feature")
+    return Counter(document["id"] for document in map(json.loads, bodies) if document.get("type") == "Feature")
 
 
 def done_by(instance: dg.DagsterInstance) -> Counter[str]:
-    """Steps by the Celery worker that took them."""
-    told = [
+    """Count the steps of each Celery worker."""
+    workers = [
         entry.dagster_event.engine_event_data.metadata
         for run in instance.get_runs()
         for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
         if entry.dagster_event is not None
     ]
-    return Counter(str(metadata["Celery worker"].value) for metadata in told if "Celery worker" in metadata)
+    return Counter(str(metadata["Celery worker"].value) for metadata in workers if "Celery worker" in metadata)
 
 
 @pytest.mark.deployment
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.clause("DAG-09", "DAG-10", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
+def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
     broker: str, cloud: EmbeddedCloud, database_url: str, empty_postgres_url: str, tmp_path: Path
 ) -> None:
     plan, home = tmp_path / "plan.json", tmp_path / "home"
@@ -314,8 +314,8 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
         "KFM_CHAOS_PLAN": str(plan),
     }
     with environment(variables), worker("one@here", tmp_path) as one, worker("two@here", tmp_path) as two:
-        # What kfm doctor asks of Redis and of both workers.
-        assert [one.what for one in check_broker(broker)][1:] == ["2 Celery workers answer"]
+        # The check that kfm doctor runs on Redis and the workers.
+        assert [finding.what for finding in check_broker(broker)][1:] == ["2 Celery workers answer"]
         pipeline = Pipeline.open(Settings.load())
         counters = FaultCounters(state_folder(home, load_plan(plan)))
 
@@ -326,7 +326,7 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
         with Deployment(home, environment={}, module="fault_injection.definitions") as deployment:
             drain(deployment, pipeline, timeout_seconds=HANG_SECONDS, report=conserved)
             with dg.DagsterInstance.get() as instance:
-                # The run that lost its worker gets its step from the other one, and has nothing left to do.
+                # The other worker repeats the step of the run, which then has no units left.
                 until(
                     lambda: all(run.is_finished for run in instance.get_runs()), (tmp_path / "two@here.log").read_text
                 )
@@ -341,7 +341,7 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
         assert {status: count for status, count in counts.items() if count} == {Status.SUCCEEDED: UNITS}
         assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
         records = own_tx(pipeline.ledger).find(limit=1000)
-        # What the dead worker's run held was given back, and settled by another one.
+        # The units of the dead worker's run were released and settled by another run.
         claims = [
             [
                 entry.run_id
@@ -357,7 +357,7 @@ def test_a_worker_that_dies_in_mid_run_loses_and_doubles_nothing(
         assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
         pipeline.close()
     assert items(cloud) == Counter({record.stac_item_id: 1 for record in records})
-    # What steps handed on, and what they printed, is where every worker finds it.
+    # Outputs and logs of steps are in the shared store, not on a worker's disk.
     assert not (home / "storage").exists()
     for bucket in ("artifacts", "logs"):
         assert cloud.client("s3").list_objects_v2(Bucket=bucket)["KeyCount"] > 0

@@ -1,4 +1,4 @@
-"""What may be received and begun: kill switches, and days outside the partitions, through the real sensors."""
+"""Kill switches and days outside the partitions, tested with the real sensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHY = Decision(actor="ada", reason="wrong projection upstream", change_ref="INC-
 
 @pytest.fixture
 def clock(face: Face) -> Clock:
-    """A clock that stands, for the sensors and runs of `face`."""
+    """A fixed clock for the sensors and runs of `face`."""
     clock = Clock()
     face.pipeline.clock = clock
     return clock
@@ -38,14 +38,14 @@ def clock(face: Face) -> Clock:
 
 @pytest.fixture
 def batch(contracts: ContractRegistry, objects: Path) -> list[SqsMessage]:
-    """Two messages of each of two datasets of one day; the first two are goes-abi's."""
+    """Two messages for each of two datasets on one day; the first two are of goes-abi."""
     items = [*(good(*sample) for sample in goes_abi_samples(DAY, 2)), *volumes(2)]
     put(objects, items)
     return [announce([item.event()], registry=contracts) for item in items]
 
 
 def work(face: Face, sensor: str) -> list[set[str]]:
-    """Tick a sensor and launch what it asks for; returns the datasets of each run."""
+    """Tick a sensor and launch its requests; return the datasets of each run."""
     requests = face.tick(sensor).run_requests
     for request in requests:
         assert face.launch(request).success
@@ -57,7 +57,7 @@ def of_status(face: Face, status: Status) -> set[str]:
 
 
 @pytest.mark.clause("WAL-10")
-def test_nothing_is_received_while_everything_the_queue_brings_is_off(
+def test_nothing_is_received_while_all_of_the_queues_datasets_are_off(
     face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     queue.waiting = list(batch)
@@ -78,7 +78,7 @@ def test_nothing_is_received_while_everything_the_queue_brings_is_off(
 
 
 @pytest.mark.clause("WAL-10")
-def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
+def test_units_of_a_switched_off_dataset_wait_and_others_continue(
     face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     queue.waiting = list(batch)
@@ -87,7 +87,7 @@ def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
 
     assert work(face, "nodd_messages") == [{"nexrad-l2"}]
     assert (of_status(face, Status.PENDING), of_status(face, Status.SUCCEEDED)) == ({"goes-abi"}, {"nexrad-l2"})
-    # Its messages stay away as long as SQS allows: coming again would use up the receives of the redrive policy.
+    # Its messages are hidden for SQS's maximum, since redeliveries count for the redrive policy.
     assert queue.visibility == [(message.receipt_handle, MAX_VISIBILITY_SECONDS) for message in batch[:2]]
 
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
     )
 
     switches.release("goes-abi", Decision(actor="ada", reason="repaired"))
-    # Until its next tick, what a sensor asked for may be on its way.
+    # Until a sensor's next tick, its requested runs may not have been launched yet.
     assert work(face, "nodd_messages") == []
     assert [work(face, "nodd_ledger") for _ in range(2)] == [[], [{"goes-abi"}]]
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 4}
@@ -108,7 +108,7 @@ def test_units_of_one_dataset_wait_while_its_neighbour_goes_on(
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_message_that_comes_again_is_put_aside_again_until_the_switch_expires(
+def test_a_redelivered_message_is_hidden_again_until_the_switch_expires(
     face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     face.pipeline.ledger.switches.engage("goes-abi", WHY, expires_at=clock.now + timedelta(seconds=100))
@@ -129,7 +129,7 @@ def test_a_message_that_comes_again_is_put_aside_again_until_the_switch_expires(
 
 
 @pytest.mark.clause("WAL-10", "DAG-04")
-def test_units_that_wait_for_a_switch_do_not_hold_up_the_other_datasets(
+def test_units_that_wait_for_a_switch_do_not_delay_other_datasets(
     face: Face, queue: FakeQueue, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     face.pipeline.settings = face.pipeline.settings.model_copy(update={"max_in_flight_units": 2})
@@ -141,7 +141,7 @@ def test_units_that_wait_for_a_switch_do_not_hold_up_the_other_datasets(
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_listing_of_a_dataset_that_is_off_says_so_and_lists_nothing(
+def test_a_listing_of_a_switched_off_dataset_reports_it_and_lists_nothing(
     face: Face, clock: Clock, batch: list[SqsMessage]
 ) -> None:
     face.pipeline.ledger.switches.engage("nexrad-l2", WHY)
@@ -153,9 +153,9 @@ def test_a_listing_of_a_dataset_that_is_off_says_so_and_lists_nothing(
 
 
 OLD_DAY = date(2014, 7, 30)
-"""The first that the contract allows."""
+"""The first day that the contract allows."""
 SENSORS = ("nodd_messages", "nodd_ledger", "nodd_ledger", "nodd_due")
-"""The ledger's sensor asks for a run of what it has seen on an earlier tick."""
+"""The ledger's sensor requests runs for units that it saw on an earlier tick."""
 
 
 def of_day(day: date, objects: Path, contracts: ContractRegistry, *, announced: datetime | None = None) -> SqsMessage:
@@ -168,7 +168,7 @@ def of_day(day: date, objects: Path, contracts: ContractRegistry, *, announced: 
 
 
 def served(face: Face) -> tuple[set[str], str]:
-    """Tick every sensor and do what they ask for; the partitions of that, and all that they say."""
+    """Tick every sensor and launch the requests; return the partitions and all skip messages."""
     ticks = [face.tick(sensor) for sensor in SENSORS]
     requests = [request for tick in ticks for request in tick.run_requests]
     for request in requests:
@@ -181,7 +181,7 @@ def statuses(face: Face) -> dict[str, Status]:
 
 
 def tonight(objects: Path, contracts: ContractRegistry) -> SqsMessage:
-    """A neighbour of a day within the window, which must be served all the same."""
+    """Return a message of a day within the window, which must still be ingested."""
     [item] = volumes(1)
     put(objects, [item])
     return announce([item.event()], registry=contracts)
@@ -191,14 +191,14 @@ STRAYS = [
     (OLD_DAY, date(2025, 4, 2)),
     (date(2024, 12, 31), date(2025, 4, 2)),
     (date(2098, 12, 31), date(2025, 4, 2)),
-    # By the sender's own time it would be today.
+    # By the sender's clock it would be today.
     (date(2098, 12, 30), date(2098, 12, 30)),
 ]
-"""Days outside the window, and when their objects are announced."""
+"""Days outside the window, and the announcement times of their objects."""
 
 
 @pytest.mark.clause("DAG-12", "SEC-05", "SEC-13", "OPR-19")
-def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_neighbour_nothing(
+def test_a_day_outside_the_window_is_ignored_with_a_reason_and_others_continue(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
     strays = {
@@ -219,15 +219,15 @@ def test_a_real_day_outside_the_window_is_ignored_with_its_reason_and_costs_its_
 
 
 @pytest.mark.clause("OPR-27", "DAG-12", "SEC-05", "BEY-03")
-def test_of_a_lowered_window_a_day_waits_for_a_reload_and_one_before_the_dataset_begins_is_rejected(
+def test_after_lowering_the_window_days_wait_for_a_reload_and_too_early_days_are_rejected(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry
 ) -> None:
     own_tx(face.pipeline.window).lower(OLD_DAY - timedelta(days=9), actor="ada", reason="an earlier day")
     days = (OLD_DAY, OLD_DAY - timedelta(days=1))
     queue.waiting += [*(of_day(day, objects, contracts) for day in days), tonight(objects, contracts)]
-    partitions, said = served(face)
+    partitions, texts = served(face)
     assert partitions == {"2025-04-02"}
-    assert "1 unit of 2014-07-30 on hold: the code location was loaded before" in said
+    assert "1 unit of 2014-07-30 on hold: the code location was loaded before" in texts
     [rejected] = face.pipeline.deliveries.rejected(limit=10)
     assert (rejected.reason_code, str(OLD_DAY) in rejected.detail) == ("invalid_time_range", True)
     assert statuses(face) == {"nexrad-l2": Status.SUCCEEDED, "hrrr": Status.PENDING}
@@ -240,7 +240,7 @@ def test_of_a_lowered_window_a_day_waits_for_a_reload_and_one_before_the_dataset
 
 
 @pytest.mark.clause("SEC-13", "DAG-04")
-def test_units_of_days_to_come_leave_the_intake_open_for_others(
+def test_units_of_future_days_do_not_block_the_intake(
     face: Face, queue: FakeQueue, objects: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_MAX_IN_FLIGHT_UNITS", "1")

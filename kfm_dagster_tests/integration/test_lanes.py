@@ -1,4 +1,4 @@
-"""Two lanes: whatever bulk work waits, a live message is received, planned and claimed first; and bulk work goes on."""
+"""Two lanes: live messages are received, planned and claimed before bulk work, which still progresses."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ from kfm_dagster_tests.transactions import own_tx
 
 BULK_DAY = START.date().isoformat()
 BULK_UNITS = 25_000
-"""Of a busy day of one dataset: more than may be in flight (KFM_MAX_IN_FLIGHT_UNITS)."""
+"""Units of a busy day: more than KFM_MAX_IN_FLIGHT_UNITS."""
 UNITS_PER_RUN = 40
 
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance with the run queue of the dagster.yaml that ships."""
+    """An instance with the run queue of the shipped dagster.yaml."""
     (tmp_path / "dagster").mkdir()
     shipped = yaml.safe_load(dagster_yaml_for({}, Path()))
     overrides = {key: shipped[key] for key in ("run_coordinator", "concurrency")}
-    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=overrides) as found:
-        yield found
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster"), overrides=overrides) as local:
+        yield local
 
 
 @pytest.fixture
 def small_runs(face: Face, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
-    """A deployment whose runs take few units."""
+    """A deployment with a small limit of units per run."""
     monkeypatch.setenv("KFM_MAX_UNITS_PER_RUN", str(UNITS_PER_RUN))
-    found = face.reopened()
-    yield found
-    found.pipeline.close()
+    reopened = face.reopened()
+    yield reopened
+    reopened.pipeline.close()
 
 
 def bulk_units(face: Face, units: int) -> None:
-    """Let bulk units wait."""
+    """Record pending bulk units."""
     for first in range(0, units, 5_000):
         chunk = range(first, min(first + 5_000, units))
         own_tx(face.pipeline.ledger).ensure([envelope(number) for number in chunk], lane=Lane.BULK)
 
 
-def asked(tick: Any) -> list[tuple[str, str]]:
-    """Lane and partition of every run that a tick asks for."""
+def requested(tick: Any) -> list[tuple[str, str]]:
+    """Return lane and partition of each run request of a tick."""
     return [(request.tags["kfm/lane"], request.partition_key) for request in tick.run_requests]
 
 
 def active(face: Face, lane: Lane, partition: str, **tags: str) -> dg.DagsterRun:
-    """A run that has been asked for and is under way."""
+    """Record a requested run as started."""
     return face.instance.create_run_for_job(
         face.repository.get_job("ingest"),
         status=dg.DagsterRunStatus.STARTED,
@@ -75,8 +75,8 @@ def active(face: Face, lane: Lane, partition: str, **tags: str) -> dg.DagsterRun
 
 
 @pytest.mark.clause("BEY-14", "DAG-04")
-def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(small_runs: Face, queue: FakeQueue) -> None:
-    # Bulk work has its share, is claimed, and the rest of it waits.
+def test_a_live_message_is_ingested_before_the_bulk_units_of_a_busy_day(small_runs: Face, queue: FakeQueue) -> None:
+    # Bulk work is claimed up to its share, and the rest is pending.
     face = small_runs
     bulk_units(face, BULK_UNITS)
     face.tick("nodd_ledger")
@@ -89,7 +89,7 @@ def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(small_r
     )
     assert len(claimed) == UNITS_PER_RUN
 
-    # A message comes, for the same dataset: it is received, planned and worked at once.
+    # A message for the same dataset is received, planned and ingested at once.
     enqueue(face.pipeline, queue, *volumes(1))
     [live] = face.tick("nodd_messages").run_requests
     assert (live.tags["kfm/lane"], live.partition_key) == ("live", PARTITION)
@@ -98,8 +98,8 @@ def test_a_live_message_goes_first_past_all_the_bulk_units_of_a_busy_day(small_r
     [record] = own_tx(face.pipeline.ledger).find(partition=PARTITION)
     assert (record.status, record.lane) == (Status.SUCCEEDED, Lane.LIVE)
 
-    # Nothing more is asked for bulk work while its share is taken.
-    assert [asked(face.tick("nodd_ledger")) for _ in range(2)] == [[], []]
+    # No further bulk run is requested while the bulk share is used.
+    assert [requested(face.tick("nodd_ledger")) for _ in range(2)] == [[], []]
 
 
 @pytest.mark.clause("BEY-14")
@@ -114,20 +114,20 @@ def test_a_live_run_is_not_lengthened_by_bulk_units_of_its_day(face: Face) -> No
 
 
 def parsed(face: Face, event: Any) -> Any:
-    """The unit that an event announces."""
+    """Return the unit that an event announces."""
     message = announce([event], registry=face.pipeline.registry)
     [unit] = parse_message(message, registry=face.pipeline.registry, queue="kfm-nodd-primary").envelopes
     return unit
 
 
 def asked_units(face: Face, request: dg.RunRequest) -> int:
-    """Launch a run; returns the units that it claimed."""
+    """Launch a run; return the number of units that it claimed."""
     return int(materialisations(face.launch(request))["envelopes"]["run_units"])
 
 
 @pytest.mark.clause("BEY-14")
-def test_bulk_work_has_its_turn_however_much_live_work_there_is(small_runs: Face) -> None:
-    """Live runs leave a slot while bulk work waits; without that, the higher priority would always win."""
+def test_bulk_work_progresses_under_any_amount_of_live_work(small_runs: Face) -> None:
+    """Live runs leave a slot for pending bulk work, which their priority would otherwise starve."""
     face = small_runs
     bulk_units(face, 10 * UNITS_PER_RUN)
     slots = run_slots(face.instance)
@@ -135,12 +135,12 @@ def test_bulk_work_has_its_turn_however_much_live_work_there_is(small_runs: Face
     days = [START + timedelta(days=number) for number in range(1, 8)]
     own_tx(face.pipeline.ledger).ensure([envelope(0, time_range_start=day) for day in days])
     face.tick("nodd_ledger")
-    requests = asked(face.tick("nodd_ledger"))
+    requests = requested(face.tick("nodd_ledger"))
     assert requests == [*(("live", day.date().isoformat()) for day in days[: slots - 1]), ("bulk", BULK_DAY)]
 
     for lane, partition in requests[: slots - 1]:
         active(face, Lane(lane), partition)
-    assert asked(face.tick("nodd_ledger")) == [("bulk", BULK_DAY)]
+    assert requested(face.tick("nodd_ledger")) == [("bulk", BULK_DAY)]
 
 
 @pytest.mark.clause("BEY-14")
@@ -152,7 +152,7 @@ def test_the_shipped_run_queue_keeps_the_share_that_is_the_default() -> None:
 
 
 @pytest.mark.clause("WSM-11", "BEY-02")
-def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
+def test_expired_leases_are_recovered_while_dagsters_run_storage_is_unavailable(
     face: Face, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(face.pipeline, *volumes(1))
@@ -178,23 +178,21 @@ def test_expired_leases_are_recovered_while_dagsters_run_storage_is_away(
 
 
 @pytest.mark.clause("BEY-13", "BEY-14", "DAG-05", "DAG-09")
-def test_a_run_that_is_started_by_hand_is_bulk_work_and_says_when_another_run_took_its_units(
-    face: Face, objects: Path
-) -> None:
+def test_a_manual_run_is_bulk_work_and_reports_units_taken_by_another_run(face: Face, objects: Path) -> None:
     steps = face.repository.assets_defs_by_key
     assert {steps[key].op.pool for key in asset_keys("nexrad-l2")} == {"nexrad-l2"}
     put(objects, volumes(2))
-    taken: list[str] = []
+    statuses: list[str] = []
 
     def take_away(*_: object, **__: object) -> None:
         own_tx(face.pipeline.ledger).release_lost(run_ids=face.pipeline.ledger.in_progress_runs())
-        taken.append("taken")
+        statuses.append("taken")
 
     with pytest.MonkeyPatch.context() as patch:
         emit = ProvenanceEmit.transform
         patch.setattr(ProvenanceEmit, "transform", lambda self: (take_away(), emit(self))[1])
         result = face.execute("ingest_nexrad_l2", partition=PARTITION)
-    assert taken
+    assert statuses
     assert result.dagster_run.tags["kfm/lane"] == "bulk"
     assert {record.lane for record in traces.records(face.pipeline).values()} == {Lane.BULK}
     check = unit_check(result)

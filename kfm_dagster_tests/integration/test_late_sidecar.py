@@ -1,4 +1,4 @@
-"""A sidecar that is announced after its data completes the Item, in any order and once; nobody has to approve."""
+"""A sidecar announced after its data completes the Item once, in any order, without approval."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
     assert_complete(item)
     assert item["id"] == before["id"]
     assert item["assets"]["data"]["file:checksum"] == before["assets"]["data"]["file:checksum"]
-    # The unit is as it was, and beside it stands what completed it.
+    # The unit is unchanged, and a completion is recorded beside it.
     assert own_tx(pipeline.ledger).history(unit) == history
     completion = item["properties"]["kfm:wal_id"]
     assert {version.wal_id: (version.status, version.superseded_by) for version in versions(pipeline)} == {
@@ -100,18 +100,16 @@ def test_a_late_sidecar_completes_the_item_and_the_unit_stays_succeeded(pipeline
         "in_progress",
         "succeeded",
     ]
-    # Lineage has both, once each, and nobody decided anything.
-    told = traces.events(Path(pipeline.settings.lineage))
-    traces.assert_once(told)
-    assert sum(kind == "COMPLETE" for kind, *_ in told) == 2
+    # Lineage has both once, and no decision is recorded.
+    published = traces.events(Path(pipeline.settings.lineage))
+    traces.assert_once(published)
+    assert sum(kind == "COMPLETE" for kind, *_ in published) == 2
     assert [link.state for link in pipeline.lineage.links_of(completion)] == ["published", "published"]
     assert own_tx(pipeline.ledger.log).entries(limit=10) == []
 
 
 @pytest.mark.clause("BEY-04")
-def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_written_again(
-    pipeline: Pipeline, objects: Path
-) -> None:
+def test_an_index_of_an_earlier_revision_is_suspect_until_it_is_overwritten(pipeline: Pipeline, objects: Path) -> None:
     put(objects, [DATA, SIDECAR])
     written = (objects / BUCKET / KEY).stat().st_mtime
     os.utime(objects / BUCKET / SIDECAR.key, (written - 86_400, written - 86_400))
@@ -138,7 +136,7 @@ def test_the_order_of_announcements_changes_nothing(pipeline: Pipeline, objects:
     assert len(versions(pipeline)) == 1
 
 
-def test_a_sidecar_that_is_removed_or_announced_again_is_read_once(pipeline: Pipeline, objects: Path) -> None:
+def test_a_removed_or_reannounced_sidecar_is_read_once(pipeline: Pipeline, objects: Path) -> None:
     ingest_without_sidecar(pipeline)
     message = announce([SIDECAR.event()], registry=pipeline.registry)
     removed = message.body.replace("ObjectCreated:Put", "ObjectRemoved:Delete")
@@ -159,7 +157,7 @@ def test_a_sidecar_that_is_removed_or_announced_again_is_read_once(pipeline: Pip
     assert len(versions(pipeline)) == 2
 
 
-def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipeline) -> None:
+def test_a_sidecar_that_arrives_while_its_data_is_read_completes_the_item(pipeline: Pipeline) -> None:
     deliver(pipeline, DATA)
     with pytest.raises(CrashError):
         run(pipeline, "first", dies_at=Failpoint(operator=MetadataExtract.operator, point="committed"))
@@ -170,21 +168,21 @@ def test_a_sidecar_that_comes_while_its_data_is_read_completes_it(pipeline: Pipe
     assert_complete(item_of(pipeline))
 
 
-def test_a_sidecar_of_another_object_leaves_the_item_as_it_is(pipeline: Pipeline) -> None:
+def test_a_sidecar_of_another_object_does_not_change_the_item(pipeline: Pipeline) -> None:
     before = ingest_without_sidecar(pipeline)
-    other = make_hrrr(run=datetime.combine(DAY, time(7), UTC), lead=7)[2]
-    wrong = good(BUCKET, SIDECAR.key, other.encode())
+    other_run = make_hrrr(run=datetime.combine(DAY, time(7), UTC), lead=7)[2]
+    wrong = good(BUCKET, SIDECAR.key, other_run.encode())
     assert deliver(pipeline, wrong).completions == 1
     work_until_done(pipeline)
     assert item_of(pipeline) == before
     assert sorted(version.status for version in versions(pipeline)) == [Status.QUARANTINED, Status.SUCCEEDED]
-    # The right one, when it comes.
+    # The object's own sidecar.
     assert deliver(pipeline, SIDECAR).completions == 1
     work_until_done(pipeline)
     assert_complete(item_of(pipeline))
 
 
-def test_a_newer_version_of_the_object_supersedes_what_waits_to_be_completed(pipeline: Pipeline) -> None:
+def test_a_newer_version_of_the_object_supersedes_a_pending_completion(pipeline: Pipeline) -> None:
     ingest_without_sidecar(pipeline)
     deliver(pipeline, SIDECAR)
     later = datetime(2025, 4, 4, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""A volume's Item as its chunks come, in any order, over crashes; one that no chunk ended is closed by a later one."""
+"""Items of NEXRAD volumes from chunks in any order; a volume without end is closed by a later one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WHOLE = good(ARCHIVE_BUCKET, *make_nexrad_level2(site=RADAR, start=START))
 
 
 def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
-    """The one Item, without the run that wrote it."""
+    """Return an Item without the run that wrote it."""
     (item,) = traces.catalog_items(pipeline).values()
     assert item["id"] == item_id
     item["properties"].pop("kfm:run_state")
@@ -66,7 +66,7 @@ def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """What two ways to one outcome have in common: the Item, what became of each unit, and that all is told once."""
+    """Return Item and unit outcomes, to compare two orders of arrival; check that events are unique."""
     traces.told_once(pipeline)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     records = traces.records(pipeline)
@@ -75,9 +75,7 @@ def everything(pipeline: Pipeline) -> dict[str, Any]:
 
 
 @pytest.mark.clause("OPR-01", "OPR-06")
-def test_an_item_begins_with_the_first_chunk_grows_with_each_and_is_the_archive_s_at_last(
-    pipeline: Pipeline, objects: Path
-) -> None:
+def test_an_item_starts_with_the_first_chunk_grows_and_becomes_the_archive_s(pipeline: Pipeline, objects: Path) -> None:
     ends = []
     for number, chunk in enumerate((S, I2, I3, E), start=1):
         ingest(pipeline, objects, chunk, run_id=f"run-{number}")
@@ -101,14 +99,14 @@ def test_an_item_begins_with_the_first_chunk_grows_with_each_and_is_the_archive_
     assert item["properties"]["end_datetime"] == ends[-1]
     assert not {"nexrad:chunks", "nexrad:complete", "nexrad:cuts"} & item["properties"].keys()
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 5}
-    # Each revision says in the lineage which one it revises.
+    # In lineage, each revision names the one that it revises.
     revised = [edge for edge in traces.prov_edges(Path(pipeline.settings.lineage)) if "revision" in edge[1].lower()]
     assert len(revised) == 4
     everything(pipeline)
 
 
 @pytest.mark.clause("OPR-08")
-def test_the_collection_says_what_the_archive_s_contract_says_whoever_writes(pipeline: Pipeline, objects: Path) -> None:
+def test_the_collection_follows_the_archive_s_contract_for_both_datasets(pipeline: Pipeline, objects: Path) -> None:
     root = Path(pipeline.settings.catalog)
     ingest(pipeline, objects, S, run_id="chunk")
     first = traces.catalog_tree(root)[f"{ARCHIVE}/collection.json"]
@@ -122,13 +120,13 @@ def test_the_collection_says_what_the_archive_s_contract_says_whoever_writes(pip
     for collection in (first, documents[f"{ARCHIVE}/collection.json"]):
         assert (collection["title"], collection["kfm:dataset"]) == (contract.metadata.title, ARCHIVE)
         assert collection["item_assets"]["data"]["title"] == contract.stac.data_asset.title
-    # Nobody takes the Collection over from the other: then the root would be written each time.
+    # The two datasets do not rewrite each other's Collection, which would rewrite the root each time.
     assert (root / "catalog.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.clause("OPR-06", "BEY-03")
 @pytest.mark.one_database
-def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_reader(
+def test_a_real_volume_from_unordered_chunks_equals_the_independent_reader(
     pipeline: Pipeline, objects: Path, shared_data: Path, reference: Mapping[str, Any]
 ) -> None:
     folder = "objects/unidata-nexrad-level2-chunks/KLOT/901"
@@ -146,8 +144,8 @@ def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_
     assert (properties["nexrad:chunks"], properties["nexrad:complete"]) == (answers["n_chunks"], True)
     assert (properties["nexrad:cuts"], f"VCP-{properties['nexrad:vcp']}") == (whole["nsweeps"], whole["scan_name"])
     for name, expected in (("start_datetime", "time_coverage_start"), ("end_datetime", "time_coverage_end")):
-        said, told = (datetime.fromisoformat(text) for text in (properties[name], whole[expected]))
-        assert abs(said - told) < timedelta(seconds=1)
+        actual, independent = (datetime.fromisoformat(text) for text in (properties[name], whole[expected]))
+        assert abs(actual - independent) < timedelta(seconds=1)
     place = [properties[f"nexrad:{name}"] for name in ("latitude", "longitude", "height-m")]
     assert place == pytest.approx([whole[name] for name in ("latitude", "longitude", "altitude")], abs=1e-6)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: answers["n_chunks"]}
@@ -155,7 +153,7 @@ def test_a_real_volume_whose_chunks_come_in_disorder_is_that_of_the_independent_
 
 
 def plan(seed: int) -> list[list[StoredObject]]:
-    """Chunks, and in half of the plans the archive's object, in some order and some batches, some of them twice."""
+    """Return chunks, and in half of the plans the archive's object, in random order and batches, some twice."""
     chance = random.Random(seed)
     items = [S, I2, I3, E, *([WHOLE] if seed % 2 else [])]
     arrivals = items + chance.sample(items, chance.randint(0, 3))
@@ -170,7 +168,7 @@ def plan(seed: int) -> list[list[StoredObject]]:
 
 @pytest.fixture(scope="module")
 def item_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObject], dict[str, Any]]:
-    """Return the Item of one object that no other came before."""
+    """Return a function that gives the Item of a single object."""
 
     def item(of: StoredObject) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("alone")
@@ -187,7 +185,7 @@ def item_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StoredObje
 @pytest.mark.clause("BEY-01")
 @pytest.mark.one_database
 @pytest.mark.parametrize("seed", range(8))
-def test_the_item_is_that_of_the_last_chunk_or_the_archive_s_in_every_order(
+def test_in_every_order_the_item_is_of_the_last_chunk_or_the_archive_s(
     seed: int, pipeline: Pipeline, objects: Path, item_alone: Callable[[StoredObject], dict[str, Any]]
 ) -> None:
     for number, batch in enumerate(plan(seed)):
@@ -201,14 +199,14 @@ def test_the_item_is_that_of_the_last_chunk_or_the_archive_s_in_every_order(
 SITE = "KTWX"
 MIDNIGHT = datetime.combine(DAY, time(), UTC) + timedelta(days=1)
 STARTS = tuple(MIDNIGHT + timedelta(minutes=minutes) for minutes in (-12, -6, 1))
-"""Of three volumes: two before midnight and one after it."""
+"""Start times of three volumes: two before midnight and one after it."""
 
 
 @cache
 def volume(site: str, number: int, at: datetime | None = None) -> tuple[StoredObject, ...]:
-    """The chunks S, I, I and E of the n-th volume; all have one number, as they do again after a thousand."""
-    made = make_nexrad_chunks(site=site, start=at or STARTS[number], volume_number=7)
-    return tuple(good(BUCKET, key, content) for key, content in made)
+    """Return the chunks S, I, I and E of a volume; all volumes have one number, as after a thousand."""
+    samples = make_nexrad_chunks(site=site, start=at or STARTS[number], volume_number=7)
+    return tuple(good(BUCKET, key, content) for key, content in samples)
 
 
 def archived(site: str, number: int) -> StoredObject:
@@ -219,9 +217,9 @@ FIRST, SECOND, THIRD = (volume(SITE, number) for number in range(3))
 
 
 def ledger_of(pipeline: Pipeline) -> dict[tuple[str, str | None], NoddWalRecord]:
-    """Every record of chunks, by object and version."""
-    found = own_tx(pipeline.ledger).find(dataset=CHUNKS, limit=10_000)
-    return {(record.object_uri, record.object_version): record for record in found}
+    """Return every record of chunks by object and version."""
+    chunk_records = own_tx(pipeline.ledger).find(dataset=CHUNKS, limit=10_000)
+    return {(record.object_uri, record.object_version): record for record in chunk_records}
 
 
 def closings(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
@@ -229,13 +227,15 @@ def closings(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
 
 
 def items_of(pipeline: Pipeline, site: str = SITE) -> list[dict[str, Any]]:
-    """The Items of a radar, in the order of its volumes."""
-    found = traces.catalog_items(pipeline).values()
-    return sorted((one for one in found if one["properties"]["nexrad:site"] == site), key=lambda one: str(one["id"]))
+    """Return a radar's Items in the order of its volumes."""
+    catalogued = traces.catalog_items(pipeline).values()
+    return sorted(
+        (item for item in catalogued if item["properties"]["nexrad:site"] == site), key=lambda item: str(item["id"])
+    )
 
 
 def end_of(item: Mapping[str, Any]) -> tuple[int, bool, str | None]:
-    """How many chunks an Item tells of, whether the volume is complete, and what closed it."""
+    """Return an Item's number of chunks, completeness, and reason of closing."""
     properties = item["properties"]
     assert properties.get("nexrad:closed", False) is ("nexrad:closed-by" in properties)
     return properties["nexrad:chunks"], properties["nexrad:complete"], properties.get("nexrad:closed-by")
@@ -251,7 +251,7 @@ def assert_all_told_once(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
+def test_a_volume_without_end_is_closed_by_the_next_and_its_item_has_the_reason(
     pipeline: Pipeline, objects: Path
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
@@ -261,7 +261,7 @@ def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
 
     report = arrive(pipeline, objects, SECOND[0])
     assert (report.created, report.closings) == (1, 1)
-    # The earlier volume's day, behind what is announced now, and for the message that closed it.
+    # The closing has the earlier volume's day and the message that closed the volume.
     [closing] = closings(pipeline).values()
     assert (closing.object_uri, closing.partition_key, closing.lane) == (FIRST[1].uri, PARTITION, Lane.BULK)
     assert closing.sqs_message_id == notice(pipeline, SECOND[0]).message_id
@@ -272,12 +272,12 @@ def test_a_volume_that_never_ended_is_closed_by_the_next_and_its_item_says_why(
     assert end_of(second) == (1, False, None)
     assert first["properties"]["nexrad:closed"] is True
     changed = {"kfm:wal_id", "kfm:run_state", "nexrad:closed", "nexrad:closed-by"}
-    kept = [
+    revised = [
         {name: value for name, value in item["properties"].items() if name not in changed} for item in (before, first)
     ]
-    assert kept[0] == kept[1]
+    assert revised[0] == revised[1]
     assert (first["assets"], first["properties"]["kfm:wal_id"]) == (before["assets"], closing.wal_id)
-    # The chunk's own unit is as it was.
+    # The chunk's own unit is unchanged.
     assert own_tx(pipeline.ledger).history(before["properties"]["kfm:wal_id"]) == history
     assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
     assert_all_told_once(pipeline)
@@ -291,7 +291,7 @@ SERIAL = itertools.count()
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
-    """Batches of chunks (volume, place) of three volumes: in any order, some again, some never, most without an end."""
+    """Draw batches of chunks (volume, place) of three volumes: any order, repeats, gaps, most without an end."""
     places = st.sets(st.sampled_from((0, 1, 2, 0, 1, 2, 3)), max_size=4)
     some = [(number, place) for number in range(3) for place in sorted(draw(places))] or [(0, 0)]
     sent = draw(st.permutations(some + draw(st.lists(st.sampled_from(some), max_size=4))))
@@ -299,9 +299,11 @@ def arrivals(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     return [part for begin, end in itertools.pairwise([0, *cuts, len(sent)]) if (part := sent[begin:end])]
 
 
-def over(known: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The newest chunks of the volumes before the last one, but for those that end theirs."""
-    newest = {number: max(place for one, place in known if one == number) for number, _ in known}
+def over(arrived: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Return the newest chunk of each volume before the last, without chunks that end a volume."""
+    newest = {
+        number: max(place for volume_number, place in arrived if volume_number == number) for number, _ in arrived
+    }
     return {(number, place) for number, place in newest.items() if number < max(newest) and place != 3}
 
 
@@ -311,27 +313,27 @@ def over(known: set[tuple[int, int]]) -> set[tuple[int, int]]:
 @example(batches=[[(0, 0)], [(1, 0)], [(2, 0)]])
 @example(batches=[[(2, 0)], [(1, 0)], [(0, 0)]])
 @example(batches=[[(0, 0)], [(2, 0)], [(1, 0)]])
-def test_any_arrival_closes_each_volume_that_has_a_later_one_at_the_newest_chunk_that_is_known(
+def test_in_any_order_a_volume_with_a_later_one_is_closed_at_its_newest_known_chunk(
     pipeline: Pipeline, batches: list[list[tuple[int, int]]]
 ) -> None:
-    # The examples share a database, so each has a radar of its own. Nobody reads a chunk here.
+    # The examples share a database, so each has its own radar. No chunk is read here.
     site = f"X{next(SERIAL) % 1000:03d}"
     chunks = {
         (one, place): StoredObject(bucket=BUCKET, key=chunk.key.replace(SITE, site), stored=None, announced=b"")
         for one, made in enumerate((FIRST, SECOND, THIRD))
         for place, chunk in enumerate(made)
     }
-    known: set[tuple[int, int]] = set()
+    arrived: set[tuple[int, int]] = set()
     expected: set[tuple[int, int]] = set()
     for count, batch in enumerate(batches):
-        messages = [notice(pipeline, chunks[one], name=f"{count}-{at}-") for at, one in enumerate(batch)]
+        messages = [notice(pipeline, chunks[chunk], name=f"{count}-{at}-") for at, chunk in enumerate(batch)]
         report = take(pipeline, *messages)
-        known |= set(batch)
-        assert report.closings == len(over(known) - expected), (batches, count)
-        expected |= over(known)
+        arrived |= set(batch)
+        assert report.closings == len(over(arrived) - expected), (batches, count)
+        expected |= over(arrived)
         records = {key: record for key, record in ledger_of(pipeline).items() if f"/{site}/" in key[0]}
-        assert set(records) == {(chunks[one].uri, None) for one in known} | {
-            (chunks[one].uri, CLOSED) for one in expected
+        assert set(records) == {(chunks[chunk].uri, None) for chunk in arrived} | {
+            (chunks[chunk].uri, CLOSED) for chunk in expected
         }
         for one in expected:
             closing, own = records[chunks[one].uri, CLOSED], records[chunks[one].uri, None]
@@ -340,9 +342,7 @@ def test_any_arrival_closes_each_volume_that_has_a_later_one_at_the_newest_chunk
 
 
 @pytest.mark.clause("BEY-09", "BEY-01")
-def test_a_chunk_that_comes_after_the_closing_is_the_volume_s_newest_and_its_end_opens_nothing(
-    pipeline: Pipeline, objects: Path
-) -> None:
+def test_a_chunk_after_the_closing_becomes_the_newest_and_reopens_nothing(pipeline: Pipeline, objects: Path) -> None:
     ingest(pipeline, objects, FIRST[0], run_id="first")
     ingest(pipeline, objects, SECOND[0], run_id="second")
     assert [end_of(item) for item in items_of(pipeline)] == [(1, False, LATER_VOLUME), (1, False, None)]
@@ -357,9 +357,7 @@ def test_a_chunk_that_comes_after_the_closing_is_the_volume_s_newest_and_its_end
 
 
 @pytest.mark.clause("BEY-09", "BEY-01")
-def test_a_chunk_that_is_read_again_after_its_closing_leaves_the_volume_closed(
-    pipeline: Pipeline, objects: Path
-) -> None:
+def test_reading_a_chunk_again_leaves_its_volume_closed(pipeline: Pipeline, objects: Path) -> None:
     put(objects, [FIRST[0], SECOND[0]])
     take(pipeline, notice(pipeline, FIRST[0]))
     with pytest.raises(CrashError):
@@ -387,7 +385,7 @@ def test_a_chunk_that_is_read_again_after_its_closing_leaves_the_volume_closed(
 
 @pytest.mark.clause("BEY-09", "BEY-01")
 @pytest.mark.parametrize("archive_first", [True, False], ids=["before the closing", "after it"])
-def test_the_archive_s_object_of_a_volume_without_end_has_its_item_whenever_it_comes(
+def test_the_archive_s_object_gets_its_item_before_or_after_the_closing(
     archive_first: bool, pipeline: Pipeline, objects: Path
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
@@ -406,7 +404,7 @@ def test_the_archive_s_object_of_a_volume_without_end_has_its_item_whenever_it_c
 
 
 @pytest.mark.clause("BEY-09")
-def test_an_intake_that_dies_has_closed_nothing_and_the_message_s_next_delivery_does(
+def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline, objects, *FIRST[:2], run_id="first")
@@ -425,44 +423,42 @@ def test_an_intake_that_dies_has_closed_nothing_and_the_message_s_next_delivery_
 
 @pytest.mark.clause("BEY-09")
 @pytest.mark.parametrize("earlier_first", [True, False])
-def test_of_two_volumes_that_are_admitted_at_the_same_time_the_second_finds_the_other(
+def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
     earlier_first: bool, make_pipeline: Callable[..., Pipeline], database_url: str
 ) -> None:
     one, other = (make_pipeline(url=database_url, home=home) for home in ("one", "other"))
     chunks = [FIRST[1], SECOND[1]] if earlier_first else [SECOND[1], FIRST[1]]
-    made: list[int] = []
+    closings_made: list[int] = []
 
     def admit(pipeline: Pipeline, chunk: StoredObject, *, meanwhile: Callable[[], None] = lambda: None) -> None:
         parsed = [parse_message(notice(pipeline, chunk), registry=pipeline.registry, queue="q")]
         with pipeline.database.transaction() as tx:
             ensure_units(pipeline.ledger, parsed, tx=tx)
-            made.append(close(pipeline.ledger, parsed[0].envelopes, tx))
+            closings_made.append(close(pipeline.ledger, parsed[0].envelopes, tx))
             meanwhile()
 
     waiting = threading.Thread(target=admit, args=(other, chunks[1]))
 
     def wait_for_it() -> None:
         waiting.start()
-        waiting.join(timeout=0.5)  # long enough to come through where nothing holds it up
+        waiting.join(timeout=0.5)  # long enough to finish if it is not blocked
 
     admit(one, chunks[0], meanwhile=wait_for_it)
     waiting.join(timeout=60)
     assert not waiting.is_alive()
-    assert made == [0, 1]
+    assert closings_made == [0, 1]
     assert set(closings(one)) == {FIRST[1].uri}
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_newest_chunk_that_cannot_be_read_leaves_the_closing_to_the_one_before_it(
-    pipeline: Pipeline, objects: Path
-) -> None:
+def test_an_unreadable_newest_chunk_leaves_the_closing_to_the_previous_one(pipeline: Pipeline, objects: Path) -> None:
     empty = [replace(chunk, stored=b"") for chunk in (FIRST[1], SECOND[1])]
     ingest(pipeline, objects, FIRST[0], empty[0], run_id="first")
     assert ledger_of(pipeline)[empty[0].uri, None].status is Status.QUARANTINED
     assert arrive(pipeline, objects, SECOND[0]).closings == 1
     work(pipeline, "second")
     assert end_of(items_of(pipeline)[0]) == (1, False, LATER_VOLUME)
-    # Nobody knows yet that this one cannot be read; the next volume's next chunk finds the one before it.
+    # This chunk is not yet known to be unreadable; the next volume's next chunk selects the one before it.
     assert arrive(pipeline, objects, empty[1], THIRD[0]).closings == 1
     work(pipeline, "third")
     assert end_of(items_of(pipeline)[1]) == (1, False, None)
@@ -476,7 +472,7 @@ def test_a_newest_chunk_that_cannot_be_read_leaves_the_closing_to_the_one_before
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_backfill_closes_what_it_finds_without_an_end(pipeline: Pipeline, objects: Path) -> None:
+def test_a_backfill_closes_volumes_without_an_end(pipeline: Pipeline, objects: Path) -> None:
     put(objects, [*FIRST[:2], *SECOND])
     run_chain(pipeline, CHUNKS, PARTITION, "listed", Source.LISTING)
     work_until_done(pipeline)
@@ -485,17 +481,17 @@ def test_a_backfill_closes_what_it_finds_without_an_end(pipeline: Pipeline, obje
     assert_all_told_once(pipeline)
 
 
-def test_datasets_without_chunks_ask_the_ledger_nothing_more(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
+def test_datasets_without_chunks_run_no_further_query(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[str] = []
     run = Transaction.run
     monkeypatch.setattr(
-        Transaction, "run", lambda self, name, *given, **more: asked.append(name) or run(self, name, *given, **more)
+        Transaction,
+        "run",
+        lambda self, name, *arguments, **more: executed.append(name) or run(self, name, *arguments, **more),
     )
     take(pipeline, *(notice(pipeline, item) for item in volumes(3)))
-    assert "ledger.ensure" in asked
-    assert "ledger.endless_volumes" not in asked
+    assert "ledger.ensure" in executed
+    assert "ledger.endless_volumes" not in executed
     take(pipeline, *(notice(pipeline, item) for item in (*FIRST, *THIRD)))
-    # One question a batch, whatever it holds.
-    assert asked.count("ledger.endless_volumes") == 1
+    # One query per batch of any size.
+    assert executed.count("ledger.endless_volumes") == 1

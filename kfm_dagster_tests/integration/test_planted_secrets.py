@@ -1,4 +1,4 @@
-"""A secret in every setting that can hold one, each of which fails: it is in no record, log, event, page or command."""
+"""Secrets planted in every setting appear in no record, log, event, page or command, also on failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def backend() -> Iterator[WebServer]:
 
 @pytest.fixture(autouse=True)
 def _planted(_no_settings_of_this_machine: None, backend: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The client writes aliases of OPENLINEAGE_URL into the environment; set first, they are taken back afterwards.
+    # The client writes aliases of OPENLINEAGE_URL into the environment; setting them first restores them later.
     for alias in ("TYPE", "URL", "ENDPOINT"):
         monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}", "x")
         monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}")
@@ -96,7 +96,7 @@ def said_by(arguments: list[str]) -> str:
     return out.getvalue()
 
 
-def test_no_record_log_event_or_page_has_a_planted_secret(
+def test_no_record_log_event_or_page_contains_a_planted_secret(
     face: Face,
     queue: FakeQueue,
     backend: WebServer,
@@ -128,10 +128,10 @@ def test_no_record_log_event_or_page_has_a_planted_secret(
 
 
 class AwayError(Exception):
-    """What a driver raises, with what it was given."""
+    """A driver's error that contains its arguments."""
 
 
-def test_what_a_tick_or_a_step_raises_is_stored_without_its_texts(
+def test_errors_of_ticks_and_steps_are_stored_without_their_texts(
     face: Face, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = SECRETS["OPENLINEAGE_URL"]

@@ -1,4 +1,4 @@
-"""Preflight: a store or queue that is missing, refuses, or is another deployment's receives and removes nothing."""
+"""Preflight: with a missing, refusing or foreign store or queue, no message is received or deleted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFUSES = "the store refuses access"
 
 @pytest.fixture
 def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """The name of a bucket that is not there."""
+    """The name of a bucket that does not exist."""
     for name, value in cloud.environment().items():
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
@@ -47,7 +47,7 @@ def bucket(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch, request: pytes
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("variable", URLS)
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_nothing_is_received_while_a_bucket_is_missing_and_all_is_once_it_is_there(
+def test_messages_are_received_only_once_the_missing_bucket_exists(
     variable: str,
     face: Face,
     queue: FakeQueue,
@@ -59,24 +59,25 @@ def test_nothing_is_received_while_a_bucket_is_missing_and_all_is_once_it_is_the
     enqueue(face.pipeline, queue, *volumes(2))
     deployment = face.reopened()
     for sensor in ("nodd_messages", "nodd_ledger"):
-        said = deployment.tick(sensor).skip_message
-        assert "nothing is received" in said
+        skip_message = deployment.tick(sensor).skip_message
+        assert "nothing is received" in skip_message
         assert (
-            f"s3://{bucket}/prefix cannot be used; observed there is no such bucket; next: correct {variable}" in said
+            f"s3://{bucket}/prefix cannot be used; observed there is no such bucket; next: correct {variable}"
+            in skip_message
         )
-        assert "\n" not in said
+        assert "\n" not in skip_message
     assert queue.receives == 0
 
     cloud.client("s3").create_bucket(Bucket=bucket)
-    [asked] = deployment.tick("nodd_messages").run_requests
-    assert deployment.launch(asked) is not None
+    [run_request] = deployment.tick("nodd_messages").run_requests
+    assert deployment.launch(run_request) is not None
     assert traces.statuses(deployment.pipeline) == {Status.SUCCEEDED: 2}
     deployment.pipeline.close()
 
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_messages_whose_bucket_vanishes_are_visible_again_at_once_and_not_received_again(
+def test_messages_of_a_vanished_bucket_become_visible_at_once_and_are_not_received_again(
     face: Face,
     queue: FakeQueue,
     cloud: EmbeddedCloud,
@@ -104,7 +105,7 @@ def test_messages_whose_bucket_vanishes_are_visible_again_at_once_and_not_receiv
 
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_queue_or_a_database_that_is_not_there_is_one_line_of_the_tick(
+def test_a_missing_queue_or_database_is_one_line_of_the_tick(
     face: Face, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: connect(settings))
@@ -139,7 +140,7 @@ def test_a_store_without_permission_is_named_with_its_setting(
     )
 
 
-def test_folders_are_left_as_they_were_and_one_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_folders_are_unchanged_and_one_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     preflight(settings)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -151,14 +152,14 @@ def test_folders_are_left_as_they_were_and_one_that_cannot_be_made_is_named(tmp_
 @pytest.mark.clause("DAG-13")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("answer", [IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED])
-def test_one_bucket_that_cannot_be_listed_costs_its_siblings_nothing(
+def test_a_bucket_that_cannot_be_listed_does_not_affect_the_others(
     answer: IntegrityIssue, face: Face, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(objects, [good(*sample) for satellite in (16, 19) for sample in goes_abi_samples(DAY, 3, satellite=satellite)])
     listed = ObjectStores._listed
     contract = face.pipeline.registry.contracts["goes-abi"]
     first = contract.storage.buckets[0]
-    there = len(list(face.pipeline.objects.list_day(contract, DAY)))
+    objects_before = len(list(face.pipeline.objects.list_day(contract, DAY)))
 
     def without_first(self: ObjectStores, of: DatasetContract, bucket: str, prefix: str) -> Iterator:
         if bucket == first:
@@ -168,9 +169,9 @@ def test_one_bucket_that_cannot_be_listed_costs_its_siblings_nothing(
     monkeypatch.setattr(ObjectStores, "_listed", without_first)
     result = face.execute("ingest_goes_abi", partition=DAY.isoformat(), raise_on_error=False)
     assert not result.success
-    found = traces.records(face.pipeline).values()
-    assert (len(found), there) == (3, 6)
-    assert {str(record.object_uri).startswith(f"s3://{first}/") for record in found} == {False}
+    unit_records = traces.records(face.pipeline).values()
+    assert (len(unit_records), objects_before) == (3, 6)
+    assert {str(record.object_uri).startswith(f"s3://{first}/") for record in unit_records} == {False}
     [stage] = own_tx(face.pipeline.stages.lifecycle.store).of_run(result.run_id)
     assert stage.error_class is ErrorClass.E_INPUT
 
@@ -181,7 +182,7 @@ REFUSED = "is another deployment's"
 
 @pytest.fixture(params=["folder", "bucket"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The place of a catalog and a store that both deployments name; the second one has the rest for itself."""
+    """The place of a catalog and a store that two deployments share; everything else is separate."""
     place = str(tmp_path / "shared")
     if request.param == "bucket":
         aws: EmbeddedCloud = request.getfixturevalue("aws")
@@ -193,10 +194,10 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def first(shared: str, face: Face, queue: FakeQueue) -> Face:
-    """A deployment that has ingested two volumes into the catalog."""
+    """A deployment with two volumes ingested into the catalog."""
     enqueue(face.pipeline, queue, *volumes(2))
-    [asked] = face.tick("nodd_messages").run_requests
-    face.launch(asked)
+    [run_request] = face.tick("nodd_messages").run_requests
+    face.launch(run_request)
     assert traces.statuses(face.pipeline) == {"succeeded": 2}
     return face
 
@@ -205,7 +206,7 @@ def first(shared: str, face: Face, queue: FakeQueue) -> Face:
 def make_second(
     face: Face, shared: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Face]:
-    """Open another ledger, whose settings name the catalog of the first deployment."""
+    """Return a function that opens another ledger over the first deployment's catalog."""
 
     def make() -> Face:
         url = f"sqlite:///{tmp_path / 'second.db'}"
@@ -226,7 +227,7 @@ def _files(place: str) -> dict[str, bytes]:
 
 
 @pytest.mark.clause("SEC-11")
-def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
+def test_a_second_ledger_changes_nothing_in_the_places_of_the_first(
     first: Face,
     make_second: Callable[[], Face],
     shared: str,
@@ -234,23 +235,23 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
     call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The first one's own mark is no object of its catalog, and is read once a process.
+    # The first deployment's mark is not a document of its catalog, and is read once per process.
     day = DAY.isoformat()
     assert call("reconcile", "--dataset", "nexrad-l2", "--from", day, "--to", day, "--read").code == ExitCode.DONE
     if "://" not in shared:
         assert len(traces.items(Path(shared) / "catalog")) == 2
         assert traces.catalog_tree(Path(shared) / "catalog")
     with monkeypatch.context() as patched:
-        patched.setattr("kfm_dagster.ingest.preflight.hold", lambda *_: pytest.fail("it was read again"))
+        patched.setattr("kfm_dagster.ingest.preflight.hold", lambda *_: pytest.fail("the mark was read again"))
         assert first.execute("ingest_nexrad_l2", partition=day).success
     second = make_second()
     before = _files(f"{shared}/catalog")
     enqueue(second.pipeline, queue, *volumes(3))
     received = queue.receives
     for sensor in ("nodd_messages", "nodd_ledger"):
-        said = second.tick(sensor).skip_message
-        assert REFUSED in said
-        assert "\n" not in said
+        skip_message = second.tick(sensor).skip_message
+        assert REFUSED in skip_message
+        assert "\n" not in skip_message
     assert queue.receives == received
     assert not second.execute("ingest_nexrad_l2", partition=DAY.isoformat(), raise_on_error=False).success
     evidence = second.repository.get_job("nodd_evidence")
@@ -264,7 +265,7 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
     ):
         call(*command).refused(REFUSED, code=ExitCode.REFUSED)
     assert _files(f"{shared}/catalog") == before
-    # Its own places are as they were, too.
+    # Its own places are unchanged, too.
     assert not any(Path(os.environ["KFM_HOME"]).rglob("*.json*"))
     monkeypatch.setenv("KFM_STORAGE_URL", first.pipeline.settings.storage)
     for command in ("plan", "run"):
@@ -274,7 +275,7 @@ def test_a_second_ledger_changes_and_removes_nothing_in_the_places_of_the_first(
 
 @pytest.mark.clause("SEC-11")
 @pytest.mark.one_database
-def test_a_store_without_a_mark_is_refused_to_retention(
+def test_retention_refuses_a_store_without_a_mark(
     face: Face, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_STORAGE_URL", str(tmp_path / "older"))

@@ -1,4 +1,4 @@
-"""The Python API: the newest run, the best forecast, only the bytes of a field, and never those of another object."""
+"""The Python API: newest run, best forecast, reading only a field's bytes, and refusing changed objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OBJECTS = [
     (12, 3, "sfc", "alaska"),
     (14, 1, "subh", "conus"),
 ]
-"""Hour of the run, lead, product and region; the newest run has gusts alone, and the last hour is Alaska's."""
+"""Hour of the run, lead, product and region; the newest run has only gusts, and the last hour is Alaska's."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def catalog(
     aws: EmbeddedCloud,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """A catalog of three runs of HRRR in KFM_HOME, whose objects are in the bucket."""
+    """A catalog of three runs of HRRR in KFM_HOME, with their objects in the bucket."""
     for hour, lead, product, region in OBJECTS:
         run = datetime(2025, 4, 2, hour, tzinfo=UTC)
         key, content, index = make_hrrr(run=run, lead=lead, product=product, region=region)
@@ -67,7 +67,7 @@ def ingested(
     aws: EmbeddedCloud,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """Ingest a folder of objects into a catalog of KFM_HOME, and put the objects into their buckets."""
+    """Ingest a folder of objects into a catalog in KFM_HOME, and put the objects into their buckets."""
     for file in (path for path in objects.rglob("*") if path.is_file()):
         put_object(aws.endpoint_url, *file.relative_to(objects).as_posix().split("/", 1), file.read_bytes())
     pipeline = make_pipeline(url=migrated_sqlite(tmp_path / "kfm.db"), geoparquet=True)
@@ -81,7 +81,7 @@ def ingested(
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each answer of a store, from now on."""
+    """Record the size of each answer of a store."""
     sizes: list[int] = []
     get = S3Bucket.get
 
@@ -95,7 +95,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.clause("BEY-19")
-def test_the_newest_item_is_that_of_the_newest_run_with_the_field(catalog: Path) -> None:
+def test_the_newest_item_is_of_the_newest_run_with_the_field(catalog: Path) -> None:
     for arguments, name in [
         ({}, "t14z.wrfsubhf01"),
         ({"field": TEMPERATURE}, "t13z.wrfsfcf00"),
@@ -114,7 +114,7 @@ def test_the_newest_item_is_that_of_the_newest_run_with_the_field(catalog: Path)
 
 
 @pytest.mark.clause("BEY-19")
-def test_the_best_forecast_has_for_each_valid_time_the_newest_run(catalog: Path) -> None:
+def test_the_best_forecast_uses_the_newest_run_for_each_valid_time(catalog: Path) -> None:
     for time, runs in [
         (None, {13: 13, 14: 13}),
         ("2025-04-02", {12: 12, 13: 13, 14: 13}),
@@ -131,7 +131,7 @@ def test_the_best_forecast_has_for_each_valid_time_the_newest_run(catalog: Path)
 
 
 @pytest.mark.clause("BEY-19")
-def test_a_field_costs_one_request_of_its_bytes(catalog: Path, fetched: list[int]) -> None:
+def test_a_field_is_read_in_one_request_of_its_bytes(catalog: Path, fetched: list[int]) -> None:
     item = kfm.search("hrrr", limit=1)[0]
     layers = item.assets["data"].extra_fields["grib:layers"]
     name = max(layers, key=lambda name: layers[name]["start_byte"])
@@ -141,7 +141,7 @@ def test_a_field_costs_one_request_of_its_bytes(catalog: Path, fetched: list[int
 
 
 @pytest.mark.clause("BEY-19")
-def test_a_variable_costs_the_chunks_that_are_used(
+def test_only_the_used_chunks_of_a_variable_are_read(
     aws: EmbeddedCloud, shared_data: Path, contracts: ContractRegistry, fetched: list[int]
 ) -> None:
     objects = shared_data / "objects"
@@ -152,22 +152,22 @@ def test_a_variable_costs_the_chunks_that_are_used(
     corner = kfm.open(item, field="Rad")[:100, :100].load()
     assert corner.shape == (100, 100)
     assert 0 < sum(fetched) < len(content) / 2
-    # A variable of the file that the Item does not list, and one that is in neither.
+    # A variable of the file that the Item does not list, and one that neither has.
     assert kfm.open(item, field="DQF").dtype.kind == "f"
     with pytest.raises(UnknownNameError, match="has no such field; observed CMI; expected one of "):
         kfm.open(item, field="CMI")
 
 
 @pytest.mark.clause("BEY-19")
-def test_another_object_under_the_key_is_never_read(catalog: Path, aws: EmbeddedCloud) -> None:
+def test_a_replaced_object_is_never_read(catalog: Path, aws: EmbeddedCloud) -> None:
     item = kfm.search("hrrr", limit=1)[0]
     key = item.assets["data"].href.removeprefix(f"s3://{BUCKET}/")
-    content, other = (make_hrrr(run=datetime(2025, 4, 2, hour, tzinfo=UTC), lead=0)[1] for hour in (12, 13))
-    assert len(content) == len(other)
+    content, other_run = (make_hrrr(run=datetime(2025, 4, 2, hour, tzinfo=UTC), lead=0)[1] for hour in (12, 13))
+    assert len(content) == len(other_run)
     in_parts = item.clone()
     del in_parts.assets["data"].extra_fields["file:checksum"]
-    # Another run of the same layout; the same object with a byte more; bytes of the same size that are no messages.
-    for version, written in ((item, other), (in_parts, content + b"\0"), (in_parts, bytes(len(content)))):
+    # Another run with the same layout; the object with one byte more; other bytes of the same size.
+    for version, written in ((item, other_run), (in_parts, content + b"\0"), (in_parts, bytes(len(content)))):
         put_object(aws.endpoint_url, BUCKET, key, written)
         with pytest.raises(ObjectReadError, match="was written again"):
             kfm.open(version, field=TEMPERATURE)
@@ -178,8 +178,8 @@ def test_another_object_under_the_key_is_never_read(catalog: Path, aws: Embedded
 
 
 @pytest.mark.clause("BEY-19")
-def test_a_field_without_an_index_is_never_another_one(catalog: Path, aws: EmbeddedCloud) -> None:
-    """Of an object of several messages, and of one that has a single message."""
+def test_a_field_without_an_index_is_never_confused_with_another(catalog: Path, aws: EmbeddedCloud) -> None:
+    """For an object of several messages and one with a single message."""
     item = kfm.latest("hrrr", field=TEMPERATURE).to_dict()
     data = item["assets"]["data"]
     content = make_hrrr(run=datetime(2025, 4, 2, 13, tzinfo=UTC), lead=0)[1]
@@ -195,7 +195,7 @@ def test_a_field_without_an_index_is_never_another_one(catalog: Path, aws: Embed
 
 
 @pytest.mark.clause("BEY-19")
-def test_no_request_goes_where_a_hostile_item_leads(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_follows_the_link_of_a_hostile_item(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.setattr("kfm_dagster.storage.s3.S3Bucket.get", lambda *_, **__: pytest.fail("a request"))
     item = kfm.latest("hrrr", field=TEMPERATURE).to_dict()
@@ -209,7 +209,7 @@ def test_no_request_goes_where_a_hostile_item_leads(catalog: Path, monkeypatch: 
 
 
 @pytest.mark.clause("BEY-19")
-def test_a_gzip_bomb_and_an_object_that_its_client_cannot_read_are_one_line(
+def test_a_gzip_bomb_and_an_unreadable_object_give_one_line(
     catalog: Path, aws: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_object(aws.endpoint_url, BUCKET, "bomb", gzip.compress(bytes(1_001)))
@@ -227,7 +227,7 @@ def test_a_gzip_bomb_and_an_object_that_its_client_cannot_read_are_one_line(
 
 
 @pytest.mark.clause("BEY-19")
-def test_a_wrong_argument_is_refused_in_one_line_with_what_is_there(
+def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
     catalog: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quarters = kfm.latest("hrrr")
@@ -284,7 +284,7 @@ REAL = (
     ),
     ("unidata-nexrad-level2/2016/06/01/KLBB/KLBB20160601_150025_V06", ""),
 )
-"""Real objects of the notebooks, with the index that one lacks."""
+"""The notebooks' real objects, with the missing index of one."""
 
 
 @pytest.mark.clause("BEY-19")

@@ -1,4 +1,4 @@
-"""Every real object, and samples of every dataset, through the whole chain: what independent readers say of them."""
+"""All real objects and samples of every dataset through the whole chain, against independent readers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ EXPECTED = {
 }  # fmt: skip
 """Objects of the supported datasets in the folder of real data."""
 IN_PIECES = "nexrad-l2-chunks"
-"""Its objects share an Item; `test_nexrad_chunks.py` has them."""
+"""A dataset whose objects share an Item; `test_nexrad_chunks.py` tests it."""
 MICRODEGREE = 1e-6
-"""Coordinates stand in Items with six decimals."""
+"""Items have coordinates with six decimals."""
 TIMES = ("start_datetime", "end_datetime", "datetime")
 Items = Mapping[str, Mapping[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def ingested(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A pipeline that has ingested every real object of the supported datasets, one run a day, found by listing."""
+    """A pipeline after ingesting every real object of the supported datasets by listings, one run a day."""
     root = shared_data / "objects"
     pipeline = open_pipeline(tmp_path_factory.mktemp("real"), root)
     for number, (dataset, partition) in enumerate(days_of(root, pipeline.registry)):
@@ -60,7 +60,7 @@ def ingested(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def days_of(root: Path, registry: ContractRegistry) -> dict[tuple[str, str], list[str]]:
-    """The objects that have an Item each, by dataset and day."""
+    """Return the objects with their own Item, by dataset and day."""
     return {name: uris for name, uris in partitions_of(root, registry).items() if name[0] != IN_PIECES}
 
 
@@ -77,7 +77,7 @@ def items(catalog: Path) -> Items:
 def with_reference(
     items: Items, reference: Mapping[str, Any]
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
-    """Item, its properties, and the reference's entry of every real object."""
+    """Yield Item, properties and reference entry of every real object."""
     return [
         (item, item["properties"], reference["objects/" + uri.removeprefix("s3://")]) for uri, item in items.items()
     ]
@@ -99,24 +99,24 @@ def test_every_real_object_succeeds(ingested: Pipeline, items: Items, shared_dat
 
 
 @pytest.mark.clause("OPR-06", "OPR-14", "OPR-15", "OPR-16", "OPR-24")
-def test_an_item_says_what_its_reader_says(items: Items, shared_data: Path, reference: dict[str, Any]) -> None:
-    """What a reader says is held against the independent ones in `readers/test_truth.py`."""
+def test_an_item_has_the_values_of_its_reader(items: Items, shared_data: Path, reference: dict[str, Any]) -> None:
+    """Check Items against our readers; `readers/test_truth.py` checks these against independent ones."""
     objects = {real.path: real for real in real_objects(shared_data, reference)}
     for item, properties, entry in with_reference(items, reference):
-        found = objects[entry["path"]].read(BytesSource(objects[entry["path"]].content))
-        said = orjson.loads(orjson.dumps(dict(found.properties), option=orjson.OPT_SERIALIZE_NUMPY))
-        assert item["assets"]["data"].get("bands") == said.pop("bands", None), entry["path"]
-        assert {name: properties.get(name) for name in said} == said, entry["path"]
+        header = objects[entry["path"]].read(BytesSource(objects[entry["path"]].content))
+        expected = orjson.loads(orjson.dumps(dict(header.properties), option=orjson.OPT_SERIALIZE_NUMPY))
+        assert item["assets"]["data"].get("bands") == expected.pop("bands", None), entry["path"]
+        assert {name: properties.get(name) for name in expected} == expected, entry["path"]
         times = [moment(properties.get(name, properties["datetime"])) for name in TIMES]
-        assert times == [found.start, found.end, found.datetime], entry["path"]
-        if found.geometry:
-            assert item["bbox"] == pytest.approx(bounding_box(found.geometry), abs=MICRODEGREE), entry["path"]
+        assert times == [header.start, header.end, header.datetime], entry["path"]
+        if header.geometry:
+            assert item["bbox"] == pytest.approx(bounding_box(header.geometry), abs=MICRODEGREE), entry["path"]
         else:
             assert (item["geometry"], item.get("bbox")) == (None, None), entry["path"]
 
 
 @pytest.mark.clause("OPR-06")
-def test_formats_list_every_property_that_their_readers_give(items: Items, contracts: ContractRegistry) -> None:
+def test_formats_list_every_property_of_their_readers(items: Items, contracts: ContractRegistry) -> None:
     for item in items.values():
         contract = next(contract for contract in contracts if contract.stac.collection == item["collection"])
         form = format_of(contract.metadata_extract.reader)
@@ -134,14 +134,14 @@ def test_the_data_asset_names_the_object_its_size_and_its_checksum(items: Items,
         # Multihash of an MD5: code 0xd5 as a varint, 16 bytes.
         assert asset["file:checksum"] == "d50110" + entry["md5"]
         issues = [issue["code"] for issue in properties.get("kfm:issues", [])]
-        # Of the models' objects in the folder two have its index; the others are suspect, and their Items say so.
-        # NDFD's state their length in their first line, which the object of wave heights has lost.
+        # Only two of the models' objects have an index; the others' Items are marked suspect.
+        # NDFD's objects have their length in the first line, which the object of wave heights lacks.
         unindexed = properties["kfm:dataset"] in {"cfs", "gfs", "hrrr"} and "index" not in item["assets"]
         of_unknown_length = properties["kfm:dataset"] == "naqfc" or item["id"] == "ndfd.oceanic.001-003.waveh"
         expected = [MetadataIssue.SIDECAR_MISSING] * unindexed + [
             MetadataIssue.COMPLETENESS_UNCHECKED
         ] * of_unknown_length
-        # GHCN-Daily has no places, and one station of GHCNh a short row without the end of its line.
+        # GHCN-Daily has no places, and one station's file of GHCNh ends with an incomplete row.
         expected += [MetadataIssue.COMPLETENESS_UNCHECKED] * ("USW00013967" in entry["path"])
         expected += [MetadataIssue.MISSING_GEOLOCATION] * (properties["kfm:dataset"] == "ghcnd")
         assert issues == expected
@@ -153,7 +153,7 @@ def official(shared_data: Path) -> OfficialSchemas:
 
 
 @pytest.mark.clause("OPR-08")
-def test_root_to_leaf_every_document_fits_core_extensions_and_profile(
+def test_every_document_is_valid_by_core_extensions_and_profile(
     catalog: Path, official: OfficialSchemas, items: Items
 ) -> None:
     assert_consistent(catalog)
@@ -166,7 +166,7 @@ def test_root_to_leaf_every_document_fits_core_extensions_and_profile(
     assert sum(west > east for west, _, east, _ in boxes) == 6, "GOES-West and waves over the antimeridian"
 
 
-def test_each_item_leads_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
+def test_each_item_links_to_its_record_and_back(ingested: Pipeline, items: Items, contracts: ContractRegistry) -> None:
     for uri, item in items.items():
         record = own_tx(ingested.ledger).get(item["properties"]["kfm:wal_id"])
         assert (record.object_uri, record.stac_item_id) == (uri, item["id"])
@@ -180,15 +180,22 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PICTURES = DOCS / "images" / "footprints"
 SAMPLE_DAY_S = {"goes-abi", "hrrr", "nexrad-l2"}
 SHARED = {"nexrad-l2-chunks": "nexrad-l2", "sea-ice-cdr-monthly": "sea-ice-cdr"}
-"""Datasets whose Items are of another's Collection."""
+"""Datasets whose Items are in another dataset's Collection."""
 
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A pipeline that has sampled the samples of every dataset, a run for each dataset and day."""
+    """A pipeline after ingesting the samples of every dataset, one run for each dataset and day."""
     root = tmp_path_factory.mktemp("objects")
     write_families(root, SAMPLE_DAY)
-    put(root, [good(one.bucket, one.key, one.content) for one in sample_objects() if one.delivery is StoredAs.WHOLE])
+    put(
+        root,
+        [
+            good(sample.bucket, sample.key, sample.content)
+            for sample in sample_objects()
+            if sample.delivery is StoredAs.WHOLE
+        ],
+    )
     pipeline = open_pipeline(tmp_path_factory.mktemp("home"), root)
     for number, (dataset, partition) in enumerate(partitions_of(root, pipeline.registry)):
         run_chain(pipeline, dataset, partition, f"run-{number}")
@@ -198,13 +205,13 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 def samples(sampled: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    """Items by dataset, which is that of their data's address."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return Items by dataset, found by the address of their data."""
+    items_by_dataset: dict[str, list[dict[str, Any]]] = {}
     for uri, item in traces.catalog_items(sampled).items():
         bucket, _, key = uri.removeprefix("s3://").partition("/")
         route = sampled.registry.route(bucket=bucket, key=key)
-        found.setdefault(route.contract.id, []).append(item)
-    return found
+        items_by_dataset.setdefault(route.contract.id, []).append(item)
+    return items_by_dataset
 
 
 @pytest.mark.clause("OPR-14")
@@ -216,17 +223,17 @@ def test_samples_of_every_dataset_become_valid_items(
     for dataset in FAMILIES.keys() | SAMPLE_DAY_S:
         assert {status for status, count in counts[dataset].items() if count} == {Status.SUCCEEDED}, dataset
     assert set(samples) == set(counts)
-    for name, found in samples.items():
-        for item in found:
+    for name, members in samples.items():
+        for item in members:
             assert item["collection"] == SHARED.get(name, name)
             assert validate_item(item) == []
             assert pystac.Item.from_dict(item).assets["data"].href.startswith("s3://")
 
 
-def picture(found: list[dict[str, Any]]) -> str:
-    """The map of the footprints, as SVG."""
+def picture(members: list[dict[str, Any]]) -> str:
+    """Return the map of the footprints as SVG."""
     [encoded] = re.findall(
-        r"base64,([A-Za-z0-9+/=]+)", footprint_map([item["geometry"] for item in found if item["geometry"]])
+        r"base64,([A-Za-z0-9+/=]+)", footprint_map([item["geometry"] for item in members if item["geometry"]])
     )
     return base64.b64decode(encoded).decode() + "\n"
 
@@ -237,10 +244,10 @@ def test_each_dataset_has_its_picture_and_its_line_in_the_documents(
 ) -> None:
     if os.environ.get("DRAW_FOOTPRINTS"):
         PICTURES.mkdir(parents=True, exist_ok=True)
-        for name, found in samples.items():
-            (PICTURES / f"{name}.svg").write_text(picture(found), encoding="utf-8")
+        for name, members in samples.items():
+            (PICTURES / f"{name}.svg").write_text(picture(members), encoding="utf-8")
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in PICTURES.glob("*.svg")}
-    assert drawn == {name: picture(found) for name, found in samples.items()}, "DRAW_FOOTPRINTS=1 draws them"
+    assert drawn == {name: picture(members) for name, members in samples.items()}, "DRAW_FOOTPRINTS=1 draws them"
     page = (DOCS / "datasets.md").read_text(encoding="utf-8")
     assert with_overview(page, contracts) == page, "python -m docs_site.datasets writes the table"
     for name in samples:

@@ -1,4 +1,4 @@
-"""Bucket, ledger, catalog and lineage held against each other: each way in which two differ, and what repairs it."""
+"""Comparing bucket, ledger, catalog and lineage: each kind of difference and its repair."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Change = Callable[[Pipeline, Path], str]
 
 @pytest.fixture
 def ingested(pipeline: Pipeline, objects: Path) -> Pipeline:
-    """Three volumes, stored long ago, announced and ingested."""
+    """A pipeline with three volumes, stored long ago, announced and ingested."""
     items = volumes(3)
     stored(objects, *items)
     notify(pipeline, *items)
@@ -64,7 +64,7 @@ def ingested(pipeline: Pipeline, objects: Path) -> Pipeline:
 
 
 def stored(objects: Path, *items: StoredObject, ago: timedelta = timedelta(days=1)) -> None:
-    """Store objects that were written so long ago."""
+    """Store objects with this age."""
     put(objects, items)
     moment = (START - ago).timestamp()
     for item in items:
@@ -122,7 +122,7 @@ CHANGES: list[tuple[str, Change]] = [
 ]
 
 
-def test_each_difference_is_named_and_no_other(ingested: Pipeline, objects: Path) -> None:
+def test_each_difference_is_reported_alone(ingested: Pipeline, objects: Path) -> None:
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
     expected: dict[str, list[str]] = {}
     for kind, change in CHANGES:
@@ -133,7 +133,7 @@ def test_each_difference_is_named_and_no_other(ingested: Pipeline, objects: Path
         }
 
 
-def test_an_object_is_missed_after_a_while_and_entered_with_a_record_once_its_dataset_is_on(
+def test_a_missing_object_is_reported_after_a_delay_and_recorded_once_its_dataset_is_on(
     ingested: Pipeline, objects: Path
 ) -> None:
     for late, missed in ((timedelta(seconds=1), 0), (timedelta(0), 1)):
@@ -149,11 +149,11 @@ def test_an_object_is_missed_after_a_while_and_entered_with_a_record_once_its_da
     repair_day(ingested, replace(compared, day=earlier), WHY, limit=9)
     [entry] = own_tx(ingested.ledger.log).entries(action=GovernanceAction.RECONCILED)
     assert entry.details == {"day": earlier.isoformat(), "objects": 1, "requeued": 0}
-    # The window reaches back to the repaired day.
+    # The window includes the repaired day.
     assert ingested.window.first_day() == earlier
 
 
-def test_a_repair_enters_no_more_than_its_limit_and_says_what_is_left(ingested: Pipeline, objects: Path) -> None:
+def test_a_repair_respects_its_limit_and_reports_the_rest(ingested: Pipeline, objects: Path) -> None:
     items = volumes(6)[3:]
     stored(objects, *items)
     steps: list[int] = []
@@ -163,22 +163,20 @@ def test_a_repair_enters_no_more_than_its_limit_and_says_what_is_left(ingested: 
     run_pending(ingested, "repair")
     rest = compare_day(ingested, DATASET, DAY)
     assert [listed.uri for listed in rest.missing_units] == [items[2].uri]
-    # The same again changes nothing that is there.
+    # A second repair changes nothing that exists.
     assert repair_day(ingested, compared, WHY, limit=2)["entered"] == 0
 
 
-def test_a_lost_item_is_made_again_by_a_replay_under_a_change_and_not_without(
-    ingested: Pipeline, objects: Path
-) -> None:
+def test_a_lost_item_is_restored_only_by_a_replay_with_a_change_reference(ingested: Pipeline, objects: Path) -> None:
     before = item_files(ingested)
     lost(ingested, objects)
     compared = compare_day(ingested, DATASET, DAY)
     assert repair_day(ingested, compared, WHY, limit=10)["left"] == 1
     repeat(ingested, compared)
-    # It says what it said, or the replay would have stopped; who made it is another run.
+    # Its content is equal, or the replay would have stopped; only its run differs.
     assert item_files(ingested) == before
     assert differing(compare_day(ingested, DATASET, DAY)) == {}
-    # The next loss is repaired as the first one: of another Item, and of the same Item.
+    # Further losses are repaired as the first: of another Item and of the same Item.
     for path in (before[1], before[0]):
         path.unlink()
         repeat(ingested, compare_day(ingested, DATASET, DAY))
@@ -186,15 +184,15 @@ def test_a_lost_item_is_made_again_by_a_replay_under_a_change_and_not_without(
 
 
 def repeat(pipeline: Pipeline, compared: ComparedDay) -> None:
-    """Have the one Item that is lost made again, by a run of its own: the steps of a run are never repeated."""
+    """Repair the one lost Item in a new run, since a run's steps are never repeated."""
     done = repair_day(pipeline, compared, APPROVED, limit=10)
     assert (done["repeated"], done["left"]) == (1, 0)
-    pipeline.clock.forward(1)  # records are admitted at a rate
+    pipeline.clock.forward(1)  # the rate of admission is limited
     ReplayEngine(pipeline=pipeline).advance(str(done["replay_run_id"]))
     run_pending(pipeline, f"run of {done['replay_run_id']}")
 
 
-def test_lineage_whose_file_is_gone_is_named_and_left_to_a_person(ingested: Pipeline) -> None:
+def test_lineage_with_a_missing_file_is_reported_and_not_repaired(ingested: Pipeline) -> None:
     [file] = Path(ingested.settings.lineage).glob("prov/**/*.jsonld")
     file.unlink()
     compared = compare_day(ingested, DATASET, DAY)
@@ -202,7 +200,7 @@ def test_lineage_whose_file_is_gone_is_named_and_left_to_a_person(ingested: Pipe
     assert repair_day(ingested, compared, APPROVED, limit=10)["left"] == 3
 
 
-def test_an_item_that_says_something_else_is_lost_to_who_reads_it(ingested: Pipeline) -> None:
+def test_an_item_with_other_content_counts_as_lost(ingested: Pipeline) -> None:
     path = item_files(ingested)[0]
     item = json.loads(path.read_bytes())
     path.write_text(json.dumps({**item, "properties": {**item["properties"], "title": "another"}}))
@@ -213,30 +211,30 @@ def test_an_item_that_says_something_else_is_lost_to_who_reads_it(ingested: Pipe
     assert differing(compare_day(ingested, DATASET, DAY, read=True)) == {}
 
 
-def test_no_replay_is_begun_whose_object_is_gone_or_was_written_again(ingested: Pipeline, objects: Path) -> None:
+def test_no_replay_is_started_for_a_removed_or_overwritten_object(ingested: Pipeline, objects: Path) -> None:
     for path in item_files(ingested):
         path.unlink()
     rewritten(ingested, objects)
     gone(ingested, objects)
     compared = compare_day(ingested, DATASET, DAY)
     done = repair_day(ingested, compared, APPROVED, limit=10)
-    # Left are the object that is gone, and the Items of that one and of the earlier version of the other.
+    # Left are the removed object, its Item, and the Item of the other's earlier version.
     assert (done["entered"], done["repeated"], done["left"]) == (1, 1, 3)
-    # Which is in the bucket: what was entered makes its Item.
+    # The recorded version is in the bucket, so its run writes the Item.
     assert "item_without_success" not in differing(compare_day(ingested, DATASET, DAY))
 
 
 def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject]:
-    """Seven volumes with an Item each, one in each status; two more that failed and wait without any."""
+    """Ingest seven volumes with Items, one in each status, and two failed and pending ones without."""
     names = ("succeeded", "pending", "in_progress", "failed", "quarantined", "never_worked", "never_there")
     items = dict(zip(names, volumes(7), strict=True))
     stored(objects, *list(items.values())[:5])
     notify(pipeline, *list(items.values())[:5])
     run_pending(pipeline, "run")
     ids = {uri: record.wal_id for uri, record in traces.records(pipeline).items()}
-    again = {ids[items[name].uri]: 3 for name in names[1:5]}
+    attempts = {ids[items[name].uri]: 3 for name in names[1:5]}
     own_tx(pipeline.ledger).override(
-        again, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=APPROVED
+        attempts, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=APPROVED
     )
     ends = [ids[items[name].uri] for name in names[2:5]]
     claimed = {
@@ -254,38 +252,38 @@ def in_every_status(pipeline: Pipeline, objects: Path) -> dict[str, StoredObject
     return items
 
 
-def test_what_a_unit_is_asked_for_follows_from_its_status(pipeline: Pipeline, objects: Path) -> None:
+def test_the_expected_artifacts_of_a_unit_depend_on_its_status(pipeline: Pipeline, objects: Path) -> None:
     items = in_every_status(pipeline, objects)
     assert {uri: record.status.value for uri, record in traces.records(pipeline).items()} == {
         item.uri: "pending" if name.startswith("never") else name for name, item in items.items()
     }
-    known = Path(items["quarantined"].key).name
+    quarantined = Path(items["quarantined"].key).name
     assert differing(compare_day(pipeline, DATASET, DAY)) == {
-        "unit_without_object": [items["never_there"].uri], "item_without_success": [known],
+        "unit_without_object": [items["never_there"].uri], "item_without_success": [quarantined],
     }  # fmt: skip
     for item in items.values():
         (objects / item.bucket / item.key).unlink(missing_ok=True)
-    # What has failed or is in quarantine has told already that it lacks its object.
+    # Failed and quarantined units have already reported their missing objects.
     assert differing(compare_day(pipeline, DATASET, DAY)) == {
         "unit_without_object": sorted(items[name].uri for name in items.keys() - {"failed", "quarantined"}),
-        "item_without_success": [known],
+        "item_without_success": [quarantined],
     }  # fmt: skip
 
 
-def test_files_of_items_that_will_be_made_again_are_not_stray(ingested: Pipeline, objects: Path) -> None:
-    known, young, foreign = volumes(6)[3:]
-    stored(objects, known)
-    notify(ingested, known)
+def test_files_of_items_with_a_pending_repair_are_not_stray(ingested: Pipeline, objects: Path) -> None:
+    recorded, young, foreign = volumes(6)[3:]
+    stored(objects, recorded)
+    notify(ingested, recorded)
     stored(objects, young, ago=timedelta(0))
     folder = item_files(ingested)[0].parent
-    for item in (known, young, foreign):
+    for item in (recorded, young, foreign):
         (folder / f"{Path(item.key).name}.json").write_text("{}")
     assert differing(compare_day(ingested, DATASET, DAY)) == {
         "item_without_success": [f"{Path(foreign.key).name}.json"]
     }
 
 
-def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(ingested: Pipeline) -> None:
+def test_items_missing_in_the_index_are_restored_up_to_the_limit(ingested: Pipeline) -> None:
     own_tx(ingested.catalog).undo(DATASET, "run")
     compared = compare_day(ingested, DATASET, DAY)
     assert differing(compared) == {"success_without_item": [Path(item.key).name for item in volumes(3)]}
@@ -293,7 +291,7 @@ def test_items_that_the_index_has_lost_are_made_again_as_many_as_the_limit_says(
     assert (done["repeated"], done["left"]) == (2, 1)
 
 
-def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(
+def test_of_two_versions_of_an_object_only_the_newer_one_lacks_the_item(
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "ITEMS_AT_ONCE", 1)
@@ -307,12 +305,12 @@ def test_of_two_versions_of_an_object_the_newer_one_lacks_the_item(
     path.unlink()
     compared = compare_day(ingested, DATASET, DAY)
     assert (list(compared.missing_items), list(compared.remakeable)) == ([newest], [newest])
-    # The file goes on as any other's, and the object of a unit without Item may be of another version by now.
+    # The Item is repaired like any other; the object of a unit without Item may have another version by now.
     stored(objects, volumes(1)[0])
     assert compare_day(ingested, DATASET, DAY).remakeable == []
 
 
-def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbox(
+def test_missing_and_withdrawn_lineage_is_reported_and_pending_lineage_is_not(
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = volumes(4)[3]
@@ -329,7 +327,7 @@ def test_lineage_lacks_a_path_what_was_withdrawn_and_not_what_waits_in_the_outbo
     }
 
 
-def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
+def test_two_datasets_of_one_folder_and_two_days_are_compared_separately(
     pipeline: Pipeline, objects: Path, owner: Engine
 ) -> None:
     moment = START.combine(DAY, START.time(), START.tzinfo)
@@ -342,15 +340,15 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
         ingest(pipeline, objects, item, run_id=f"run-{number}")
         stored(objects, item)
     compared = {dataset: compare_day(pipeline, dataset, DAY) for dataset in (DATASET, CHUNKS)}
-    # The second volume has closed the first, which is a unit of the same object.
-    assert {name: (one.objects, one.units, one.items, differing(one) == {}) for name, one in compared.items()} == {
+    # The second volume closed the first, which added a unit of the same object.
+    assert {name: (day.objects, day.units, day.items, differing(day) == {}) for name, day in compared.items()} == {
         DATASET: (1, 1, 1, True), CHUNKS: (2, 3, 2, True),
     }  # fmt: skip
     before = compare_day(pipeline, DATASET, DAY - timedelta(days=1))
     assert (before.units, before.items) == (0, 0)
-    # The folder is looked through with the dataset that owns it.
+    # Stray files of the folder are reported for the dataset that owns it.
     name = stray(pipeline, objects)
-    # An Item of a unit that the ledger does not know is of neither.
+    # An Item of an unknown unit belongs to neither dataset.
     lost = Path(volumes(1)[0].key).name
     change = sa.text("UPDATE catalog_items SET wal_id = :id, revision = revision + 1 WHERE item_id = :item")
     with owner.begin() as connection:
@@ -361,7 +359,7 @@ def test_two_datasets_of_one_folder_and_two_days_are_told_apart(
 
 
 @pytest.mark.clause("WAL-04")
-def test_an_object_without_a_time_in_its_key_has_an_item_that_its_next_version_replaces(
+def test_the_next_version_of_an_object_without_a_time_in_its_key_replaces_its_item(
     pipeline: Pipeline, objects: Path
 ) -> None:
     days = [DAY, DAY + timedelta(days=1)]
@@ -379,10 +377,10 @@ def test_an_object_without_a_time_in_its_key_has_an_item_that_its_next_version_r
     assert len(records) == 2
     assert {(unit.status, unit.stac_item_id) for unit in records} == {("succeeded", "ndfd.conus.001-003.maxt")}
     compared = [compare_day(pipeline, "ndfd", day) for day in days]
-    assert [(one.objects, one.units, one.items, differing(one)) for one in compared] == [(0, 1, 1, {}), (1, 1, 0, {})]
+    assert [(day.objects, day.units, day.items, differing(day)) for day in compared] == [(0, 1, 1, {}), (1, 1, 0, {})]
 
 
-def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeline: Pipeline, objects: Path) -> None:
+def test_an_object_completed_by_its_sidecar_is_compared_by_its_own_version(pipeline: Pipeline, objects: Path) -> None:
     key, content, index = make_hrrr(run=START.combine(DAY, time(6), START.tzinfo), lead=7)
     items = [good("noaa-hrrr-bdp-pds", key, content), good("noaa-hrrr-bdp-pds", f"{key}.idx", index.encode())]
     for number, item in enumerate(items):
@@ -400,7 +398,7 @@ def test_an_object_that_its_sidecar_completed_is_known_by_its_own_version(pipeli
     assert (list(compared.missing_items), compared.remakeable) == ([completion], [completion])
 
 
-def test_another_provider_s_etags_are_not_held_against_those_of_messages(
+def test_another_provider_s_etags_are_not_compared_with_those_of_messages(
     ingested: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewritten(ingested, objects)

@@ -1,4 +1,4 @@
-"""Replays in Dagster: the job of the launchpad, the sensor that carries them out, the check that alerts."""
+"""Replays in Dagster: the launchpad's job, the sensor that executes them, and the check on differences."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def replayed(face: Face, **config: Any) -> dg.ExecuteInProcessResult:
 
 @pytest.fixture
 def retry_backoff_seconds() -> int:
-    """An hour: the contract's own retry is far away, so that only the replay can let a unit in."""
+    """An hour, so that only the replay readmits a unit within the test, not the contract's retry."""
     return 3600
 
 
@@ -54,10 +54,10 @@ def shown(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 
 @pytest.mark.clause("RPL-01", "RPL-04", "RPL-05")
-def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_what_the_sensor_carries_out(
+def test_the_job_defaults_to_a_dry_run_refuses_like_the_command_and_starts_replays_for_the_sensor(
     face: Face, objects: Path
 ) -> None:
-    """One unit failed because its object was not there; it is there by the time of the replay."""
+    """One unit failed because its object was missing; the object exists at the time of the replay."""
     [item] = volumes(1)
     notify(face.pipeline, item)
     put(objects, [missing(item)])
@@ -80,7 +80,7 @@ def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_
     assert started.success
     replay_run_id = shown(started)["replay_run_id"]
     engine = ReplayEngine(pipeline=face.pipeline)
-    # The fields that are left out are those of the command: no limit, and nothing is replaced.
+    # Omitted fields have the command's defaults: no limit and no replacement.
     spec = engine.report(replay_run_id).run.selection.spec
     assert (spec.mode, spec.limits, spec.options) == (Mode.FAILED_ONLY, SpecLimits(), Options())
     assert traces.statuses(face.pipeline) == {"failed": 1}
@@ -99,7 +99,7 @@ def test_the_job_is_a_dry_run_by_default_refuses_as_the_command_does_and_starts_
 
 
 @pytest.mark.clause("SEC-10")
-def test_the_job_takes_no_actor_from_its_configuration_or_tags_and_overrides_by_a_person_s_approval(face: Face) -> None:
+def test_the_job_ignores_actors_in_configuration_and_tags_and_needs_a_person_s_approval(face: Face) -> None:
     [item] = volumes(1)
     deliver(face.pipeline, item)
     face.execute("ingest_nexrad_l2", partition=PARTITION)

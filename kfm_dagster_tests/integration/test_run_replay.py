@@ -1,4 +1,4 @@
-"""Replaying a run by replay_plan.yaml, stage by stage; and carrying out what failed runs intended."""
+"""Replaying a run by replay_plan.yaml, stage by stage; and resolving intents of failed runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PERSON = Decision(actor="ada", reason="drill", change_ref="CHG-7")
 
 
 def ingested(pipeline: Pipeline) -> None:
-    """Four units: three succeed, one is cut short and waits for its next attempt."""
+    """Ingest four units: three succeed, and a truncated one waits for its next attempt."""
     items = [*volumes(3), truncated(volumes(4)[3])]
     deliver(pipeline, *items)
     run_pending(pipeline, "original")
@@ -74,7 +74,7 @@ def lines(pipeline: Pipeline, kind: str) -> list[tuple[str, str, dict[str, Any]]
 
 
 @pytest.mark.clause("PCS-08", "PCS-15", "PCS-16", "PCS-17")
-def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outputs(pipeline: Pipeline) -> None:
+def test_a_replay_compensates_passes_every_gate_and_ends_in_the_same_outputs(pipeline: Pipeline) -> None:
     ingested(pipeline)
     before = trees.walk(Path(pipeline.settings.catalog))
     links = {wal_id: pipeline.lineage.links_of(wal_id) for wal_id in traces.records(pipeline)}
@@ -84,7 +84,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
         name: without_run(document) for name, document in before.items()
     }
     runs = {doc["properties"]["kfm:run_state"]["run_id"] for doc in after.values() if doc["type"] == "Feature"}
-    assert runs == {"replay"}, "the Items are the replay's: the original's were taken back first"
+    assert runs == {"replay"}, "the Items are the replay's; the original's were rolled back first"
     assert {wal_id: pipeline.lineage.links_of(wal_id) for wal_id in links} == links
     records = traces.records(pipeline).values()
     assert sorted((record.status, record.attempts, record.ingest_run_id) for record in records) == [
@@ -95,7 +95,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     attempts = own_tx(pipeline.stages.lifecycle.store).of_run("replay")
     assert [attempt.state for attempt in attempts] == [StageState.SUCCEEDED] * len(operators())
     passed = {event for run_id, event, details in lines(pipeline, "gate") if run_id == "replay"}
-    # G6 expects nothing of a product that is followed since this very run.
+    # G6 expects nothing of a product that this run is the first to ingest.
     assert {"G1", "G2", "G4", "G8"} <= passed
     compared = lines(pipeline, "replay")
     report = validate_report(pipeline, since=pipeline.clock() - timedelta(days=1))
@@ -110,7 +110,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
     assert undone == ("original", "done", {"because": "replay", "restored": 0, "removed": 3, "superseded": 0})
     log = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPEAT)
     assert {(entry.actor, entry.change_ref) for entry in log} == {("ada", "CHG-7")}
-    # It may be replayed once more; the original, which has been taken back, may not.
+    # The replay may be replayed again; the rolled-back original may not.
     replayed(pipeline, run_id="third", original="replay")
     with pytest.raises(RunReplayRefusedError, match="stac_register has no output in run original"):
         list(compare_run(pipeline, dataset="nexrad-l2", run_id="original"))
@@ -118,7 +118,7 @@ def test_a_replay_compensates_first_passes_every_gate_and_ends_in_the_same_outpu
 
 def without_run(document: dict[str, Any]) -> dict[str, Any]:
     properties = {name: value for name, value in document.get("properties", {}).items() if name != "kfm:run_state"}
-    # A Collection names its run beside its other fields, an Item among its properties.
+    # A Collection has its run as a top-level field, an Item among its properties.
     return {name: value for name, value in document.items() if name != "kfm:run_state"} | {"properties": properties}
 
 
@@ -134,14 +134,14 @@ def test_in_prod_the_replay_of_a_run_waits_for_a_second_person(pipeline: Pipelin
     [proposal] = own_tx(pipeline.ledger.review).waiting()
     bob = Decision(actor="bob", reason="it compared equal", change_ref="CHG-7")
     approve(ReplayEngine(pipeline=pipeline), proposal.proposal_id, bob)
-    assert standing(pipeline) == before, "the run itself lets its units in"
+    assert standing(pipeline) == before, "only the run readmits its units"
     replayed(pipeline, "approved")
     entries = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPEAT)
     assert [(entry.actor, entry.approved_by) for entry in entries] == [("ada", "bob")] * 3
 
 
 @pytest.mark.clause("PCS-08", "PCS-15")
-def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
+def test_a_diverging_replay_is_rolled_back_reported_and_changes_nothing(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingested(pipeline)
@@ -155,10 +155,14 @@ def test_a_divergence_ends_rolled_back_is_reported_and_touches_nothing(
     assert standing(pipeline) == before
     attempt = own_tx(pipeline.stages.lifecycle.store).newest("replay", "nexrad-l2.message_parse")
     assert attempt.state is StageState.ROLLED_BACK
-    [told] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]
-    assert (told["stage"], told["results_differing"], told["keys_differing"]) == ("nexrad-l2.metadata_extract", 1, 0)
-    assert told["first"] == chosen
-    assert told["original_sha256"] != told["replayed_sha256"]
+    [reported] = [details for _, event, details in lines(pipeline, "replay") if event == "diverged"]
+    assert (reported["stage"], reported["results_differing"], reported["keys_differing"]) == (
+        "nexrad-l2.metadata_extract",
+        1,
+        0,
+    )
+    assert reported["first"] == chosen
+    assert reported["original_sha256"] != reported["replayed_sha256"]
 
 
 @pytest.mark.clause("PCS-08")
@@ -170,9 +174,9 @@ def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_it
     first = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id
     register = nodes.may_register
     monkeypatch.setattr(nodes, "may_register", lambda unit: unit.wal_id != first and register(unit))
-    found = {one.stage: one for one in compare_run(pipeline, dataset="nexrad-l2", run_id="original")}
-    assert list(found) == STAGES
-    integrity, items = found["nexrad-l2.integrity_check"], found["nexrad-l2.stac_register"]
+    compared = {stage.stage: stage for stage in compare_run(pipeline, dataset="nexrad-l2", run_id="original")}
+    assert list(compared) == STAGES
+    integrity, items = compared["nexrad-l2.integrity_check"], compared["nexrad-l2.stac_register"]
     assert (len(integrity.keys_differing), len(integrity.results_differing)) == (0, 1)
     assert (items.keys_differing, items.results_differing) == ((first,), ())
     plan = pipeline.card.replay_plan.replay
@@ -181,7 +185,7 @@ def test_a_changed_object_differs_by_its_result_and_a_unit_without_an_item_by_it
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_store_that_does_not_answer_is_no_divergence(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_not_a_divergence(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     ingested(pipeline)
     silent = Issue(code=IntegrityIssue.STORAGE_UNAVAILABLE.value, severity=Severity.FAILED, message="403")
     plain = nodes.integrity_check
@@ -192,12 +196,12 @@ def test_a_store_that_does_not_answer_is_no_divergence(pipeline: Pipeline, monke
     monkeypatch.setattr(nodes, "integrity_check", refused)
     with pytest.raises(StageFailedError, match="cannot be read now") as failed:
         replayed(pipeline)
-    assert failed.value.error_class is ErrorClass.E_INTERNAL, "it is tried again"
+    assert failed.value.error_class is ErrorClass.E_INTERNAL, "an internal error is retried"
     assert [event for _, event, _ in lines(pipeline, "replay")] == []
 
 
 @pytest.mark.clause("PCS-08", "PCS-14")
-def test_what_the_plan_says_is_obeyed(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_of_the_plan_are_applied(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     ingested(pipeline)
     shipped = pipeline.card
 
@@ -218,11 +222,13 @@ def test_what_the_plan_says_is_obeyed(pipeline: Pipeline, monkeypatch: pytest.Mo
         replayed(pipeline, "strict", original="gently")
     under(pipeline, "verify: {hash: true, primary_keys: true}", "verify: {hash: false, primary_keys: true}")
     replayed(pipeline, "lenient", original="gently")
-    assert len(pipeline.ledger.mismatches()) == 1, "what nobody compared beforehand is still seen when it is settled"
+    assert len(pipeline.ledger.mismatches()) == 1, (
+        "a difference that was not compared beforehand is detected at settlement"
+    )
 
 
 @pytest.mark.clause("PCS-08", "PCS-14")
-def test_a_run_without_checkpoints_is_not_replayed_unless_the_plan_lets_it(
+def test_a_run_without_checkpoints_is_replayed_only_if_the_plan_allows_it(
     make_pipeline: Callable[..., Pipeline],
 ) -> None:
     pipeline = make_pipeline()
@@ -241,19 +247,19 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
     put(objects, volumes(2))
     first = face.execute("ingest_nexrad_l2", partition=PARTITION)
     original = first.dagster_run.run_id
-    said = call(*COMPARE, original, "--output", "json")
-    assert said.code == 0, said.err
-    assert [(row["stage"], row["diverges"]) for row in said.document] == [(stage, False) for stage in STAGES]
+    comparison = call(*COMPARE, original, "--output", "json")
+    assert comparison.code == 0, comparison.err
+    assert [(row["stage"], row["diverges"]) for row in comparison.document] == [(stage, False) for stage in STAGES]
     for named in (original[:8], "latest"):
-        assert call(*COMPARE, named, "--output", "json") == said
+        assert call(*COMPARE, named, "--output", "json") == comparison
     assert f"run {original}" in call(*COMPARE, "latest").out
-    wanted = {"run_id": original, "reason": "drill", "change_ref": "CHG-7"}
-    config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": wanted}}}}
-    asked = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
-    assert not asked.success
+    config_values = {"run_id": original, "reason": "drill", "change_ref": "CHG-7"}
+    config = {"ops": {"nexrad_l2__message_parse": {"config": {"replay": config_values}}}}
+    proposed = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
+    assert not proposed.success
     [proposal] = own_tx(face.pipeline.ledger.review).waiting()
     assert proposal.decision == Decision(actor=DAGSTER_UI, reason="drill", change_ref="CHG-7")
-    assert proposal.decision.dagster_run_id == asked.dagster_run.run_id
+    assert proposal.decision.dagster_run_id == proposed.dagster_run.run_id
     approve(ReplayEngine(pipeline=face.pipeline), proposal.proposal_id, PERSON)
     second = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config)
     assert second.success
@@ -261,7 +267,7 @@ def test_a_run_is_compared_by_the_command_and_replayed_by_its_configuration_in_d
 
     [chosen] = own_tx(face.pipeline.ledger).find(limit=1)
     alter_metadata(monkeypatch, lambda unit: unit.wal_id == chosen.wal_id, **{"nexrad:vcp": 11})
-    wanted["run_id"] = second.dagster_run.run_id
+    config_values["run_id"] = second.dagster_run.run_id
     third = face.execute("ingest_nexrad_l2", partition=PARTITION, run_config=config, raise_on_error=False)
     [failed] = [event for event in third.all_events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
     assert "gives another result now" in str(failed.step_failure_data.error)
@@ -281,14 +287,14 @@ REPLAY, COMPARE = ("replay", "intents", "--json"), ("replay", "compare")
 
 
 def failing(face: Face, node: type[Any], method: str, *, job: str = "ingest_nexrad_l2") -> None:
-    """A run of the day of which a node fails for good, at once: the card retries no wrong input."""
+    """Run the day with a node that fails permanently at once, since the card does not retry wrong input."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node, method, Mock(side_effect=ConfigurationError(observed="injected")))
         assert not face.execute(job, partition=PARTITION, raise_on_error=False).success
 
 
 def intents(face: Face) -> list[tuple[str, str]]:
-    """Node and status of every intent that is unresolved."""
+    """Return node and status of every unresolved intent."""
     return [(intent.node.partition("@")[0], intent.status.value) for intent in face.pipeline.nodes.intents.unresolved()]
 
 
@@ -299,29 +305,29 @@ def status_of(face: Face, intent: int) -> IntentStatus:
 
 
 def work(face: Face) -> int:
-    """Do what the ledger's sensor asks for, until it asks for nothing twice; return how many ingests that was."""
+    """Launch the ledger sensor's requests until two ticks have none; return the number of ingests."""
     return sum(request.job_name == INGEST_JOB for request in face.work("nodd_ledger", quiet=2))
 
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16", "IEN-09")
-def test_a_listing_whose_run_failed_is_entered_by_the_sensor_and_ingested_once(face: Face, objects: Path) -> None:
+def test_the_listing_of_a_failed_run_is_recorded_by_the_sensor_and_ingested_once(face: Face, objects: Path) -> None:
     failing(face, MessageParse, "transform")
     assert intents(face) == [("nexrad-l2.message_parse", "FAILED")]
-    # With nothing to claim it is closed.
+    # Without units to claim, the intent is closed.
     face.tick("nodd_ledger")
     assert (intents(face), status_of(face, 1)) == ([], IntentStatus.SKIPPED)
     put(objects, volumes(3))
     failing(face, MessageParse, "transform")
     [intent] = face.pipeline.nodes.intents.unresolved()
     assert traces.statuses(face.pipeline) == Counter()
-    # It is entered as it was listed, not as the bucket is by now.
+    # The recorded listing is used, not the bucket's current content.
     put(objects, volumes(4))
 
     face.tick("nodd_ledger")
     assert traces.statuses(face.pipeline) == {Status.PENDING: 3}
     assert {record.attempts for record in traces.records(face.pipeline).values()} == {0}
-    # A partition whose runs fail waits before it has another.
+    # After failed runs, a partition waits before its next run.
     face.pipeline.clock = lambda: datetime.now(UTC) + timedelta(minutes=20)
     assert work(face) == 1
     assert traces.statuses(face.pipeline) == {Status.SUCCEEDED: 3}
@@ -330,7 +336,7 @@ def test_a_listing_whose_run_failed_is_entered_by_the_sensor_and_ingested_once(f
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
-def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(face: Face, call: Call) -> None:
+def test_a_failed_batch_is_left_to_the_next_run_that_claims_its_units(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(2))
     failing(face, IntegrityCheck, "transform")
     answer = call(*REPLAY, "--dry-run")
@@ -344,14 +350,12 @@ def test_a_failed_batch_is_left_to_the_run_that_claims_its_units_again(face: Fac
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("retry_backoff_seconds", [3600])
-def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_every_guard_and_done_once(
-    face: Face, call: Call
-) -> None:
+def test_the_command_readmits_units_of_a_failed_intent_under_every_guard_once(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(2))
     switches = face.pipeline.ledger.switches
 
     def fail(_: object) -> Any:
-        # A unit of a dataset that is off is not let in by the rollback: it stays failed.
+        # The rollback does not readmit units of a switched-off dataset: they stay failed.
         switches.engage("nexrad-l2", WHY)
         raise ConfigurationError(observed="injected")
 
@@ -380,7 +384,7 @@ def test_units_that_failed_with_their_intent_are_let_in_by_the_command_under_eve
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-16")
-def test_an_intent_whose_units_are_in_quarantine_waits_for_a_person(face: Face, call: Call) -> None:
+def test_an_intent_with_quarantined_units_waits_for_a_person(face: Face, call: Call) -> None:
     deliver(face.pipeline, *volumes(1))
     failing(face, IntegrityCheck, "transform")
     waiting = [record.wal_id for record in traces.records(face.pipeline).values()]

@@ -1,7 +1,7 @@
-"""A run that fails at any stage is taken back whole, and what is undone is nobody else's by then.
+"""A run that fails at any stage is rolled back completely, without undoing the work of other runs.
 
-Each test ends with what an operator looks at: catalog, lineage and ledger are what they were, or whatever succeeded has
-its Item and its lineage and nothing else has.
+Each test ends with the operator's view: catalog, lineage and ledger are unchanged, or each succeeded unit has
+its Item and lineage, and no other unit has any.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ COMPENSATED = {
     ProvenanceEmit.operator: ["nexrad-l2.stac_register"],
     Settle.operator: ["nexrad-l2.provenance_emit", "nexrad-l2.stac_register"],
 }
-"""Stage that fails > stages before it whose effects are taken back, in this order."""
+"""Failing stage > earlier stages that are rolled back, in this order."""
 
 
 def state_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Published files, the lineage view, and the status of every unit."""
+    """Return the published files, the lineage view, and the status of every unit."""
     records = own_tx(pipeline.ledger).find(limit=100)
     return {
         "files": trees.files(Path(pipeline.settings.catalog)),
@@ -82,7 +82,7 @@ def state_of(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def assert_whole(pipeline: Pipeline) -> None:
-    """Every unit has succeeded, and has its Item and its lineage, and the catalog has nothing else."""
+    """Check that every unit succeeded with Item and lineage, and that the catalog has no other Item."""
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS}
     records = traces.records(pipeline).values()
     items = traces.catalog_items(pipeline).values()
@@ -97,7 +97,7 @@ def compensations(pipeline: Pipeline) -> list[str]:
 
 
 class InjectedError(KfmError):
-    """The stage fails here."""
+    """The stage's injected failure."""
 
 
 WHY = InjectedError(observed="injected")
@@ -108,7 +108,7 @@ def fail(*_: object) -> Any:
 
 
 def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> ChainNode:
-    """Run the chain up to a node that fails after its work (computed), or inside its transaction (committing)."""
+    """Run the chain up to a node that fails after its work (computed) or in its transaction (committing)."""
     batch: StageBatch | None = None
     for kind in KINDS:
         if kind.operator == last:
@@ -118,8 +118,8 @@ def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> Chai
     setattr(failing, "verify" if point == "computed" else "summarize", fail)
     with pytest.raises((StageFailedError, InjectedError)):
         step(pipeline, failing, batch)
-    made: ChainNode = node(pipeline, kind, run_id)
-    return made
+    stage_node: ChainNode = node(pipeline, kind, run_id)
+    return stage_node
 
 
 @pytest.mark.clause("PCS-03")
@@ -131,7 +131,7 @@ def run_until(pipeline: Pipeline, last: str, *, point: str, run_id: str) -> Chai
         (Settle.operator, "committing"),
     ],
 )
-def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pipeline, last: str, point: str) -> None:
+def test_a_run_that_fails_at_any_stage_changes_nothing(pipeline: Pipeline, last: str, point: str) -> None:
     items = volumes(24)
     deliver(pipeline, *items[:EARLIER])
     run_pending(pipeline, "earlier")
@@ -167,17 +167,17 @@ def test_a_run_that_fails_at_any_stage_leaves_everything_as_it_was(pipeline: Pip
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_run_whose_re_execution_fails_sooner_is_taken_back_whole(
+def test_a_run_whose_re_execution_fails_earlier_is_rolled_back_completely(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an earlier process of the run did after the stage that fails stayed in run-state and catalog."""
+    """Run-state and catalog still have the later stages of the run's earlier process."""
     deliver(pipeline, *volumes(UNITS))
     before = state_of(pipeline)
     run_until(pipeline, ProvenanceEmit.operator, point="computed", run_id="twice")
     states = pipeline.stages.run_states
     registered = states.get("nexrad-l2.stac_register", "twice")
     assert registered.artifact_uri is not None
-    # With other parameters the stage is done again, and fails.
+    # With other parameters the stage is executed again, and fails.
     monkeypatch.setattr(MetadataExtract, "params", lambda _: {"other": True})
     failed = run_until(pipeline, MetadataExtract.operator, point="computed", run_id="twice")
 
@@ -190,23 +190,23 @@ def test_a_run_whose_re_execution_fails_sooner_is_taken_back_whole(
 
 
 @pytest.mark.clause("PCS-03", "BEY-02")
-def test_nothing_is_taken_back_that_another_run_may_rely_on(pipeline: Pipeline) -> None:
+def test_effects_that_another_run_may_rely_on_are_not_rolled_back(pipeline: Pipeline) -> None:
     deliver(pipeline, *volumes(UNITS))
     failed = run_until(pipeline, Settle.operator, point="computed", run_id="slow")
-    taken = own_tx(pipeline.ledger).release_lost(run_ids=["slow"])
+    released = own_tx(pipeline.ledger).release_lost(run_ids=["slow"])
     run_pending(pipeline, "quick")
     after = state_of(pipeline)
     with pytest.raises(ClaimsLostError, match="3 of 3 claims"):
         roll_back(failed, WHY)
     assert roll_back_or_leave(failed, WHY) is None
     assert state_of(pipeline) == after
-    assert len(taken.requeued) == 3
+    assert len(released.requeued) == 3
     last = list(pipeline.stages.lifecycle.store.audit.lines())[-1]
     assert (last["event"], last["details"]) == ("run not rolled back", {"error": "ClaimsLostError"})
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_run_is_not_taken_back_under_the_process_that_took_the_failed_stage_over(
+def test_a_run_is_not_rolled_back_while_another_process_has_taken_over_the_failed_stage(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(pipeline, *volumes(UNITS))
@@ -219,8 +219,8 @@ def test_a_run_is_not_taken_back_under_the_process_that_took_the_failed_stage_ov
             work.append(step(pipeline, node(pipeline, IntegrityCheck, "twice"), claimed))
         return claimed
 
-    # Between the look at the stage and the transaction.
-    monkeypatch.setattr(type(pipeline.stages.port), "load_output", lambda _, *asked: after_the_other(*asked))
+    # Between reading the stage's state and the transaction.
+    monkeypatch.setattr(type(pipeline.stages.port), "load_output", lambda _, *key: after_the_other(*key))
     assert roll_back(failed, WHY) is None
     assert traces.statuses(pipeline) == {Status.IN_PROGRESS: 3}
     steps(pipeline, "twice", KINDS[KINDS.index(IntegrityCheck) + 1 :], work[0])
@@ -228,7 +228,7 @@ def test_a_run_is_not_taken_back_under_the_process_that_took_the_failed_stage_ov
 
 
 @pytest.mark.clause("PCS-03")
-def test_claims_stay_while_the_catalog_cannot_be_reached_and_a_rollback_is_done_whose_commit_had_no_answer(
+def test_claims_stay_while_the_catalog_is_unreachable_and_a_rollback_survives_an_unanswered_commit(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(pipeline, *volumes(UNITS))
@@ -258,7 +258,7 @@ def test_claims_stay_while_the_catalog_cannot_be_reached_and_a_rollback_is_done_
 @pytest.mark.parametrize(
     "unanswered", [{1}, {2}, set(range(1, 11))], ids=["first write", "second write", "every write"]
 )
-def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_was_not(
+def test_run_state_outside_the_database_is_rewritten_or_its_failure_is_audited(
     make_pipeline: Callable[..., Pipeline],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -287,7 +287,7 @@ def test_run_state_outside_the_database_is_told_again_or_the_audit_says_that_it_
 
 @pytest.mark.clause("PCS-03", "BEY-02")
 @pytest.mark.parametrize("kind", [StacRegister, ProvenanceEmit])
-def test_a_worker_that_wakes_after_its_lease_undoes_nothing_that_the_next_run_found_standing(
+def test_a_worker_that_resumes_after_its_lease_undoes_nothing_of_the_next_run(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, kind: type[ChainNode]
 ) -> None:
     deliver(pipeline, *volumes(UNITS))
@@ -315,19 +315,19 @@ def ingest(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had_come_of_it(
+def test_a_stage_executed_again_after_its_run_was_settled_keeps_its_results(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validate, refusals = catalog_store.validate_item, iter([["injected"]])
     with monkeypatch.context() as patched:
-        # One Item is refused: registration is partial, and its unit failed.
+        # One Item is refused, so registration is partial and the unit failed.
         patched.setattr(catalog_store, "validate_item", lambda item: next(refusals, None) or validate(item))
         ingest(pipeline)
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: UNITS - 1, Status.FAILED: 1}
     recorded = pipeline.stages.run_states.get(f"{DATASET}.{StacRegister.operator}", "original")
     upstream = pipeline.stages.port.load_output(f"{DATASET}.{MetadataExtract.operator}", "original")
-    again = node(pipeline, StacRegister, "original")
-    batch = step(pipeline, again, upstream)
+    rerun = node(pipeline, StacRegister, "original")
+    batch = step(pipeline, rerun, upstream)
     assert (batch.state, batch.skipped) == (recorded, SkipCause.ALREADY_SUCCEEDED)
     plan = pipeline.card.replay_plan.replay
     compared = list(compare_run(pipeline, dataset=DATASET, run_id="original"))
@@ -335,7 +335,7 @@ def test_a_stage_that_is_executed_again_after_its_run_was_settled_keeps_what_had
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pipeline) -> None:
+def test_a_replay_keeps_items_that_the_replay_of_a_unit_relies_on(pipeline: Pipeline) -> None:
     ingest(pipeline)
     unit = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0]
     versions = {unit.wal_id: unit.version}
@@ -348,7 +348,7 @@ def test_a_replay_leaves_items_that_a_repeat_of_one_unit_relies_on(pipeline: Pip
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_replay_whose_dataset_is_switched_off_before_its_compensation_leaves_the_items(
+def test_a_replay_of_a_dataset_switched_off_before_compensation_keeps_the_items(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline)
@@ -368,14 +368,14 @@ def test_a_replay_whose_dataset_is_switched_off_before_its_compensation_leaves_t
 
 
 @pytest.mark.clause("PCS-08")
-def test_a_replay_whose_compensation_fails_half_way_writes_again_what_is_gone(
+def test_a_replay_whose_compensation_fails_halfway_restores_the_removed_items(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(pipeline)
     undo = type(pipeline.catalog).undo
 
-    def breaks(*given: Any, **more: Any) -> None:
-        undo(*given, **more)
+    def breaks(*arguments: Any, **more: Any) -> None:
+        undo(*arguments, **more)
         raise OSError("the catalog's place is gone")
 
     monkeypatch.setattr(type(pipeline.catalog), "undo", breaks)
@@ -385,7 +385,7 @@ def test_a_replay_whose_compensation_fails_half_way_writes_again_what_is_gone(
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_failed_attempt_undoes_nothing_once_the_next_one_has_begun(
+def test_a_failed_attempt_undoes_nothing_once_the_next_has_started(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deliver(pipeline, *volumes(UNITS))
@@ -408,7 +408,7 @@ def test_a_failed_attempt_undoes_nothing_once_the_next_one_has_begun(
 
 @pytest.mark.clause("PCS-08")
 @pytest.mark.parametrize("end", [CrashError, ConnectionError])
-def test_a_replay_that_ends_before_its_commit_leaves_the_original_as_it_was(
+def test_a_replay_that_ends_before_its_commit_leaves_the_original_unchanged(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
     deliver(pipeline, *volumes(UNITS))

@@ -1,4 +1,4 @@
-"""Scheduled listings: begun by the deployment once an interval, whatever dies; a rewritten object is a new version."""
+"""Scheduled listings start once per interval, also over crashes; an overwritten object is a new version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DAY_SECONDS = 86_400
 
 
 def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
-    """Let a pipeline list a dataset by schedule, with a clock that stands."""
+    """Schedule a dataset's listings in a pipeline, with a fixed clock."""
     pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": True})
     pipeline.registry = pipeline.registry.only([DATASET, "hrrr"])
     clock = pipeline.clock = Clock(at)
@@ -39,12 +39,12 @@ def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
 
 
 def begin_due(pipeline: Pipeline) -> tuple[str, ...]:
-    """Begin the listings that are due now."""
+    """Start the listings that are due now."""
     return Backfills(pipeline).begin_due()
 
 
 def listed(pipeline: Pipeline, backfill_id: str) -> None:
-    """Let a backfill list its days, in which nothing is, and end."""
+    """Let a backfill list its empty days and end."""
     for request in Backfills(pipeline).advance(listing=(), limit=9).requests:
         with pipeline.database.transaction() as tx:
             key = {"backfill_id": request.backfill_id, "dataset": DATASET, "day": request.day}
@@ -59,30 +59,33 @@ def of_days(pipeline: Pipeline, begun: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.clause("DAG-05", "OPR-14")
-def test_a_listing_is_begun_once_an_interval_and_waits_for_the_one_before(pipeline: Pipeline) -> None:
+def test_a_listing_starts_once_per_interval_and_waits_for_the_previous_one(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
     [first] = begin_due(pipeline)
     assert of_days(pipeline, (first,)) == ["2025-01-01"]
     assert begin_due(pipeline) == ()
     clock.forward(19 * 3600 - 1)
     assert begin_due(pipeline) == ()
-    # A new interval: the listing before is not over yet.
+    # A new interval, but the previous listing has not ended.
     clock.forward(1)
     assert begin_due(pipeline) == ()
     listed(pipeline, first)
     [second] = begin_due(pipeline)
     assert second != first
     listed(pipeline, second)
-    # It is done within its interval, and not begun again by it; nor when the clock is set back.
+    # A listing that ended is not restarted in its interval, nor when the clock is set back.
     assert begin_due(pipeline) == ()
     clock.forward(-DAY_SECONDS)
     assert begin_due(pipeline) == ()
-    # Intervals that nobody was there for are not made good.
+    # Missed intervals are not made up for.
     clock.forward(9 * DAY_SECONDS)
     assert len(begin_due(pipeline)) == 1
 
-    found = find_backfill(pipeline.database, first)
-    assert (found.run.decision.actor, found.run.decision.reason) == (ACTOR, f"storage.scheduled_listing of {DATASET}")
+    backfill = find_backfill(pipeline.database, first)
+    assert (backfill.run.decision.actor, backfill.run.decision.reason) == (
+        ACTOR,
+        f"storage.scheduled_listing of {DATASET}",
+    )
     entries = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.REPLAY_STARTED)
     assert {entry.details["replay_run_id"] for entry in entries} >= {first, second}
 
@@ -92,13 +95,13 @@ def test_in_january_the_old_year_is_listed_too(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, datetime(2024, 1, 31, tzinfo=UTC))
     assert of_days(pipeline, begin_due(pipeline)) == ["2023-01-01", "2024-01-01"]
     clock.forward(31 * DAY_SECONDS)
-    assert begin_due(pipeline) == ()  # those of January are still running
+    assert begin_due(pipeline) == ()  # January's listings are still running
     clock.now = datetime(2025, 2, 1, tzinfo=UTC)
     assert of_days(pipeline, begin_due(pipeline)) == ["2025-01-01"]
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_retired_dataset_is_listed_until_its_last_day_is_out_of_reach(pipeline: Pipeline) -> None:
+def test_a_retired_dataset_is_listed_until_its_last_day_is_past_the_window(pipeline: Pipeline) -> None:
     contract = pipeline.registry[DATASET]
     end = datetime.combine(contract.metadata.retired.since, time(), UTC)
     clock = scheduled(pipeline, end + timedelta(days=contract.storage.scheduled_listing.days_back))
@@ -108,20 +111,18 @@ def test_a_retired_dataset_is_listed_until_its_last_day_is_out_of_reach(pipeline
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")
-def test_processes_that_look_at_the_same_time_begin_one_listing(
-    make_pipeline: Callable[..., Pipeline], database_url: str
-) -> None:
+def test_concurrent_processes_start_one_listing(make_pipeline: Callable[..., Pipeline], database_url: str) -> None:
     several = [make_pipeline(home=f"home-{number}", url=database_url) for number in range(4)]
     for pipeline in several:
         scheduled(pipeline, JUNE)
     with ThreadPoolExecutor(len(several)) as threads:
-        begun = [one for found in threads.map(begin_due, several) for one in found]
+        begun = [listing for listings in threads.map(begin_due, several) for listing in listings]
     assert len(begun) == 1
     assert len(day_progress(several[0].database, begun[0])) == 1
 
 
 @pytest.mark.clause("DAG-05", "DAG-10")
-def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
+def test_a_killed_process_leaves_a_listing_started_or_not_started(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled(pipeline, JUNE)
@@ -134,15 +135,15 @@ def test_a_process_that_dies_leaves_a_listing_begun_or_not_begun(
         with pytest.raises(CrashError):
             begin_due(pipeline)
     [backfill_id] = begin_due(pipeline)
-    # The process that begins it dies before it asks for the run: the next one does.
+    # The process dies after starting it and before requesting the run; the next process requests the run.
     [request] = Backfills(pipeline).advance(listing=(), limit=1).requests
     assert (request.backfill_id, request.day, request.datasets) == (backfill_id, "2025-01-01", (DATASET,))
 
 
 @pytest.mark.clause("DAG-05", "WAL-10")
-def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
+def test_listings_that_are_off_or_cancelled_are_not_started(pipeline: Pipeline) -> None:
     clock = scheduled(pipeline, JUNE)
-    # Backfills of another dataset, and of another day, stand for no listing.
+    # Backfills of another dataset or day do not replace the listing.
     for dataset, day in (("hrrr", date(2025, 1, 1)), (DATASET, date(2024, 1, 1))):
         Backfills(pipeline).start(datasets=[dataset], first_day=day, last_day=day, decision=WHY)
     pipeline.ledger.switches.engage(DATASET, WHY)
@@ -156,13 +157,13 @@ def test_what_is_off_or_cancelled_is_not_begun(pipeline: Pipeline) -> None:
     assert begin_due(pipeline) == ()
     pipeline.clock = clock
     clock.forward(DAY_SECONDS)
-    # A person's backfill of the day stands for the listing.
+    # A person's backfill of the day replaces the listing.
     Backfills(pipeline).start(datasets=[DATASET], first_day=date(2025, 1, 1), last_day=date(2025, 1, 1), decision=WHY)
     assert begin_due(pipeline) == ()
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_backfill_lists_only_the_days_that_objects_are_of(pipeline: Pipeline) -> None:
+def test_a_backfill_lists_only_days_that_objects_belong_to(pipeline: Pipeline) -> None:
     def backfill(first: date, last: date) -> list[str]:
         begun = Backfills(pipeline).start(datasets=[DATASET], first_day=first, last_day=last, decision=WHY)
         return of_days(pipeline, (begun.backfill_id,))
@@ -174,7 +175,7 @@ def test_a_backfill_lists_only_the_days_that_objects_are_of(pipeline: Pipeline) 
 
 
 @pytest.mark.clause("DAG-05", "OPR-14", "BEY-14")
-def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_of_its_item(
+def test_scheduled_listings_run_and_an_overwritten_object_gives_a_new_version_of_its_item(
     face: Face, objects: Path
 ) -> None:
     pipeline = face.pipeline
@@ -188,13 +189,13 @@ def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_
     assert {item["geometry"]["type"] for item in items.values()} == {"Point"}
     assert {item["properties"]["start_datetime"] for item in items.values()} == {"2025-01-01T00:00:00.000000Z"}
 
-    # Nothing has changed: the listing finds what is known.
+    # Without changes, the listing finds only known objects.
     clock.forward(DAY_SECONDS)
     assert work(face) == [("2025-01-01", DATASET)]
     assert traces.records(pipeline) == first
     assert traces.catalog_items(pipeline) == items
 
-    # One station's object is written again.
+    # One station's object is overwritten.
     rewrite(objects, JUNE.date(), stations=1)
     clock.forward(DAY_SECONDS)
     assert work(face) == [("2025-01-01", DATASET)]
@@ -202,7 +203,7 @@ def test_the_deployment_lists_by_itself_and_a_rewritten_object_is_a_new_version_
     assert traces.statuses(pipeline) == {Status.SUCCEEDED: 3}
     after = traces.catalog_items(pipeline)
     assert [uri for uri in items if after[uri] != items[uri]] == ["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"]
-    changed, before = (found["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"] for found in (after, items))
+    changed, before = (by_href["s3://noaa-isd-pds/data/2025/A00000-00000-2025.gz"] for by_href in (after, items))
     assert changed["properties"]["isd:records"] == before["properties"]["isd:records"] + 4
     assert changed["properties"]["end_datetime"] == "2025-06-10T18:00:00.000000Z"
 
@@ -212,14 +213,14 @@ def rewrite(objects: Path, until: date, *, stations: int = 3) -> None:
 
 
 def work(face: Face) -> list[tuple[str, str]]:
-    """Do what the sensor of backfills asks for, until all is listed; return the days and their datasets."""
+    """Launch the backfill sensor's requests until all is listed; return days and datasets."""
     requests = face.work("nodd_due")
     for request in requests:
         assert (request.tags["kfm/lane"], request.tags["kfm/source"]) == ("bulk", "listing")
         config = {"source": "LISTING", "lane": "BULK", "backfill_id": request.tags["kfm/backfill"]}
         assert [op["config"] for op in request.run_config["ops"].values()] == [config] * len(request.run_config["ops"])
     progress = [day_progress(face.pipeline.database, backfill) for backfill in _backfills(face)]
-    assert {day.state for found in progress for day in found} == {DayState.LISTED}
+    assert {day.state for days in progress for day in days} == {DayState.LISTED}
     return [(str(request.partition_key), ",".join(asked_datasets(request))) for request in requests]
 
 

@@ -1,4 +1,4 @@
-"""A search of a day returns exactly the Items that hold in it, by every door, whatever day they are kept under."""
+"""A search of a day returns exactly the Items valid on it, by every interface and for any run day."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ HOLDS = {
     "2026-01-02": "",
     "2026-01-07": "lead-186",
 }
-"""Which Items hold on a day. Runs are of December 30; the quarters of an hour and the window of six end at midnight."""
+"""The Items valid on each day. Runs are of December 30; the 15-minute and 6-hour windows end at midnight."""
 
 
-def made() -> dict[str, tuple[str, str, bytes, str | None]]:
-    """Dataset, key, content and index of objects by name; two have no index."""
+def objects_by_name() -> dict[str, tuple[str, str, bytes, str | None]]:
+    """Return dataset, key, content and index of objects by name; two have no index."""
     accumulation, (_, packed) = "RadarOnly_QPE_24H_00.00", mrms.make_mrms(valid=NEW_YEAR)
-    # Section 4 with the parameter of an accumulation instead of a rate's.
+    # Section 4 with the parameter of an accumulation instead of a rate.
     rate, summed = (struct.pack(">IBHHBB", 34, 4, 0, 0, 6, number) for number in (1, 6))
     packed = gzip.compress(gzip.decompress(packed).replace(rate, summed), mtime=0)
     return {
@@ -71,7 +71,7 @@ def web_server(folder: Path) -> Iterator[str]:
 
 @pytest.mark.clause("OPR-24", "BEY-19")
 @pytest.mark.one_database
-def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
+def test_a_search_of_a_day_returns_exactly_the_items_valid_on_it(
     make_pipeline: Callable[..., Pipeline],
     database_url: str,
     objects: Path,
@@ -80,18 +80,18 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     call: Call,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pystac_client import Client  # here, because its jsonschema takes seconds of every worker
+    from pystac_client import Client  # imported here because its jsonschema costs seconds in every worker
 
     pipeline = make_pipeline(url=database_url, geoparquet=True, stac_api_dsn=stac_api_url)
     pipeline.clock.forward(86_400)
     ids: dict[str, str] = {}
-    for name, (dataset, key, content, index) in made().items():
+    for name, (dataset, key, content, index) in objects_by_name().items():
         bucket = pipeline.registry[dataset].storage.buckets[0]
         put(objects, [good(bucket, key, content), *([good(bucket, f"{key}.idx", index.encode())] if index else [])])
         ids[pipeline.registry.grammars[dataset].match(key).item_id] = name
     for dataset, partition in partitions_of(objects, pipeline.registry):
         run_chain(pipeline, dataset, partition, f"{dataset}-{partition}")
-    # Identity and folder are the run's.
+    # The Item's id and folder follow the run's time.
     assert {unit.time_range_start for unit in own_tx(pipeline.ledger).find(dataset="hrrr")} == {RUN}
     items = Path(pipeline.settings.catalog).glob("hrrr/**/hrrr.*.json")
     assert {f"{RUN:%Y-%m-%d}" in path.as_posix() for path in items} == {True}
@@ -100,14 +100,14 @@ def test_a_search_of_a_day_returns_exactly_the_items_that_hold_in_it(
     files = tmp_path / "files"
     shutil.copytree(pipeline.settings.catalog, files, ignore=shutil.ignore_patterns("items"))
     doors = ("items search", "STAC API", "GeoParquet", "files", "web")
-    found: dict[str, dict[str, set[str]]] = {door: {} for door in doors}
+    results: dict[str, dict[str, set[str]]] = {door: {} for door in doors}
     with stac_api_server(stac_api_url) as url, web_server(files) as web:
         client = Client.open(url)
         for day in HOLDS:
             rows = call("items", "search", "--time", day, "--json").rows
-            found["items search"][day] = {ids[str(row["id"])] for row in rows}
+            results["items search"][day] = {ids[str(row["id"])] for row in rows}
             for door, catalog in {"GeoParquet": None, "files": str(files), "web": web}.items():
-                found[door][day] = {ids[item.id] for item in kfm.search(time=day, catalog=catalog)}
-            found["STAC API"][day] = {ids[item["id"]] for item in client.search(datetime=day).items_as_dicts()}
+                results[door][day] = {ids[item.id] for item in kfm.search(time=day, catalog=catalog)}
+            results["STAC API"][day] = {ids[item["id"]] for item in client.search(datetime=day).items_as_dicts()}
     expected = {day: set(names.split()) for day, names in HOLDS.items()}
-    assert found == dict.fromkeys(found, expected)
+    assert results == dict.fromkeys(results, expected)

@@ -49,7 +49,7 @@ NEXT_DAY = DAY + timedelta(days=1)
 
 @pytest.fixture
 def batch(contracts: ContractRegistry, objects: Path) -> list[SqsMessage]:
-    """Messages of two datasets and two days; the second day has volumes only. Their objects are there."""
+    """Messages of two datasets and two days; the second day has only volumes. The objects exist."""
     items = [
         *volumes(2),
         *(good(*sample) for sample in goes_abi_samples(DAY, 2)),
@@ -60,7 +60,7 @@ def batch(contracts: ContractRegistry, objects: Path) -> list[SqsMessage]:
 
 
 def again(messages: list[SqsMessage], delivery: int) -> list[SqsMessage]:
-    """The same messages, delivered once more in another order."""
+    """Return the same messages, redelivered in another order."""
     return [
         SqsMessage(
             message_id=message.message_id,
@@ -73,8 +73,8 @@ def again(messages: list[SqsMessage], delivery: int) -> list[SqsMessage]:
     ]
 
 
-def asked(tick: Any) -> list[tuple[str, set[tuple[str, str]]]]:
-    """Partition and assets of each run request."""
+def requested(tick: Any) -> list[tuple[str, set[tuple[str, str]]]]:
+    """Return partition and assets of each run request."""
     return [
         (request.partition_key, {tuple(key.path) for key in request.asset_selection}) for request in tick.run_requests
     ]
@@ -85,13 +85,13 @@ def chain_of(*datasets: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.clause("DAG-03")
-def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
+def test_a_tick_lands_the_batch_and_requests_one_run_per_day_over_its_datasets(
     face: Face, queue: FakeQueue, batch: list[SqsMessage]
 ) -> None:
     queue.waiting = list(batch)
     tick = face.tick("nodd_messages")
 
-    assert asked(tick) == [
+    assert requested(tick) == [
         (PARTITION, chain_of("goes-abi", "nexrad-l2")),
         (NEXT_DAY.isoformat(), chain_of("nexrad-l2")),
     ]
@@ -112,7 +112,7 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
     repeated = face.tick("nodd_messages")
     assert (repeated.run_requests, "6 units known already" in repeated.skip_message) == ([], True)
 
-    # They were parsed by the tick, and no run reads them again.
+    # The tick parsed the messages, and no run reads them again.
     file.unlink()
     for request in tick.run_requests:
         assert face.launch(request).success
@@ -125,16 +125,16 @@ def test_a_tick_lands_the_batch_and_asks_for_one_run_a_day_over_its_datasets(
 
 
 @pytest.mark.clause("DAG-03", "DAG-11")
-def test_no_sensor_asks_for_what_another_one_s_tick_asked_for_and_dagster_has_not_launched_yet(
+def test_no_sensor_repeats_another_s_run_request_before_dagster_launches_it(
     face: Face, queue: FakeQueue, batch: list[SqsMessage]
 ) -> None:
-    """Dagster launches the runs of a tick one by one, while the other sensors go on ticking."""
+    """Dagster launches a tick's runs one by one while the other sensors keep ticking."""
     queue.waiting = list(batch)
     asked_for = face.tick("nodd_messages").run_requests
     assert len(asked_for) == 2
     for _ in range(3):
         assert face.tick("nodd_ledger").run_requests == []
-    # Half of them are launched, and one of those has ended.
+    # Half of the runs are launched, and one of these has ended.
     face.launch(asked_for[0])
     assert face.tick("nodd_ledger").run_requests == []
     face.launch(asked_for[1])
@@ -149,7 +149,7 @@ def test_no_sensor_asks_for_what_another_one_s_tick_asked_for_and_dagster_has_no
 
 @pytest.mark.clause("DAG-03")
 @pytest.mark.parametrize(("how", "asks"), [("lost", 0), ("lost, and a tick later", 2), ("stopped", 2)])
-def test_what_was_asked_for_and_never_launched_is_asked_for_by_the_ledgers_sensor(
+def test_a_request_that_was_never_launched_is_repeated_by_the_ledgers_sensor(
     face: Face, queue: FakeQueue, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch, how: str, asks: int
 ) -> None:
     queue.waiting = list(batch)
@@ -169,14 +169,14 @@ def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
 ) -> None:
     queue.waiting = list(batch)
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "ensure", Mock(side_effect=CrashError))  # the batch is landed, nothing is recorded
+        patch.setattr(Ledger, "ensure", Mock(side_effect=CrashError))  # the batch is landed but not recorded
         with pytest.raises(CrashError):
             face.tick("nodd_messages")
     assert traces.records(face.pipeline) == {}
     queue.waiting = again(batch, 2)
     keys = [request.run_key for request in face.tick("nodd_messages").run_requests]
 
-    # The same batch in another deployment, where no tick was lost.
+    # The same batch in another deployment without a lost tick.
     monkeypatch.setenv("KFM_HOME", str(Path(face.pipeline.settings.home).parent / "other"))
     monkeypatch.delenv("KFM_WAL_DSN")
     other = face.reopened()
@@ -188,7 +188,7 @@ def test_a_batch_received_again_after_a_lost_tick_gets_the_same_run_keys(
 
 @pytest.mark.one_database
 @pytest.mark.clause("DAG-03")
-def test_units_of_a_dataset_that_is_not_followed_any_more_wait(face: Face) -> None:
+def test_units_of_a_dataset_that_is_no_longer_ingested_stay_pending(face: Face) -> None:
     deliver(face.pipeline, *volumes(1))
     face.pipeline.registry = face.pipeline.registry.only(["hrrr"])
     assert [face.tick("nodd_ledger").run_requests for _ in range(3)] == [[], [], []]
@@ -197,15 +197,15 @@ def test_units_of_a_dataset_that_is_not_followed_any_more_wait(face: Face) -> No
 
 
 @pytest.mark.clause("DAG-03")
-def test_the_ledgers_sensor_asks_again_with_one_key_until_a_run_has_come(face: Face) -> None:
+def test_the_ledgers_sensor_repeats_a_request_with_one_key_until_its_run_exists(face: Face) -> None:
     deliver(face.pipeline, *volumes(1))
-    # What appeared since the last tick is left to the sensor that brought it.
+    # Units recorded since the last tick are left to the sensor that recorded them.
     waiting = face.tick("nodd_ledger")
     assert (waiting.run_requests, "1 unit pending" in waiting.skip_message) == ([], True)
 
-    one, other = (face.tick("nodd_ledger").run_requests for _ in range(2))
-    assert [request.run_key for request in one] == [request.run_key for request in other]
-    [request] = one
+    first_request, second_request = (face.tick("nodd_ledger").run_requests for _ in range(2))
+    assert [request.run_key for request in first_request] == [request.run_key for request in second_request]
+    [request] = first_request
     assert request.run_config["ops"]["nexrad_l2__message_parse"]["config"]["source"] == Source.LEDGER.name
     assert face.launch(request).success
     assert face.launch(request) is None
@@ -265,7 +265,7 @@ class EndlessSqs:
 
 @pytest.mark.clause("DAG-04")
 @pytest.mark.timeout(60)
-def test_a_tick_ends_by_itself_with_any_backlog(
+def test_a_tick_ends_within_its_budget_with_any_backlog(
     face: Face, batch: list[SqsMessage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -279,13 +279,13 @@ def test_a_tick_ends_by_itself_with_any_backlog(
     monkeypatch.setattr(SqsQueueResource, "connect", lambda self, settings, dates=None: queue)
     patient = face.reopened()
     assert len(patient.tick("nodd_messages").run_requests) == 1
-    # It worked, and neither limit of numbers ended it: four threads at 200 messages a second stay far below.
+    # The tick received messages and ended by time: four threads at 200 messages a second stay far below the limits.
     assert 10 < patient.pipeline.deliveries.counts()[DeliveryState.IN_FLIGHT] < 10_000
     patient.pipeline.close()
 
 
 @pytest.mark.clause("WSM-11")
-def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(face: Face) -> None:
+def test_units_of_a_dead_run_are_released_and_those_of_a_live_run_are_not(face: Face) -> None:
     runs = {}
     for number, status in enumerate([dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE]):
         deliver(face.pipeline, volumes(2)[number])
@@ -305,8 +305,8 @@ def test_units_of_a_dead_run_are_given_back_and_those_of_a_live_one_are_not(face
 
 
 @pytest.mark.clause("DAG-03")
-def test_the_next_run_of_a_day_is_requested_while_one_works_or_ends(face: Face, queue: FakeQueue) -> None:
-    """A run is expected to take new units until it has claimed its own; a run that has settled them takes none."""
+def test_the_next_run_of_a_day_is_requested_while_another_works_or_ends(face: Face, queue: FakeQueue) -> None:
+    """A run may still take new units until it has claimed; a run that has settled takes none."""
     first, second, third = volumes(3)
     deliver(face.pipeline, first)
     tags = {"dagster/partition": PARTITION, LANE_TAG: Lane.LIVE.value}

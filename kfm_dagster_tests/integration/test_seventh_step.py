@@ -1,4 +1,4 @@
-"""What others add: a seventh step, declared in one class, and assets of another code location that follow ours."""
+"""Extensions: a seventh step, declared in one class, and downstream assets of another code location."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEY = dg.AssetKey(["nexrad_l2", NOUN])
 
 @dataclass(kw_only=True)
 class NoteTake(EffectNode):
-    """Note each unit in a file of its own."""
+    """Write a file for each unit."""
 
     operator = VERB
     asset = NOUN
@@ -75,7 +75,7 @@ def run(pipeline: Pipeline, objects: Path, run_id: str) -> None:
     run_chain(node(pipeline, MessageParse, run_id, source=Source.LISTING))
 
 
-def test_dagster_has_it() -> None:
+def test_dagster_has_the_seventh_step() -> None:
     definitions = build_definitions(Settings())
     graph = definitions.resolve_asset_graph()
     asset = graph.get(KEY)
@@ -100,21 +100,21 @@ def test_every_stage_may_be_a_checkpoint_and_the_seventh_too(tmp_path: Path) -> 
     assert read_configuration(Settings(configs_dir=tmp_path)).card.machine.checkpoints == stages
 
 
-def test_a_run_does_it_and_can_be_compared_with_itself(pipeline: Pipeline, objects: Path) -> None:
+def test_a_run_executes_the_seventh_step_and_can_be_compared_with_itself(pipeline: Pipeline, objects: Path) -> None:
     checkpoints = [*pipeline.card.machine.checkpoints, VERB]
     machine = pipeline.card.machine.model_copy(update={"checkpoints": checkpoints})
     pipeline.card = pipeline.card.model_copy(update={"machine": machine})
     run(pipeline, objects, "one")
     assert len(NoteTake.taken) == 2
     assert pipeline.stages.run_states.get(f"nexrad-l2.{VERB}", "one") is not None
-    compared = {one.stage: one.units for one in compare_run(pipeline, dataset="nexrad-l2", run_id="one")}
+    compared = {stage.stage: stage.units for stage in compare_run(pipeline, dataset="nexrad-l2", run_id="one")}
     assert list(compared) == [
         f"nexrad-l2.{operator}" for operator in ("stac_register", VERB, "metadata_extract", "integrity_check")
     ]
     assert set(compared.values()) == {2}
 
 
-def test_what_it_did_is_taken_back_with_the_run(
+def test_effects_of_the_seventh_step_are_rolled_back_with_the_run(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -135,7 +135,7 @@ FOREIGN = ("newest_scan", "scans_of_a_day")
 
 
 def foreign_definitions() -> dg.Definitions:
-    """The page's code location, downstream of the dataset that the tests ingest."""
+    """Return the page's code location, downstream of the dataset that the tests ingest."""
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(code.replace("goes_abi", "nexrad_l2"), "weather_summaries.py", "exec", dont_inherit=True), names)
@@ -167,12 +167,12 @@ def test_foreign_assets_run_after_items_are_registered_for_past_days_too(face: F
 
 @pytest.mark.one_database
 @pytest.mark.clause("DAG-17")
-def test_no_shipped_instance_switches_a_feature_off_for_its_neighbours() -> None:
+def test_no_shipped_instance_disables_a_dagster_feature_for_other_code_locations() -> None:
     instances = [
         yaml.safe_load((ROOT / name).read_text("utf-8")) for name in ("dagster.yaml", "deploy/ecs/dagster.yaml")
     ]
     values = yaml.safe_load((ROOT / "deploy/helm/values.yaml").read_text("utf-8"))
     for instance in (*instances, values["additionalInstanceConfig"]):
         off = {name for name, part in instance.items() if isinstance(part, dict) and part.get("enabled") is False}
-        # What Dagster sends to its makers, and its form about newsletters.
+        # Dagster's telemetry and its newsletter form.
         assert off <= {"telemetry", "nux"}

@@ -1,4 +1,4 @@
-"""When a unit's effects happen and who may change what; Items of units that are given up are taken back."""
+"""The order of a unit's effects, the sections each node may change, and the removal of abandoned Items."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ from kfm_dagster_tests.transactions import own_tx
 
 @dataclass
 class Recorder:
-    """Side effects in order, each with the durable status of every unit at that moment."""
+    """The side effects in order, each with every unit's committed status at that time."""
 
     pipeline: Pipeline | None = None
     seen: list[tuple[str, dict[str, Status]]] = field(default_factory=list)
 
     def note(self, effect: str) -> None:
-        # A connection of its own: it sees what is committed and nothing else.
+        # A separate connection sees only committed data.
         self.seen.append((effect, {uri: record.status for uri, record in traces.records(self.pipeline).items()}))
 
 
 @dataclass
 class RecordedPublisher:
-    """The catalog's publisher, watched."""
+    """A publisher of the catalog that records its calls."""
 
     inner: Publisher
     recorder: Recorder
@@ -88,19 +88,19 @@ class RecordedPublisher:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Watches catalog and lineage of every pipeline opened from now on."""
-    found = Recorder()
+    """Record catalog and lineage writes of every pipeline opened from now on."""
+    recorder_ = Recorder()
 
     class RecordedFiles(FolderFiles):
         def publish(self, href: str, content: bytes) -> None:
-            found.note(f"lineage publish {href}")
+            recorder_.note(f"lineage publish {href}")
             super().publish(href, content)
 
     monkeypatch.setattr(
-        "kfm_dagster.ingest.pipeline.open_publisher", lambda url: RecordedPublisher(open_publisher(url), found)
+        "kfm_dagster.ingest.pipeline.open_publisher", lambda url: RecordedPublisher(open_publisher(url), recorder_)
     )
     monkeypatch.setattr("kfm_dagster.lineage.store.open_files", lambda url: RecordedFiles(Path(url)))
-    return found
+    return recorder_
 
 
 OWN_SECTION = {
@@ -112,7 +112,7 @@ OWN_SECTION = {
 
 
 @pytest.mark.clause("WAL-02", "WAL-07", "BEY-03")
-def test_writes_come_between_claim_and_final_status_and_a_node_changes_its_own_section_alone(
+def test_writes_happen_between_claim_and_final_status_and_a_node_changes_only_its_section(
     recorder: Recorder, pipeline: Pipeline
 ) -> None:
     recorder.pipeline = pipeline
@@ -191,32 +191,30 @@ def files(pipeline: Pipeline) -> dict[str, bytes]:
 
 
 def run_that_dies(pipeline: Pipeline, at: Failpoint) -> None:
-    """Die, and be given back by a sensor."""
+    """Run until a failpoint's crash; then a sensor releases the units."""
     with pytest.raises(CrashError):
         run_pending(pipeline, "dead", dies_at=at)
     own_tx(pipeline.ledger).release_lost(run_ids=["dead"])
 
 
 def of(pipeline: Pipeline, items: list[StoredObject]) -> list[NoddWalRecord]:
-    found = traces.records(pipeline)
-    return [found[f"s3://{item.bucket}/{item.key}"] for item in items]
+    by_uri = traces.records(pipeline)
+    return [by_uri[f"s3://{item.bucket}/{item.key}"] for item in items]
 
 
 def statuses(pipeline: Pipeline) -> Counter[str]:
-    """Of every version of an object."""
+    """Count the statuses over all versions of objects."""
     return Counter(record.status.value for record in own_tx(pipeline.ledger).find(limit=50))
 
 
 @pytest.mark.clause("PCS-03")
-def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_up(
-    pipeline: Pipeline, objects: Path
-) -> None:
-    known, new, kept = (volumes(6)[start : start + 2] for start in (0, 2, 4))
-    deliver(pipeline, *known)
+def test_an_item_without_lineage_is_removed_when_its_unit_is_given_up(pipeline: Pipeline, objects: Path) -> None:
+    known_items, new, kept_items = (volumes(6)[start : start + 2] for start in (0, 2, 4))
+    deliver(pipeline, *known_items)
     run_pending(pipeline, "earlier")
     before = files(pipeline)
-    rewritten = [renumbered(item) for item in known]
-    deliver(pipeline, *rewritten, *new, *kept)
+    rewritten = [renumbered(item) for item in known_items]
+    deliver(pipeline, *rewritten, *new, *kept_items)
     run_that_dies(pipeline, BEFORE_LINEAGE)
     stood = files(pipeline)
 
@@ -224,13 +222,13 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
         (objects / item.bucket / item.key).unlink()
     work_until_done(pipeline)
 
-    # The run that gives the last unit up takes back what is left of it, with no sensor's help.
+    # The run that gives up the last unit removes the unit's Item itself, without a sensor.
     assert statuses(pipeline) == {Status.SUCCEEDED: 4, Status.QUARANTINED: 4}
-    found, gone = files(pipeline), [str(record.stac_item_id) for record in of(pipeline, new)]
-    assert not [path for path in found if any(name in path for name in gone)]
+    published, removed = files(pipeline), [str(record.stac_item_id) for record in of(pipeline, new)]
+    assert not [path for path in published if any(name in path for name in removed)]
     for path, content in before.items():
-        if path.endswith(tuple(f"{record.stac_item_id}.json" for record in of(pipeline, known))):
-            assert (found[path] == content, stood[path] == content) == (True, False)
+        if path.endswith(tuple(f"{record.stac_item_id}.json" for record in of(pipeline, known_items))):
+            assert (published[path] == content, stood[path] == content) == (True, False)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert {item["id"] for item in traces.catalog_items(pipeline).values()} == {
         record.stac_item_id for record in own_tx(pipeline.ledger).find(limit=50) if record.status is Status.SUCCEEDED
@@ -240,7 +238,7 @@ def test_what_died_before_its_lineage_leaves_the_catalog_when_its_unit_is_given_
     assert line["details"] == {"restored": 2, "removed": 2, "because": "units quarantined without lineage"}
     assert_conserved(pipeline)
 
-    # The objects come back, and a person lets the units in: they are done as if nothing had been.
+    # The objects return, and a person readmits the units: they are ingested as new ones.
     put(objects, [*rewritten, *new])
     let_in(pipeline, own_tx(pipeline.ledger).find(limit=50), Status.QUARANTINED)
     work_until_done(pipeline)
@@ -275,7 +273,7 @@ def repeated_and_stopped(pipeline: Pipeline, records: list[NoddWalRecord]) -> No
         pytest.param(BEFORE_LINEAGE, lambda *_: None, 3, id="still to be tried again"),
     ],
 )
-def test_only_what_is_given_up_without_lineage_is_taken_back(
+def test_only_items_of_units_given_up_without_lineage_are_removed(
     pipeline: Pipeline,
     dies_at: Failpoint,
     ended: Callable[[Pipeline, list[NoddWalRecord]], None],
@@ -293,7 +291,7 @@ def test_only_what_is_given_up_without_lineage_is_taken_back(
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_let_in_meanwhile_is_left_alone(
+def test_a_failed_removal_is_retried_and_spares_a_unit_readmitted_meanwhile(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = volumes(2)
@@ -312,13 +310,13 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
     assert len(QuarantineCases(pipeline.database, clock=pipeline.clock).due(limit=10)) == 2
 
     released, given_up = of(pipeline, items)
-    found = pipeline.catalog.orphans([released.wal_id, given_up.wal_id])
+    orphans = pipeline.catalog.orphans([released.wal_id, given_up.wal_id])
     let_in(pipeline, [released], Status.QUARANTINED)
-    # What was seen before the release is no reason any more once the transaction holds the units.
-    monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: found)
+    # The transaction must check the units again, since the orphans were read before the release.
+    monkeypatch.setattr(pipeline.catalog, "orphans", lambda _: orphans)
     assert EvidenceCollector(pipeline).collect() == 2
-    left = traces.catalog_items(pipeline)
-    assert list(left) == [released.object_uri]
+    items_left = traces.catalog_items(pipeline)
+    assert list(items_left) == [released.object_uri]
     monkeypatch.undo()
     run_pending(pipeline, "next")
     assert statuses(pipeline) == {Status.SUCCEEDED: 1, Status.QUARANTINED: 1}
@@ -329,11 +327,11 @@ def test_a_catalog_that_takes_nothing_back_is_asked_again_and_a_unit_that_was_le
 @pytest.mark.parametrize(
     ("dies_at", "ended", "status", "code"),
     [
-        pytest.param(AFTER_LINEAGE, by_a_person, Status.SUCCEEDED, None, id="which stands with its lineage"),
-        pytest.param(BEFORE_LINEAGE, lambda *_: None, Status.QUARANTINED, "catalog_conflict", id="which may go"),
+        pytest.param(AFTER_LINEAGE, by_a_person, Status.SUCCEEDED, None, id="with lineage"),
+        pytest.param(BEFORE_LINEAGE, lambda *_: None, Status.QUARANTINED, "catalog_conflict", id="abandoned"),
     ],
 )
-def test_an_older_version_yields_to_an_item(
+def test_an_older_version_does_not_replace_a_newer_item(
     pipeline: Pipeline,
     objects: Path,
     dies_at: Failpoint,
@@ -351,5 +349,5 @@ def test_an_older_version_yields_to_an_item(
     (stale,) = [record for record in own_tx(pipeline.ledger).find(limit=5) if record.event_time < LATER]
     let_in(pipeline, [stale], Status.QUARANTINED)
     run_pending(pipeline, "late")
-    found = own_tx(pipeline.ledger).get(stale.wal_id)
-    assert (found.status, found.last_error_code) == (status, code)
+    record = own_tx(pipeline.ledger).get(stale.wal_id)
+    assert (record.status, record.last_error_code) == (status, code)

@@ -1,4 +1,4 @@
-"""What one run leaves: the outcome of each node in lineage and run-state, what its outputs were made from, its rows."""
+"""The records of a run: each node's outcome in lineage and run-state, the sources of outputs, and rows."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ from kfm_dagster_tests.transactions import own_tx
 RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(4)]
 
 
-def told(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The facet of each node's end in each run."""
+def end_facets(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the facet of each node's end in each run."""
     lines = [line for file in root.glob("steps/openlineage/*/*.ndjson") for line in file.read_text().splitlines()]
-    found = [event["run"]["facets"]["kfmRunState"] for event in map(json.loads, lines) if event["eventType"] != "START"]
-    return {(facet["dataset_id"], facet["run_id"]): facet for facet in found}
+    facets = [
+        event["run"]["facets"]["kfmRunState"] for event in map(json.loads, lines) if event["eventType"] != "START"
+    ]
+    return {(facet["dataset_id"], facet["run_id"]): facet for facet in facets}
 
 
 def proven(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The activity of each node in each run."""
+    """Return the activity of each node in each run."""
     activities = [node for node in graph(root).values() if "kfm:node" in node]
     return {(activity["kfm:dataset_id"], activity["kfm:run_id"]): activity for activity in activities}
 
 
 def graph(root: Path) -> dict[str, dict[str, Any]]:
-    """The nodes of PROV by their ids."""
+    """Return the nodes of PROV by id."""
     graphs = [json.loads(file.read_text())["@graph"] for file in root.glob("steps/prov/*/*.jsonld")]
     return {node["id"]: node for nodes in graphs for node in nodes}
 
 
 def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole run, the same listing again, a run of which a unit fails, and one that fails as a whole."""
+    """Execute a complete run, the same listing again, a run with a failing unit, and a failing run."""
     items = volumes(4)
     put(objects, items[:1])
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), RUNS[0])
@@ -61,7 +63,7 @@ def work(pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.clause("RSP-05", "RSP-09", "RSP-16", "IEN-05", "IEN-11")
-def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_that_run_state_has(
+def test_lineage_has_each_node_with_run_dataset_inputs_and_run_state_s_outcome(
     make_pipeline: Callable[..., Pipeline],
     objects: Path,
     tmp_path: Path,
@@ -73,7 +75,7 @@ def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_
     Lineage(pipeline.database, str(root), clock=pipeline.clock).publish_staged()
 
     records = {(state.dataset_id, run): state for run in RUNS for state in pipeline.stages.run_states.of_run(run)}
-    facets, activities = told(root), proven(root)
+    facets, activities = end_facets(root), proven(root)
     assert {key: facet["outcome"] for key, facet in facets.items()} == {
         key: state.outcome.value for key, state in records.items()
     }
@@ -93,13 +95,13 @@ def test_every_node_is_told_with_its_run_its_dataset_its_inputs_and_the_outcome_
     for (dataset_id, run_id), step in activities.items():
         run = nodes_of[step["wasInformedBy"]]
         assert (run["type"], run["kfm:run_id"]) == (["Activity", "kfm:Run"], run_id)
-        made = [node for node in nodes_of.values() if node.get("wasGeneratedBy") == step["id"]]
-        assert len(made) == (step["kfm:status"] == "APPLIED")
-        for output in made:
+        outputs = [node for node in nodes_of.values() if node.get("wasGeneratedBy") == step["id"]]
+        assert len(outputs) == (step["kfm:status"] == "APPLIED")
+        for output in outputs:
             dataset = nodes_of[output["specializationOf"]]
             assert (dataset["type"], dataset["kfm:dataset_id"]) == (["Entity", "kfm:Dataset"], dataset_id)
 
-    # A run from the ledger asks it by name: what it claimed is known with the effect, and stands on the intent then.
+    # A run from the ledger names the ledger as its source; its claim is recorded on the intent afterwards.
     node = f"nexrad-l2.message_parse@{DAY}"
     [intent] = [row for row in pipeline.nodes.intents.of_run(RUNS[2]) if row.node == node]
     claimed = pipeline.stages.port.load_output("nexrad-l2.message_parse", RUNS[2])
@@ -115,44 +117,42 @@ NODES = [f"nexrad-l2.{operator}@{DAY}" for operator in operators()]
 
 
 def lineages(pipeline: Pipeline, run_id: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Of each stage of a run, in order: its output, and what that was made from."""
-    found = []
+    """Return each stage's output and its sources, in order of the stages."""
+    lineage_of_stages = []
     for intent, node in zip(pipeline.nodes.intents.of_run(run_id), NODES, strict=True):
         with pipeline.database.snapshot() as tx:
             output = pipeline.nodes.output(intent.content_hash, tx=tx)
-        made, *sources = output.lineage["prov"]
-        assert (made["kfm:node"], made["id"]) == (node, f"urn:sha256:{output.record['artifact_sha256']}")
-        assert sorted(source["id"] for source in sources) == made["wasDerivedFrom"]
-        found.append((made, sources))
-    return found
+        output_node, *sources = output.lineage["prov"]
+        assert (output_node["kfm:node"], output_node["id"]) == (node, f"urn:sha256:{output.record['artifact_sha256']}")
+        assert sorted(source["id"] for source in sources) == output_node["wasDerivedFrom"]
+        lineage_of_stages.append((output_node, sources))
+    return lineage_of_stages
 
 
 @pytest.mark.clause("IEN-16")
 @pytest.mark.parametrize("source", [Source.LEDGER, Source.LISTING])
-def test_every_output_of_a_run_names_the_one_before_it_and_the_first_one_what_it_claimed(
-    pipeline: Pipeline, source: Source
-) -> None:
+def test_each_output_names_the_previous_one_and_the_first_names_its_claim(pipeline: Pipeline, source: Source) -> None:
     items = volumes(3)
     deliver(pipeline, *items[:2], missing(items[2]))
     run_chain(pipeline, "nexrad-l2", DAY.isoformat(), "run", source)
 
     first, *others = lineages(pipeline, "run")
-    for (before, _), (made, _) in zip([first, *others], others, strict=False):
-        assert made["wasDerivedFrom"] == [before["id"]]
-    # A record begins with version 1, and its claim makes it 2.
+    for (before, _), (output, _) in zip([first, *others], others, strict=False):
+        assert output["wasDerivedFrom"] == [before["id"]]
+    # A record starts at version 1, and its claim makes it 2.
     claimed = "".join(sorted(f"{record.wal_id} 2\n" for record in own_tx(pipeline.ledger).find(limit=10)))
     ledger = {"id": f"urn:sha256:{hashlib.sha256(claimed.encode()).hexdigest()}", "kfm:uri": f"ledger:nexrad-l2@{DAY}"}
     assert claimed.count("\n") == 3
     names = {entry["kfm:uri"]: entry["id"] for entry in first[1]}
     assert names.pop(ledger["kfm:uri"]) == ledger["id"]
     inputs = pipeline.nodes.intents.of_run("run")[0].payload["inputs"]
-    asked = {entry["uri"]: f"urn:sha256:{entry['checksum']}" for entry in inputs if entry["uri"] != ledger["kfm:uri"]}
-    assert names == asked
+    sources = {entry["uri"]: f"urn:sha256:{entry['checksum']}" for entry in inputs if entry["uri"] != ledger["kfm:uri"]}
+    assert names == sources
     assert len(names) == {Source.LEDGER: 0, Source.LISTING: 1}[source]
 
 
 @pytest.mark.clause("IEN-16")
-def test_what_failed_and_was_tried_again_was_made_from_its_later_attempt(pipeline: Pipeline, objects: Path) -> None:
+def test_the_output_of_a_retried_unit_names_its_later_attempt(pipeline: Pipeline, objects: Path) -> None:
     items = volumes(2)
     deliver(pipeline, items[0], missing(items[1]))
     run_pending(pipeline, "run")
@@ -167,14 +167,14 @@ def test_what_failed_and_was_tried_again_was_made_from_its_later_attempt(pipelin
 
 STAGES = 6
 BY_STAGE = ["etl_checkpoint", "etl_steps", "etl_wal", "node_output", "run_state", "stage_state"]
-"""Tables with a row for each stage."""
+"""Tables with one row per stage."""
 OTHERS = {
-    # A row for the start of a stage, and one for its end with all that went well.
+    # One row for the start of a stage and one for its successful end.
     "stage_audit": 2 * STAGES,
     "catalog_summaries": 5,
     "nodd_wal_transitions": 3,
-    # Of all units of a dataset together: each status that any has reached; its message, what each of four operators
-    # gave, bytes, latency and the time of the write (a class and a sum each), energy, carbon; each stage's outcome.
+    # Totals of a dataset: each reached status; its message; the result of each of four operators; bytes, latency and
+    # time of the write (a class and a sum each); energy; carbon; each stage's outcome.
     "metric_totals": 3 + 1 + 4 + 1 + 2 + 2 + 2 + STAGES,
     "lineage_batches": 2,
     "lineage_emissions": 2,
@@ -188,22 +188,22 @@ OTHERS = {
     "nodd_wal_leases": 1,
     "nodd_wal_outcomes": 1,
     "nodd_wal_records": 1,
-    # Of all units of a product together.
+    # One row per product.
     "nodd_feeds": 1,
-    # Of all units of a product and month together.
+    # One row per product and month.
     "size_peers": 1,
 }
 
 
 def rows(pipeline: Pipeline) -> Counter[str]:
-    """Rows by table."""
+    """Count the rows of each table."""
     with pipeline.database.engine.connect() as connection:
         names = sa.inspect(connection).get_table_names()
         counts = {name: sa.select(sa.func.count()).select_from(sa.table(name)) for name in names}
         return Counter({name: connection.execute(count).scalar_one() for name, count in counts.items()})
 
 
-def test_a_unit_that_was_announced_and_ingested_leaves_no_more_rows_than_these(
+def test_an_ingested_unit_adds_exactly_the_expected_rows(
     make_pipeline: Callable[..., Pipeline],
 ) -> None:
     pipeline = make_pipeline()

@@ -1,4 +1,4 @@
-"""A backfill started on Dagster's page, carried out by its daemon."""
+"""A backfill started in Dagster's UI and executed by its daemon."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def graphql(deployment: Deployment, query: str, **variables: Any) -> dict[str, A
 
 
 def final_state(deployment: Deployment, backfill: str) -> dict[str, Any]:
-    """Wait for the end of a backfill. Returns its status and error."""
+    """Wait for the end of a backfill; return its status and error."""
 
     def ended() -> dict[str, Any] | None:
         state = graphql(deployment, STATUS, id=backfill)["partitionBackfillOrError"]
@@ -55,7 +55,7 @@ def final_state(deployment: Deployment, backfill: str) -> dict[str, Any]:
 @pytest.mark.deployment
 @pytest.mark.clause("DAG-11", "DAG-05")
 @pytest.mark.timeout(HANG_SECONDS + 60)
-def test_a_backfill_of_the_ui_over_days_without_objects_succeeds_and_those_days_look_empty(tmp_path: Path) -> None:
+def test_a_ui_backfill_over_days_without_objects_succeeds_and_the_days_look_empty(tmp_path: Path) -> None:
     """Since 1.13.22 Dagster fails the backfill of a day that is not materialised (dagster-io/dagster#34219)."""
     for day in DAYS:
         if day not in EMPTY:

@@ -1,4 +1,4 @@
-"""What `kfm report` and `kfm export` say of runs that went through Dagster."""
+"""`kfm report` and `kfm export` on runs executed by Dagster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def executed(face: Face, count: int, **more: object) -> None:
 
 
 @pytest.mark.clause("PCS-12", "PCS-16", "PCS-17")
-def test_the_report_counts_what_was_recorded_and_nothing_else(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_counts_exactly_the_recorded_results(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
     nothing = validate_report(face.pipeline, since=since)
     assert (nothing["stages"], nothing["stops_triggered"], nothing["kpis"]["latency_p50_seconds"]) == ({}, {}, None)
@@ -51,7 +51,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(face: Face, monkey
     executed(face, 3)
     fine = validate_report(face.pipeline, since=since)
     assert fine["stages"] == {f"nexrad-l2.{operator}": {"succeeded": 1} for operator in sorted(operators())}
-    assert {gate: one["pass_rate"] for gate, one in fine["gates"].items()} == {
+    assert {gate: result["pass_rate"] for gate, result in fine["gates"].items()} == {
         "G1": 1.0, "G2": 1.0, "G3": None, "G4": 1.0, "G5": None, "G6": 0.0, "G7": None, "G8": 1.0,
     }  # fmt: skip
     looked = sum(gate["looked_at"] for gate in fine["gates"].values())
@@ -62,7 +62,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(face: Face, monkey
     assert (kpis["retry_count"], kpis["replay_count"], kpis["idempotency_conflicts"], kpis["p_dim"]) == (0, 0, 0, 1.0)
     assert (fine["stops_triggered"], fine["restricted"]) == ({}, {"G6": 1})
     assert fine["dimensional_closure"] == {"p_dim": 1.0, "ok": True}
-    # One stop, of a batch whose fields cite nothing; and the page shows it.
+    # One stop, of a batch whose fields have no citation; the page shows it.
     change_contract(face, monkeypatch, citations=[])
     executed(face, 5, raise_on_error=False)
     [*back] = own_tx(face.pipeline.ledger).find(status=Status.PENDING)
@@ -87,9 +87,7 @@ def test_the_report_counts_what_was_recorded_and_nothing_else(face: Face, monkey
 
 
 @pytest.mark.clause("DAG-11", "BEY-13")
-def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_were_tried_again(
-    face: Face, objects: Path
-) -> None:
+def test_the_report_starts_with_failing_units_and_counts_retries(face: Face, objects: Path) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
     items = [*volumes(2), missing(volumes(3)[2])]
     deliver(face.pipeline, *items)
@@ -98,10 +96,10 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
     assert list(report)[2:4] == ["units", "stages"]
     assert report["delivery"] == "at_least_once"
     assert list(report["units"])[:4] == ["quarantined", "failed", "oldest_waiting_since", "oldest_waiting_seconds"]
-    known = own_tx(face.pipeline.ledger).find(status=Status.FAILED)[0].created_at
+    created_at = own_tx(face.pipeline.ledger).find(status=Status.FAILED)[0].created_at
     assert report["units"].pop("oldest_waiting_seconds") >= 0
     assert report["units"] == {
-        "quarantined": 0, "failed": 1, "oldest_waiting_since": rfc3339(known), "pending": 0, "in_progress": 0,
+        "quarantined": 0, "failed": 1, "oldest_waiting_since": rfc3339(created_at), "pending": 0, "in_progress": 0,
         "succeeded": 2, "retries": 1,
     }  # fmt: skip
     put(objects, volumes(3))
@@ -109,19 +107,19 @@ def test_the_report_begins_with_the_units_that_need_care_and_counts_those_that_w
     face.execute(JOB, partition=PARTITION)
     later = validate_report(face.pipeline, since=since)["units"]
     assert (later["succeeded"], later["oldest_waiting_since"], later["retries"]) == (3, None, 1)
-    assert {gate: one["title"] for gate, one in report["gates"].items()}["G1"] == "schema completeness"
-    # Units are the ledger's, whenever they came; what was tried again is of the window.
+    assert {gate: result["title"] for gate, result in report["gates"].items()}["G1"] == "schema completeness"
+    # The report counts all units of the ledger, but only the retries of the window.
     assert validate_report(face.pipeline, since=since + timedelta(days=2))["units"]["retries"] == 0
 
 
 @pytest.mark.clause("PCS-12", "PCS-16", "PCS-17", "PCS-19")
-def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_as_of_one_line_and_verifies(
+def test_a_run_s_bundle_has_card_reports_and_a_consistent_audit_and_verifies(
     face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RefusedError, match="observed no quantity was checked"):
         gather_release(face.pipeline)
     executed(face, 2)
-    for _ in range(2):  # runs that find nothing, and hide no quantity of the run before them
+    for _ in range(2):  # runs without units, which must not hide quantities of the earlier run
         face.execute(JOB, partition=(DAY + timedelta(days=1)).isoformat())
     signer = open_signer(face.pipeline.settings)
     folder = tmp_path / "PTN_EXPORT"
@@ -141,7 +139,7 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_as_of_one_li
     reading = AuditLog.lines
 
     def growing(log: AuditLog, **more: Any) -> Iterator[dict[str, Any]]:
-        # Another run goes on while the audit is read.
+        # Another run continues while the audit is read.
         with face.pipeline.database.transaction() as tx:
             line = AuditEvent(run_id="r", stage="nexrad-l2.settle", attempt=1, kind=AuditKind.RETRY, event="attempt 2")
             log.append([line], tx=tx)
@@ -154,7 +152,7 @@ def test_the_bundle_of_a_run_holds_its_card_reports_and_whole_audit_as_of_one_li
 
 
 def assert_published_only_if_it_closes(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the card lets pass."""
+    """Check that a run is published only if it closes, whatever the card allows."""
     card = face.pipeline.card
     gates = card.machine.gates.model_copy(update={"G4": card.machine.gates.G4.model_copy(update={"min_p_dim": 0.0})})
     machine = card.machine.model_copy(update={"gates": gates})
@@ -171,15 +169,15 @@ def assert_published_only_if_it_closes(face: Face, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.clause("PCS-16", "PCS-17")
-def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipeline: Pipeline) -> None:
+def test_the_kpis_follow_from_the_recorded_attempts_and_readings(pipeline: Pipeline) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     now = [begin]
     store = StageStore(pipeline.database, clock=lambda: now[0])
 
     def attempt(number: int, seconds: int, to: StageState, stage: str = "settle", **more: Any) -> None:
-        given = {"idempotency_key": "a" * 64, "input_hashes": more.pop("inputs", ["i"])}
+        fields = {"idempotency_key": "a" * 64, "input_hashes": more.pop("inputs", ["i"])}
         with pipeline.database.transaction() as tx:
-            opened = store.open(f"run {number}", f"nexrad-l2.{stage}", tx=tx, **given)
+            opened = store.open(f"run {number}", f"nexrad-l2.{stage}", tx=tx, **fields)
             running = store.move(opened, StageState.RUNNING, tx=tx)
             now[0] += timedelta(seconds=seconds)
             error = ErrorClass.E_INTERNAL if to is StageState.FAILED else None
@@ -187,11 +185,11 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
 
     for number in range(1, 22):
         attempt(number, number, StageState.SUCCEEDED, units=10)
-    # None of these counts as settled, and what failed has no latency.
+    # None of these counts as settled, and failed attempts have no latency.
     attempt(1, 21, StageState.SUCCEEDED, stage="stac_register", units=500)
     attempt(30, 22, StageState.SUCCEEDED, units=500, reused="run 1")
     attempt(31, 1_000, StageState.FAILED)
-    # Asked again: with the same inputs it is no conflict, with others it is one.
+    # A repeated attempt is a conflict only with other inputs.
     attempt(1, 23, StageState.SUCCEEDED, stage="stac_register")
     attempt(1, 24, StageState.SUCCEEDED, stage="stac_register", inputs=["other"])
     log = ClockLog(pipeline.database)
@@ -213,7 +211,7 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
     assert (kpis["latency_p50_seconds"], kpis["latency_p95_seconds"]) == (13, pytest.approx(22.8))
     assert kpis["throughput_units_per_second"] == pytest.approx(210 / span)
     assert (kpis["retry_count"], kpis["idempotency_conflicts"]) == (2, 1)
-    # From the end of the attempt before.
+    # Waits are counted from the end of the previous attempt.
     waited = [22 + 1_000, 0]
     by_stage = {"nexrad-l2.stac_register": 2}
     assert report["retries"] == {"count": 2, "by_stage": by_stage, "interval_seconds": waited}
@@ -221,14 +219,14 @@ def test_the_kpis_are_those_of_the_attempts_and_readings_that_were_recorded(pipe
 
 
 @pytest.mark.clause("PCS-17", "PCS-23")
-def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_process_asks(face: Face) -> None:
+def test_the_kpis_of_a_day_follow_from_its_records_in_every_process(face: Face) -> None:
     since = face.pipeline.clock() - timedelta(days=1)
     executed(face, 3)
     first = validate_report(face.pipeline, since=since)
     [day] = first["kpis_by_day"]
     assert day == {"day": first["at"][:10], **first["kpis"]}
     assert list(first["kpis"]) == list(first["kpi_definitions"]) == list(KPIS)
-    # The next day one more volume comes, and does not close.
+    # On the next day another volume arrives and does not close.
     face.pipeline.clock = lambda: utc_now() + timedelta(days=1)
     reopened(face.pipeline, "stages", "nodes")
     with beyond_the_pole(volumes(4)[3].key):
@@ -243,7 +241,7 @@ def test_the_kpis_of_each_day_are_those_that_were_recorded_on_it_whatever_proces
 
 
 @pytest.mark.clause("PCS-23")
-def test_every_kpi_is_defined_and_cited_and_the_page_says_the_same() -> None:
+def test_every_kpi_is_defined_and_cited_and_equals_the_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "pipeline-card.md").read_text(encoding="utf-8")
     for name, kpi in KPIS.items():
         assert f"| `{name}` | {kpi.definition} | {kpi.citation} |" in page

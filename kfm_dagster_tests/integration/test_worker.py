@@ -1,4 +1,4 @@
-"""The resident worker in this process: what it takes, how it shares, what it reports, what becomes of what it held."""
+"""The resident worker in this process: intake, sharing with others, reports, and recovery of its claims."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from kfm_dagster_tests.transactions import own_tx
 pytestmark = pytest.mark.one_database
 
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
-"""Run ids of workers, which Dagster does not know."""
+"""Run ids of workers, which are not Dagster runs."""
 
 
 @dataclass
 class Time:
-    """What the worker has for `time`: a pause takes no time, and moves the pipeline's clock, too."""
+    """The worker's replacement of `time`: a pause takes no real time and moves the pipeline's clock."""
 
     clock: Clock
     now: float = 0.0
@@ -75,31 +75,31 @@ class Time:
 
 @dataclass
 class Desk:
-    """A worker over a pipeline, and what it said and when."""
+    """A worker over a pipeline, with its printed lines and their times."""
 
     pipeline: Pipeline
     time: Time
     batches: list[WorkedBatch] = field(default_factory=list)
     reported: list[float] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
 
     def worker(self) -> Worker:
-        """A worker as it is started anew."""
+        """Return a newly started worker."""
         locks = RunLocks.of(self.pipeline.settings)
-        return Worker(pipeline=self.pipeline, locks=locks, report=self.report, warn=self.said.append)
+        return Worker(pipeline=self.pipeline, locks=locks, report=self.report, warn=self.printed.append)
 
     def report(self, batch: WorkedBatch) -> None:
-        """Note a batch."""
+        """Record a batch."""
         self.batches.append(batch)
         self.reported.append(self.time.now)
 
     def work(self, **more: Any) -> None:
-        """Work until nothing is left to do."""
+        """Work until nothing is pending."""
         self.worker().work(**{"until_empty": True, **more})
         assert_conserved(self.pipeline)
 
     def work_until(self, seconds: float) -> None:
-        """Work on until that time."""
+        """Continue to work until this time."""
         worker = self.worker()
         self.ends = (worker, self.time.now + seconds)
         worker.work()
@@ -110,17 +110,17 @@ class Desk:
 
 @pytest.fixture
 def desk(pipeline: Pipeline, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A worker that waits on no wall clock, neither at rest nor at the queue."""
+    """A worker that never waits in real time, neither idle nor at the queue."""
     desk = Desk(pipeline, Time(pipeline.clock))
     receive = queue.receive
 
     def receiving(max_messages: int, *, wait_seconds: int = 0, **more: Any) -> list[Any]:
         if desk.ends is not None and desk.time.now >= desk.ends[1]:
             desk.ends[0].stop()
-        taken = receive(max_messages, **more)
-        if not taken:
+        messages = receive(max_messages, **more)
+        if not messages:
             desk.time.sleep(wait_seconds)
-        return taken
+        return messages
 
     monkeypatch.setattr(queue, "receive", receiving)
     monkeypatch.setattr(resident, "time", desk.time)
@@ -129,12 +129,12 @@ def desk(pipeline: Pipeline, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def announced(pipeline: Pipeline, queue: FakeQueue) -> Callable[[int], object]:
-    """Stores the first volumes of DAY and puts a message of each on the queue."""
+    """Return a function that stores DAY's first volumes and queues a message of each."""
     return lambda count: enqueue(pipeline, queue, *volumes(count))
 
 
 @pytest.mark.clause("BEY-16")
-def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
+def test_messages_of_the_queue_are_ingested_and_acknowledged_in_one_batch(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
     announced(3)
@@ -143,9 +143,9 @@ def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
     assert len(queue.deleted) == 3
     assert len(traces.catalog_items(desk.pipeline)) == 3
     [batch] = desk.batches
-    told = batch.as_json()
-    assert told.pop("seconds") >= 0
-    assert told == {
+    printed = batch.as_json()
+    assert printed.pop("seconds") >= 0
+    assert printed == {
         "dataset": DATASET,
         "partition": PARTITION,
         "run_id": batch.run_id,
@@ -156,12 +156,12 @@ def test_what_the_queue_brings_is_ingested_and_acknowledged_in_one_batch(
         "lost": 0,
     }
     assert {record.ingest_run_id for record in traces.records(desk.pipeline).values()} == {batch.run_id}
-    assert desk.said == []
+    assert desk.printed == []
 
 
 @pytest.mark.clause("BEY-16")
 @pytest.mark.parametrize(("per_read", "at_most"), [(2, 5), (9, 4)])
-def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others(
+def test_a_worker_takes_only_as_much_as_it_can_soon_ingest(
     per_read: int,
     at_most: int,
     desk: Desk,
@@ -169,11 +169,11 @@ def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others
     queue: FakeQueue,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
     received = queue.receive
 
     def receive(max_messages: int, *, max_units: int, **more: Any) -> list[Any]:
-        asked.append((max_messages, max_units))
+        requests.append((max_messages, max_units))
         return received(max_messages, **more)
 
     monkeypatch.setattr(queue, "receive", receive)
@@ -186,21 +186,19 @@ def test_a_worker_takes_what_it_soon_works_off_and_leaves_the_rest_to_the_others
     assert [batch.units for batch in desk.batches] == [4]
     assert len(queue.waiting) == 7
 
-    # What another one has recorded and left is shared in the same parts.
+    # Units recorded and left by another worker are shared in parts of the same size.
     take(desk.pipeline, *queue.waiting)
     queue.waiting.clear()
     desk.work(max_batches=1)
     assert [batch.units for batch in desk.batches] == [4, 4]
     desk.work()
     assert [batch.units for batch in desk.batches] == [4, 4, 3]
-    # A message may hold many records.
-    assert set(asked) == {(4, 4)}
+    # The limit counts units, since a message may have many records.
+    assert set(requests) == {(4, 4)}
 
 
 @pytest.mark.clause("BEY-16")
-def test_an_idle_worker_waits_at_the_queue_and_does_not_ask_again_and_again(
-    desk: Desk, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_worker_uses_long_polling(desk: Desk, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     worker = desk.worker()
 
@@ -217,7 +215,7 @@ def test_an_idle_worker_waits_at_the_queue_and_does_not_ask_again_and_again(
 
 @pytest.mark.clause("BEY-16", "WAL-10")
 @pytest.mark.parametrize("why", ["off", "full"])
-def test_while_nothing_may_be_received_the_worker_rests(
+def test_a_worker_sleeps_while_receiving_is_not_allowed(
     why: str, desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(2)
@@ -229,10 +227,10 @@ def test_while_nothing_may_be_received_the_worker_rests(
         desk.pipeline.settings = desk.pipeline.settings.model_copy(update={"max_in_flight_units": 1})
     receives, worker, rounds = queue.receives, desk.worker(), itertools.count(1)
 
-    def taking(*given: Any, **more: Any) -> IntakeReport:
+    def taking(*arguments: Any, **more: Any) -> IntakeReport:
         if next(rounds) == 2:
             worker.stop()
-        return take_in(*given, **more)
+        return take_in(*arguments, **more)
 
     monkeypatch.setattr(resident, "take_in", taking)
     worker.work()
@@ -261,16 +259,14 @@ def test_a_busy_worker_collects_evidence_once_a_minute_and_an_idle_one_at_once(
 
 
 def in_work(pipeline: Pipeline, run_id: str) -> None:
-    """Let a run claim what is pending, and go no further."""
+    """Claim the pending units for a run, without further steps."""
     dies_at = Failpoint(operator=StacRegister.operator, point="computed")
     with pytest.raises(CrashError):
         run_pending(pipeline, run_id, dies_at=dies_at)
 
 
 @pytest.mark.clause("BEY-16", "BEY-14", "WAL-10")
-def test_a_worker_begins_live_days_that_have_come_of_datasets_that_are_on(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_starts_current_live_days_of_datasets_that_are_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     today = desk.pipeline.clock().replace(hour=1)
     units = {
         "today": envelope(time_range_start=today),
@@ -292,38 +288,38 @@ def test_a_worker_begins_live_days_that_have_come_of_datasets_that_are_on(
     days = [units[name].time_range_start.date().isoformat() for name in ("earlier", "today")]
     assert begun[:2] == [(DATASET, day, Lane.LIVE) for day in days]
     assert {day for _, day, _ in begun} == set(days)
-    assert (desk.batches, desk.said) == ([], [])
+    assert (desk.batches, desk.printed) == ([], [])
 
 
 @pytest.mark.clause("BEY-16")
 @pytest.mark.parametrize(
     ("seen_after", "worked_at"),
-    # Seen by the look at 5 s, and 30 s later by that at 35 s; before the first look, it may be a killed worker's.
+    # Seen at 5 s and taken at the check 30 s later; units from before the first check may be a killed worker's.
     [(2.0, 35.0), (None, 0.0)],
 )
-def test_what_others_leave_pending_is_worked_once_they_had_their_time(
+def test_units_left_pending_by_others_are_taken_after_a_delay(
     seen_after: float | None, worked_at: float, desk: Desk, objects: Path, queue: FakeQueue
 ) -> None:
     put(objects, volumes(1))
     message = announce([volumes(1)[0].event()], registry=desk.pipeline.registry)
     receive = queue.receive
 
-    def receiving(*given: Any, **more: Any) -> list[Any]:
+    def receiving(*arguments: Any, **more: Any) -> list[Any]:
         if seen_after is not None and desk.time.now == 0:
-            taken = receive(*given, **more)
+            messages = receive(*arguments, **more)
             take(desk.pipeline, message)
-            return taken
-        return receive(*given, **more)
+            return messages
+        return receive(*arguments, **more)
 
     queue.receive = receiving
     if seen_after is None:
         take(desk.pipeline, message)
     desk.work_until(60)
-    assert (desk.reported, desk.said) == ([worked_at], [])
+    assert (desk.reported, desk.printed) == ([worked_at], [])
 
 
 @pytest.mark.clause("BEY-16")
-def test_a_unit_is_tried_again_by_the_look_that_finds_it_due(desk: Desk, objects: Path, queue: FakeQueue) -> None:
+def test_a_due_retry_is_made_at_the_next_check(desk: Desk, objects: Path, queue: FakeQueue) -> None:
     [item] = volumes(1)
     queue.waiting.append(announce([item.event()], registry=desk.pipeline.registry))
     began = desk.pipeline.clock()
@@ -338,7 +334,7 @@ def test_a_unit_is_tried_again_by_the_look_that_finds_it_due(desk: Desk, objects
 
 
 @pytest.mark.clause("BEY-16", "WSM-11")
-def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
+def test_a_killed_workers_claims_are_released_at_once_and_a_live_ones_are_not(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
     pipeline = desk.pipeline
@@ -346,9 +342,9 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
     locks = RunLocks.of(pipeline.settings)
     folder = pipeline.settings.home / "workers" / socket.gethostname()
     with locks.hold(LIVING):
-        # The file of a run whose process has ended is there, and nobody holds it.
+        # The file of an ended run exists, and no process locks it.
         (folder / KILLED).touch()
-        # One that is about to begin is not locked yet, and its name says so.
+        # The file of a starting run is not locked yet, which its name shows.
         (folder / ".beginning").touch()
         for message, run_id in zip(queue.receive(10, budget_seconds=0), (KILLED, LIVING), strict=True):
             take(pipeline, message)
@@ -359,7 +355,7 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
         by_run = Counter((record.ingest_run_id, record.status) for record in traces.records(pipeline).values())
         [batch] = desk.batches
         assert by_run == {(batch.run_id, Status.SUCCEEDED): 1, (LIVING, Status.IN_PROGRESS): 1}
-        assert any("requeued 1 unit" in line for line in desk.said)
+        assert any("requeued 1 unit" in line for line in desk.printed)
         assert {file.name for file in folder.iterdir()} == {LIVING, ".beginning"}
         assert pipeline.nodes.intents.pending_runs() == [LIVING]
         assert pipeline.stages.lifecycle.store.unfinished_runs() == [LIVING]
@@ -367,7 +363,7 @@ def test_a_killed_workers_claims_come_back_at_once_and_a_living_ones_do_not(
 
 
 @pytest.mark.clause("BEY-16", "WSM-11")
-def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(face: Face) -> None:
+def test_the_sensor_treats_a_workers_run_as_alive_during_its_lease(face: Face) -> None:
     clock = face.pipeline.clock = Clock()
     deliver(face.pipeline, *volumes(1))
     in_work(face.pipeline, LIVING)
@@ -388,7 +384,7 @@ def test_the_sensor_takes_a_workers_run_for_alive_while_its_lease_lasts(face: Fa
 
 
 @pytest.mark.clause("BEY-16")
-def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do_so(face: Face) -> None:
+def test_the_sensor_gives_a_workers_run_a_minute_to_claim(face: Face) -> None:
     clock = face.pipeline.clock = Clock()
     deliver(face.pipeline, *volumes(1))
     dies_at = Failpoint(operator=MessageParse.operator, point="computed")
@@ -405,16 +401,16 @@ def test_the_sensor_leaves_a_workers_run_that_has_not_claimed_yet_a_minute_to_do
 
 @pytest.fixture
 def registering(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> Callable[..., list[float]]:
-    """Let the catalog fail with these errors, the last one first; returns the times at which it is written to."""
+    """Make the catalog fail with these errors, the last first; return the times of its writes."""
 
     def failing(*failures: Exception) -> list[float]:
-        registered, left, times = Catalog.register, list(failures), list[float]()
+        registered, errors, times = Catalog.register, list(failures), list[float]()
 
-        def register(*given: Any, **more: Any) -> Any:
+        def register(*arguments: Any, **more: Any) -> Any:
             times.append(desk.time.now)
-            if left:
-                raise left.pop()
-            return registered(*given, **more)
+            if errors:
+                raise errors.pop()
+            return registered(*arguments, **more)
 
         monkeypatch.setattr(Catalog, "register", register)
         return times
@@ -426,7 +422,7 @@ WRONG = ContractError(observed="what no second try helps with")
 
 
 @pytest.mark.clause("BEY-16", "PCS-03")
-def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_costs_the_others_nothing(
+def test_a_day_whose_run_fails_is_rolled_back_and_retried_with_growing_pauses_alone(
     desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
     announced(2)
@@ -435,7 +431,7 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_co
     assert times == [0, 5, 15]
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
     assert {record.attempts for record in traces.records(desk.pipeline).values()} == {3}
-    lines = [line for line in desk.said if line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line]
+    lines = [line for line in desk.printed if line.startswith(f"{DATASET} {PARTITION}: ") and "no second try" in line]
     assert [line.rpartition("; ")[2] for line in lines] == ["next try of the day in 5 s", "next try of the day in 10 s"]
     for wal_id in [record.wal_id for record in traces.records(desk.pipeline).values()]:
         assert "run_rolled_back" in [entry.reason for entry in own_tx(desk.pipeline.ledger).history(wal_id)]
@@ -443,7 +439,7 @@ def test_a_day_whose_run_fails_is_rolled_back_tried_again_later_each_time_and_co
 
 
 @pytest.mark.clause("BEY-16")
-def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_look(
+def test_claims_of_a_run_that_cannot_be_rolled_back_are_released_at_the_next_check(
     desk: Desk,
     announced: Callable[[int], object],
     registering: Callable[..., list[float]],
@@ -460,7 +456,7 @@ def test_what_a_run_holds_that_cannot_be_rolled_back_is_given_back_at_the_next_l
 
 
 @pytest.mark.clause("BEY-16", "PCS-04")
-def test_a_stage_whose_store_is_away_for_a_moment_is_tried_again_in_its_run(
+def test_a_stage_with_a_briefly_unavailable_store_is_retried_in_its_run(
     desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
     announced(1)
@@ -472,47 +468,47 @@ def test_a_stage_whose_store_is_away_for_a_moment_is_tried_again_in_its_run(
 
 
 @pytest.mark.clause("BEY-16")
-def test_a_queue_that_does_not_answer_is_a_line_and_asked_again_later_each_time(
+def test_an_unreachable_queue_prints_a_line_and_is_retried_with_growing_pauses(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced(1)
     away = QueueUnavailableError(observed="a moment without")
     receive, answers = queue.receive, iter([away] * 9 + [None, ValueError("odd"), away])
 
-    def receiving(*given: Any, **more: Any) -> Sequence[Any]:
+    def receiving(*arguments: Any, **more: Any) -> Sequence[Any]:
         if (failure := next(answers, None)) is not None:
             raise failure
-        return receive(*given, **more)
+        return receive(*arguments, **more)
 
     monkeypatch.setattr(queue, "receive", receiving)
     desk.work_until(2000)
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
     pauses = [5, 10, 20, 40, 80, 160, 320, 600, 600, 5, 10]
-    assert [line.rpartition("; ")[2] for line in desk.said] == [f"again in {pause} s" for pause in pauses]
-    assert desk.said[-2].startswith("ValueError: odd; ")
-    assert not desk.said[-1].startswith("QueueUnavailableError")
+    assert [line.rpartition("; ")[2] for line in desk.printed] == [f"again in {pause} s" for pause in pauses]
+    assert desk.printed[-2].startswith("ValueError: odd; ")
+    assert not desk.printed[-1].startswith("QueueUnavailableError")
 
 
 @pytest.fixture
 def dagster_home(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    """An instance on disk, below `dagster`."""
+    """An instance on disk, in the folder `dagster`."""
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         yield instance
 
 
 def _reported(instance: dg.DagsterInstance) -> list[tuple[dg.AssetKey, str | None, str, dict[str, Any]]]:
-    found = []
+    reported = []
     for key in asset_keys(DATASET):
         for record in instance.fetch_materializations(key, limit=100).records:
             event = record.asset_materialization
             shown = {name: value.value for name, value in event.metadata.items()}
-            found.append((key, event.partition, record.run_id, shown))
-    return found
+            reported.append((key, event.partition, record.run_id, shown))
+    return reported
 
 
 @pytest.mark.clause("BEY-16")
-def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_what_a_runs_shows(
+def test_a_batch_is_one_materialisation_per_asset_with_a_runs_metadata_but_no_run(
     desk: Desk,
     announced: Callable[[int], object],
     dagster_home: dg.DagsterInstance,
@@ -523,34 +519,34 @@ def test_a_batch_is_one_materialisation_of_each_asset_without_a_run_that_shows_w
     put(objects, volumes(1))
     of_run = materialisations(face.execute("ingest_nexrad_l2", partition=PARTITION))
     announced(3)
-    reports = RunlessReports(tmp_path / "dagster", desk.pipeline, warn=desk.said.append)
+    reports = RunlessReports(tmp_path / "dagster", desk.pipeline, warn=desk.printed.append)
     worker = desk.worker()
     worker.report = reports.report
     worker.work(until_empty=True)
     reports.close()
-    assert desk.said == []
-    found = _reported(dagster_home)
-    assert [(key, partition, run_id) for key, partition, run_id, _ in found] == [
+    assert desk.printed == []
+    reported = _reported(dagster_home)
+    assert [(key, partition, run_id) for key, partition, run_id, _ in reported] == [
         (key, PARTITION, "") for key in asset_keys(DATASET)
     ]
-    assert {key.path[-1]: shown.keys() for key, _, _, shown in found} == {
+    assert {key.path[-1]: shown.keys() for key, _, _, shown in reported} == {
         noun: shown.keys() for noun, shown in of_run.items()
     }
-    assert found[-1][3]["day"] == "3 of 3 succeeded"
-    assert found[-1][3]["run_succeeded"] == 2
+    assert reported[-1][3]["day"] == "3 of 3 succeeded"
+    assert reported[-1][3]["run_succeeded"] == 2
 
 
 @pytest.mark.clause("BEY-16")
-def test_a_dagster_that_does_not_answer_costs_no_unit_and_one_line(
+def test_an_unreachable_dagster_fails_no_unit_and_prints_one_line(
     desk: Desk, announced: Callable[[int], object], tmp_path: Path
 ) -> None:
-    reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=desk.said.append)
+    reports = RunlessReports(tmp_path / "nowhere", desk.pipeline, warn=desk.printed.append)
     for count in (1, 2):
         announced(count)
         worker = desk.worker()
         worker.report = reports.report
         worker.work(until_empty=True)
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 2}
-    [line] = desk.said
+    [line] = desk.printed
     assert line.startswith("a report to Dagster failed, the next follows in 60 s: ")
     assert not (tmp_path / "nowhere").exists()

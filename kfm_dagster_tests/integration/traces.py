@@ -1,6 +1,6 @@
-"""What runs left, in forms that can be compared: ledger rows, the catalog's tree, lineage.
+"""Comparable results of runs: ledger rows, the catalog's tree, lineage.
 
-Run ids, times and attempts differ between two ways to one outcome, so they are left out where a comparison is meant.
+Run ids, times and attempts may differ between two ways to one outcome, so comparisons leave them out.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ OUTCOME = (
     "status", "last_error_code", "integrity_status", "metadata_status", "provenance_status", "stac_item_id",
     "stac_collection_id", "stac_item_href",
 )  # fmt: skip
-"""What must be the same whichever way a unit went. `stac_status` tells created from no-op, so it may differ."""
+"""Fields that must be equal for every way to an outcome; `stac_status` (created or no-op) may differ."""
 SECTIONS = ("integrity", "metadata", "stac", "provenance")
 
 
 def records(pipeline: Pipeline) -> dict[str, NoddWalRecord]:
-    """Every ledger record by object URI."""
+    """Return every ledger record by object URI."""
     return {record.object_uri: record for record in own_tx(pipeline.ledger).find(limit=10_000)}
 
 
 def outcomes(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """What became of every object."""
+    """Return the outcome of every object."""
     return {uri: {name: getattr(record, name) for name in OUTCOME} for uri, record in sorted(records(pipeline).items())}
 
 
 def statuses(pipeline: Pipeline) -> Counter[str]:
-    """How many units have each status."""
+    """Count the units of each status."""
     return Counter(record.status.value for record in records(pipeline).values())
 
 
 def items(catalog: Path) -> dict[str, dict[str, Any]]:
-    """Items that a reader reaches, by href of their data; each is reached once."""
-    found = [document for document in trees.walk(catalog).values() if document["type"] == "Feature"]
-    by_object = {document["assets"]["data"]["href"]: document for document in found}
-    assert len(by_object) == len(found)
+    """Return the Items linked in a catalog by href of their data; check that each is linked once."""
+    features = [document for document in trees.walk(catalog).values() if document["type"] == "Feature"]
+    by_object = {document["assets"]["data"]["href"]: document for document in features}
+    assert len(by_object) == len(features)
     return by_object
 
 
 def catalog_items(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """The Items of a pipeline's catalog, by href of their data."""
+    """Return the Items of a pipeline's catalog by href of their data."""
     return items(Path(pipeline.settings.catalog))
 
 
 def catalog_tree(catalog: Path) -> dict[str, Any]:
-    """Every published file as JSON, without the runs that Items and Collections name; the tree must be consistent."""
+    """Return the published files without the run ids in Items and Collections; check the tree's links."""
     if not (catalog / "catalog.json").exists():
         return {}
     trees.assert_consistent(catalog)
@@ -67,8 +67,8 @@ def catalog_tree(catalog: Path) -> dict[str, Any]:
 
 
 def events(lineage: Path) -> Counter[tuple[str, str, str, str]]:
-    """How often (event type, run id, input, Item) stands in the published events."""
-    found: Counter[tuple[str, str, str, str]] = Counter()
+    """Count the published events by (event type, run id, input, Item)."""
+    counts: Counter[tuple[str, str, str, str]] = Counter()
     for path in lineage.glob("openlineage/**/*.ndjson"):
         for line in path.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
@@ -76,16 +76,18 @@ def events(lineage: Path) -> Counter[tuple[str, str, str, str]]:
                 output["outputFacets"]["subset"]["outputCondition"]["locations"][0] for output in event["outputs"]
             ] or [""]
             [source] = event["inputs"]
-            found[event["eventType"], event["run"]["runId"], f"{source['namespace']}/{source['name']}", *locations] += 1
-    return found
+            counts[
+                event["eventType"], event["run"]["runId"], f"{source['namespace']}/{source['name']}", *locations
+            ] += 1
+    return counts
 
 
 def prov_edges(lineage: Path) -> Counter[tuple[str, str, str]]:
-    """How often each edge of a unit stands in the published PROV documents; edges between agents head each document.
+    """Count the edges of units in the published PROV documents; edges between agents start each document.
 
-    The edge of a message stands there once for each object that it announced.
+    The edge of a message occurs once for each object that it announced.
     """
-    found: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     for path in lineage.glob("prov/**/*.jsonld"):
         for node in json.loads(path.read_text(encoding="utf-8"))["@graph"]:
             if "Agent" in json.dumps(node["type"]):
@@ -94,36 +96,36 @@ def prov_edges(lineage: Path) -> Counter[tuple[str, str, str]]:
                 targets = value if isinstance(value, list) else [value]
                 for target in targets:
                     if name not in {"id", "type"} and str(target).startswith("urn:uuid:"):
-                        found[node["id"], name, target] += 1
-    return found
+                        counts[node["id"], name, target] += 1
+    return counts
 
 
 def audited(pipeline: Pipeline, kind: str) -> list[dict[str, Any]]:
-    """The lines of a kind in the audit."""
+    """Return the audit's lines of a kind."""
     return [line for line in pipeline.stages.lifecycle.store.audit.lines() if line["kind"] == kind]
 
 
 def assert_once(counted: Counter[Any]) -> None:
-    """Nothing stands twice."""
+    """Check that nothing is counted twice."""
     assert {key: count for key, count in counted.items() if count > 1} == {}
 
 
 def told_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str]], Counter[tuple[str, str, str]]]:
-    """The published events and edges of PROV; none of them stands twice."""
+    """Return the published events and PROV edges, after checking that none is duplicated."""
     lineage = Path(pipeline.settings.lineage)
-    told, edges = events(lineage), prov_edges(lineage)
-    assert_once(told)
+    published, edges = events(lineage), prov_edges(lineage)
+    assert_once(published)
     assert_once(edges)
-    return told, edges
+    return published, edges
 
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
-    """What two ways to one outcome have in common: ledger, catalog, events and edges."""
-    told, edges = told_once(pipeline)
+    """Return the results that two ways to one outcome must share: ledger, catalog, events and edges."""
+    published, edges = told_once(pipeline)
     catalog = catalog_tree(Path(pipeline.settings.catalog))
-    return {"ledger": outcomes(pipeline), "catalog": catalog, "events": told, "edges": edges}
+    return {"ledger": outcomes(pipeline), "catalog": catalog, "events": published, "edges": edges}
 
 
 def without(unit: Envelope, *names: str) -> Envelope:
-    """The unit without some of its sections."""
+    """Return the unit without some of its sections."""
     return unit.evolve(**dict.fromkeys(names))

@@ -23,7 +23,7 @@ class Receiver:
 
     def __init__(self, server: WebServer) -> None:
         self.url = server.url("")
-        self.asked: list[Event] = []
+        self.requests: list[Event] = []
         self.taken: list[Event] = []
         self.answer: Callable[[Event], int | None] = lambda event: TAKEN
         server.answers = self._answered
@@ -38,7 +38,7 @@ class Receiver:
 
     def _answered(self, request: WebRequest) -> WebAnswer:
         event = json.loads(request.body)
-        self.asked.append(event)
+        self.requests.append(event)
         status = self.answer(event)
         if status == TAKEN:
             self.taken.append(event)

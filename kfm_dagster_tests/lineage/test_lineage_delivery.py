@@ -90,7 +90,7 @@ def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
     assert waiting.backend.oldest == Clock().now
     assert {failing.destination for failing in waiting.failing} == {"backend"}
     # One request a tick, not one for every event that waits.
-    assert len(receiver.asked) == (0 if how == "refused connection" else 3)
+    assert len(receiver.requests) == (0 if how == "refused connection" else 3)
     receiver.answer = lambda _event: TAKEN
     clock.advance(600)
     back = open_lineage(backend_at(receiver.url, monkeypatch))
@@ -145,11 +145,11 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
     assert str(status) in failing.last_error
     assert failing.attempts >= 2
     assert failing.next_attempt_at > clock.now - timedelta(seconds=120)
-    asked = len(receiver.asked)
+    asked = len(receiver.requests)
     # Its time has not come: a tick costs nothing. When it has, only what was not taken is offered.
     clock.now = failing.next_attempt_at - timedelta(seconds=1)
     assert lineage.deliver() == 0
-    assert len(receiver.asked) == asked
+    assert len(receiver.requests) == asked
     receiver.answer = lambda _event: TAKEN
     clock.advance(1)
     assert lineage.deliver() == 2
@@ -163,7 +163,7 @@ def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
     receiver.answer = lambda _event: 422
     emit(lineage, contract, 0, 40)
     assert lineage.deliver() == 0
-    assert len(receiver.asked) == MAX_REFUSALS
+    assert len(receiver.requests) == MAX_REFUSALS
     receiver.answer = lambda _event: TAKEN
     clock.advance(600)
     assert lineage.deliver() == 80
@@ -300,7 +300,7 @@ def test_what_is_about_the_event_is_told_from_what_is_about_the_backend(
             with pytest.raises(BackendUnavailableError, match="http transport") as down:
                 backend.send(EVENT)
             assert "\n" not in str(down.value)
-        assert len(receiver.asked) == asked, "the outbox tries again, not the client"
+        assert len(receiver.requests) == asked, "the outbox tries again, not the client"
 
 
 @pytest.mark.clause("BEY-07")

@@ -160,7 +160,7 @@ class CertificateServer:
 
     def __call__(self, url: str, seconds: float) -> bytes:
         assert seconds > 0
-        self.asked.append(url)
+        self.requests.append(url)
         if self.down or url not in self.files:
             raise CertificateUnavailableError(f"{url} does not answer")
         return self.files[url]

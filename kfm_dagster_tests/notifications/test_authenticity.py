@@ -142,7 +142,7 @@ def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path) ->
     for url in urls:
         fetch = CertificateServer(files={str(url): forger.pem, URL: forger.pem, ISSUER_URL: signing.intermediate().der})
         body = sign(notification(), forger, url=url)
-        assert (verdict(tmp_path, body, fetch).authenticity, fetch.asked) == (Authenticity.INVALID, []), url
+        assert (verdict(tmp_path, body, fetch).authenticity, fetch.requests) == (Authenticity.INVALID, []), url
 
 
 @CLAUSE
@@ -242,7 +242,7 @@ def test_one_fetch_serves_all_messages_and_processes(tmp_path: Path) -> None:
     assert {found.authenticity for found in first.verdicts(messages)} == {Authenticity.VERIFIED}
     second = verifier(tmp_path, CertificateServer(files={}, down=True))
     assert {found.authenticity for found in second.verdicts(messages)} == {Authenticity.VERIFIED}
-    assert fetch.asked == [URL, ISSUER_URL]
+    assert fetch.requests == [URL, ISSUER_URL]
     assert ((tmp_path / "certificates").stat().st_mode & 0o777) == 0o700
 
 
@@ -290,7 +290,7 @@ def test_an_issuer_is_fetched_from_the_authoritys_own_hosts_alone(tmp_path: Path
         own = signing.signer(issuer_url=url)
         fetch = CertificateServer(files={URL: own.pem, url: signing.intermediate().der})
         assert verdict(tmp_path, sign(notification(), own), fetch).authenticity is Authenticity.INVALID
-        assert fetch.asked == [URL]
+        assert fetch.requests == [URL]
 
 
 @CLAUSE
@@ -306,7 +306,7 @@ def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_
     found = verifier(tmp_path, fetch).verdicts([*forged, *good])
     assert [one.authenticity for one in found[-2:]] == [Authenticity.VERIFIED] * 2
     assert {one.authenticity for one in found[:-2]} == {Authenticity.UNKNOWN}
-    assert len(fetch.asked) <= MAX_FETCHES + 1
+    assert len(fetch.requests) <= MAX_FETCHES + 1
 
 
 @CLAUSE
@@ -353,7 +353,7 @@ def test_off_takes_everything_and_keeps_what_was_verified_before(tmp_path: Path)
     messages = [SqsMessage(message_id="known", body="{}"), SqsMessage(message_id="new", body="{}")]
     found = checked.verdicts(messages, verified={"known"})
     assert [one.authenticity for one in found] == [Authenticity.VERIFIED, Authenticity.UNCHECKED]
-    assert fetch.asked == []
+    assert fetch.requests == []
 
 
 @pytest.mark.clause("SEC-04", "SEC-06")
@@ -376,8 +376,8 @@ def test_the_fetch_follows_no_redirect_and_reads_no_more_than_a_certificate(
             first.answers = lambda _, answer=answer: answer
             with pytest.raises(CertificateUnavailableError, match=why):
                 get(first.url(), 60)
-        assert second.asked == []
-        assert not any("authorization" in request.headers for request in first.asked)
+        assert second.requests == []
+        assert not any("authorization" in request.headers for request in first.requests)
     with pytest.raises(CertificateUnavailableError, match="does not answer"):
         get(first.url(), 60)
 

@@ -28,16 +28,16 @@ class Recorded:
         self._data = data
         self._error = error
         self._head = {"size": len(data), "etag": "abc", "content_type": None, "last_modified": NOW} | head
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     def head(self) -> ObjectHead:
-        self.asked.append("head")
+        self.requests.append("head")
         if self._error is not None:
             raise self._error
         return ObjectHead(**self._head)
 
     def probe(self, length: int) -> tuple[ObjectHead, bytes]:
-        self.asked.append(f"probe {length}")
+        self.requests.append(f"probe {length}")
         if self._error is not None:
             raise self._error
         return ObjectHead(**self._head), self._data[:length]
@@ -60,7 +60,7 @@ def test_sound_object_passes_every_check_with_one_request() -> None:
         last_modified=NOW,
         checks_run=("exists", "size", "etag_match", "headers", "magic"),
     )
-    assert handle.asked == ["probe 4"]
+    assert handle.requests == ["probe 4"]
 
 
 @pytest.mark.clause("OPR-04")
@@ -81,7 +81,7 @@ def test_each_defect_has_its_issue_and_fails_the_unit() -> None:
         assert {issue.severity for issue in found.issues} == {Severity.FAILED}
         assert found.status is CheckStatus.FAILED
         assert found.actual_size_bytes is not None
-        assert len(handle.asked) == 1
+        assert len(handle.requests) == 1
 
 
 @pytest.mark.clause("OPR-04", "OPR-05")
@@ -129,7 +129,7 @@ def test_a_size_far_from_its_peers_is_suspect() -> None:
             (code, Severity.SUSPECT) for code in codes or []
         ]
         assert found.status is (CheckStatus.SUSPECT if codes else CheckStatus.OK)
-        assert handle.asked == ["head"]  # no request more
+        assert handle.requests == ["head"]  # no request more
 
 
 @pytest.mark.clause("BEY-04")
@@ -165,7 +165,7 @@ def test_a_check_with_nothing_to_compare_is_not_said_to_have_run() -> None:
     # Of an object that is announced as empty only the head is requested.
     handle = Recorded(b"")
     assert [issue.code for issue in check(handle, announced={"object_size": 0}).issues] == ["size_zero"]
-    assert handle.asked == ["head"]
+    assert handle.requests == ["head"]
 
 
 @pytest.mark.clause("OPR-04")
@@ -178,7 +178,7 @@ def test_only_declared_checks_run_and_only_needed_requests_are_made() -> None:
     ):
         handle = Recorded(size=999, etag="other", content_type="text/html")
         found = check(handle, checks=checks)
-        assert (handle.asked, found.checks_run) == (asked, run)
+        assert (handle.requests, found.checks_run) == (asked, run)
         if "size" not in checks:
             assert found.status is CheckStatus.OK
 

@@ -29,7 +29,7 @@ def test_a_cached_read_equals_a_direct_one_and_no_block_is_requested_twice(
     cache = BlockCache(source, block_bytes=block_bytes, max_blocks=len(DATA))
     for start, length in reads:
         assert cache.read(start, length) == DATA[start : start + length]
-    asked = [offset for start, length in source.asked for offset in range(start, start + length, block_bytes)]
+    asked = [offset for start, length in source.ranges for offset in range(start, start + length, block_bytes)]
     assert len(asked) == len(set(asked))
 
 
@@ -37,14 +37,14 @@ def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> No
     source = CountingSource(DATA)
     cache = BlockCache(source, block_bytes=100)
     cache.read(250, 10)
-    source.asked.clear()
+    source.ranges.clear()
     cache.read(50, 500)
-    assert source.asked == [(0, 200), (300, 300)]
+    assert source.ranges == [(0, 200), (300, 300)]
     # The first block of a small object comes alone.
     source = CountingSource(DATA[:250])
     cache = BlockCache(source, block_bytes=100, tail_blocks=3)
     assert [cache.read(start, 1) for start in (0, 240, 100)] == [DATA[:1], DATA[240:241], DATA[100:101]]
-    assert source.asked == [(0, 100), (100, 200)]
+    assert source.ranges == [(0, 100), (100, 200)]
 
 
 def test_the_last_blocks_come_in_one_request() -> None:
@@ -58,7 +58,7 @@ def test_the_last_blocks_come_in_one_request() -> None:
         cache = BlockCache(source, block_bytes=100, tail_blocks=3)
         for start, length in reads:
             assert cache.read(start, length) == DATA[start : start + length]
-        assert source.asked == requests
+        assert source.ranges == requests
 
 
 def test_too_many_blocks_are_refused_before_they_are_requested() -> None:
@@ -66,14 +66,14 @@ def test_too_many_blocks_are_refused_before_they_are_requested() -> None:
         source = CountingSource(DATA)
         cache = BlockCache(source, block_bytes=100, max_blocks=4)
         assert code_of(cache.read, start, length) is MetadataIssue.RESOURCE_LIMIT
-        assert source.asked == []
+        assert source.ranges == []
     # Scattered reads.
     source = CountingSource(DATA)
     cache = BlockCache(source, block_bytes=100, max_blocks=3)
     for start in (0, 300, 600):
         cache.read(start, 1)
     assert code_of(cache.read, 900, 1) is MetadataIssue.RESOURCE_LIMIT
-    assert source.asked == [(0, 100), (300, 100), (600, 100)]
+    assert source.ranges == [(0, 100), (300, 100), (600, 100)]
 
 
 LIMIT = 4 * 1024 * 1024

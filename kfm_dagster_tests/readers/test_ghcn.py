@@ -62,7 +62,7 @@ def test_of_a_large_hourly_object_both_ends_are_read() -> None:
         found = HOURLY.read(KEY, source)
     assert is_unchecked(found)
     assert len(source.requests) == 3
-    assert source.asked[0] == (0, BEGINNING_BYTES)
+    assert source.ranges[0] == (0, BEGINNING_BYTES)
     assert source.bytes_read == 2 * READ_BYTES
     assert (found.start, found.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))
     assert not {"ghcn:rows", "ghcn:position-count"} & found.properties.keys()

@@ -217,7 +217,7 @@ def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_uncheck
         source = CountingSource(content[:cut])
         found = read(source)
         assert not is_whole(found)
-        assert source.asked[0] == (0, FIRST_BYTES)
+        assert source.ranges[0] == (0, FIRST_BYTES)
         assert len(source.requests) == 1 + -(-(MAX_OBJECT_BYTES - FIRST_BYTES) // READ_BYTES)
         assert sum(source.requests) == MAX_OBJECT_BYTES
         assert found.end == found.start

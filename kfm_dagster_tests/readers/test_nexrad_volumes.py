@@ -281,14 +281,14 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: M
     for key, content in real.items():
         source = CountingSource(content)
         read_chunk(key, source)
-        assert len(source.asked) == 1, key
+        assert len(source.ranges) == 1, key
     key = next(key for key in real if key.endswith("-002-I"))
     noise = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(200))
     source = CountingSource(ldm(bz2.decompress(real[key][4:]) + noise))
     assert source.size > 4 * FIRST_BYTES
     assert read_chunk(key, source).properties == read_chunk(key, real[key]).properties
     # Its first block and then all the others at once.
-    assert [start for start, _ in source.asked] == [0, FIRST_BYTES]
+    assert [start for start, _ in source.ranges] == [0, FIRST_BYTES]
 
 
 # --- samples
@@ -469,4 +469,4 @@ def test_a_huge_object_costs_one_request(middle: tuple[str, bytes]) -> None:
     source = CountingSource(middle[1] + bytes(50_000_000))
     with pytest.raises(ReadError, match="follow the only LDM record"):
         read_chunk(middle[0], source)
-    assert source.asked == [(0, FIRST_BYTES)]
+    assert source.ranges == [(0, FIRST_BYTES)]

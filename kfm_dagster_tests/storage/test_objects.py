@@ -88,7 +88,7 @@ class Scripted:
 
     @property
     def requests(self) -> list[str]:
-        return [f"{request.command} {request.path}" for request in self.server.asked]
+        return [f"{request.command} {request.path}" for request in self.server.requests]
 
     def _answer(self, request: WebRequest) -> WebAnswer:
         headers = {"ETag": '"0123"'} | ({"Last-Modified": "Wed, 03 Dec 2025 00:04:20 GMT"} if self.dated else {})

@@ -76,7 +76,7 @@ def endpoint(elsewhere: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def redirects(endpoint: WebServer, elsewhere: WebServer, *, status: int = 307, **headers: str) -> None:
-    endpoint.asked.clear()
+    endpoint.requests.clear()
     endpoint.answers = lambda request: WebAnswer(
         status=status, headers={"Location": elsewhere.url("") + request.path, **headers}
     )
@@ -100,9 +100,9 @@ def test_a_redirected_read_is_refused_and_goes_nowhere_else(
         redirects(endpoint, elsewhere, status=status)
         with pytest.raises(ObjectReadError) as caught:
             READS[read](ObjectStores(anonymous=anonymous))
-        assert elsewhere.asked == []
-        assert len(endpoint.asked) == 1, "trying again would not help"
-        assert (TOKEN in endpoint.asked[0].headers.get("x-amz-security-token", "")) is not anonymous
+        assert elsewhere.requests == []
+        assert len(endpoint.requests) == 1, "trying again would not help"
+        assert (TOKEN in endpoint.requests[0].headers.get("x-amz-security-token", "")) is not anonymous
         line = str(caught.value)
         assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
         assert endpoint.url("").removeprefix("http://") in line
@@ -122,7 +122,7 @@ def test_a_bucket_of_another_region_is_named(endpoint: WebServer, elsewhere: Web
         redirects(endpoint, elsewhere, status=301, **{"x-amz-bucket-region": region})
         with pytest.raises(ObjectReadError, match=step):
             ObjectStores().open(HRRR, URI).head()
-    assert elsewhere.asked == []
+    assert elsewhere.requests == []
 
 
 @CLAUSE
@@ -144,16 +144,16 @@ def test_no_store_of_ours_follows_a_redirect(endpoint: WebServer, elsewhere: Web
             attempt()
     with publisher.staging({"a": b"{}"}) as staged:
         assert set(staged.promote(["a"])) == {"a"}
-    assert len(endpoint.asked) == 9
-    assert elsewhere.asked == []
+    assert len(endpoint.requests) == 9
+    assert elsewhere.requests == []
 
 
 @CLAUSE
 def test_the_queues_client_follows_none_either(endpoint: WebServer, elsewhere: WebServer, tmp_path: Path) -> None:
     with pytest.raises(QueueUnavailableError):
         connect(Settings(home=tmp_path)).depth()
-    assert endpoint.asked
-    assert elsewhere.asked == []
+    assert endpoint.requests
+    assert elsewhere.requests == []
 
 
 @CLAUSE

@@ -163,7 +163,7 @@ def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(dat
     found = ask_date(date_server.url("bucket"), clock=utc_now)
     assert holds(found, 0.0)
     assert found.source == "date:127.0.0.1"
-    assert [(request.command, request.path) for request in date_server.asked] == [("HEAD", "/bucket")]
+    assert [(request.command, request.path) for request in date_server.requests] == [("HEAD", "/bucket")]
     assert decide([found], WIDE, ts_start=utc_now()).locked
 
 
@@ -194,7 +194,7 @@ def test_an_answer_that_tells_no_time_is_left_out(headers: dict[str, str], date_
 def test_a_redirect_is_an_answer_and_is_not_followed(date_server: WebServer) -> None:
     date_server.answers = lambda _: dated(ASKED_AT, 307, Location=date_server.url("elsewhere"))
     assert holds(ask_date(date_server.url(""), clock=lambda: ASKED_AT), 0.0)
-    assert len(date_server.asked) == 1
+    assert len(date_server.requests) == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/", "http://[", "file:///etc/hostname", "nowhere", ""])
@@ -220,7 +220,7 @@ def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_serv
     readings = measure(RULE, clock=lambda: times.pop(0), endpoint=date_server.url(""))
 
     assert [decide([one], RULE, ts_start=ASKED_AT).locked for one in readings[1:]] == [False, True]
-    assert len(date_server.asked) == 2
+    assert len(date_server.requests) == 2
     assert decide(readings[1:], RULE, ts_start=ASKED_AT).locked
 
 
@@ -228,7 +228,7 @@ def test_a_server_that_never_decides_is_asked_five_times(date_server: WebServer)
     date_server.answers = lambda _: dated(ASKED_AT + timedelta(seconds=1))
     readings = measure(RULE, clock=lambda: ASKED_AT, endpoint=date_server.url(""))
     assert len(readings) == 6
-    assert len(date_server.asked) == 5
+    assert len(date_server.requests) == 5
 
 
 START = datetime(2025, 12, 3, 12, 0, 0, tzinfo=UTC)

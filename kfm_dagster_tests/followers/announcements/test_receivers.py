@@ -155,10 +155,10 @@ class Answering:
 
     def __init__(self, answer: dict[str, Any] | Exception) -> None:
         self.answer = answer
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
 
     def _answer(self, **_request: Any) -> dict[str, Any]:
-        self.asked.append(_request)
+        self.requests.append(_request)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -290,13 +290,13 @@ def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
     [announcer] = announcers_of(plan, database, contracts, token=SecretStr(SECRET))
     items = [item_of(contracts, goes(number)) for number in range(12)]
     announcer.follow(contracts["goes-abi"], [change(number, item) for number, item in enumerate(items, 1)])
-    assert len(server.asked) == 12
-    for command, path, headers, body in server.asked:
+    assert len(server.requests) == 12
+    for command, path, headers, body in server.requests:
         assert (command, path) == ("POST", "/items?topic=a")
         assert headers["content-type"] == "application/cloudevents+json; charset=UTF-8"
         assert headers["authorization"] == f"Bearer {SECRET}"
         assert json.loads(body)["specversion"] == "1.0"
-    assert {json.loads(body)["data"]["id"] for *_, body in server.asked} == {item["id"] for item in items}
+    assert {json.loads(body)["data"]["id"] for *_, body in server.requests} == {item["id"] for item in items}
 
 
 STATUSES: dict[Reception, tuple[int, ...]] = {
@@ -330,7 +330,7 @@ def test_a_redirect_is_not_followed(server: WebServer, contracts: ContractRegist
             server.answers = lambda _, status=status: WebAnswer(status=status, headers={"Location": elsewhere.url()})
             outcome = reception(contracts, Webhook(server.url(), token=SecretStr(SECRET)))
             assert outcome == f"HTTP {status}, a redirect, which is not followed"
-        assert elsewhere.asked == []
+        assert elsewhere.requests == []
 
 
 @pytest.mark.clause("OPR-22")

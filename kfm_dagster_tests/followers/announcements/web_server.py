@@ -37,7 +37,7 @@ class WebServer(ThreadingHTTPServer):
     def __init__(self, host: str = "127.0.0.1") -> None:
         super().__init__((host, 0), _Handler)
         self.answers: Callable[[WebRequest], WebAnswer] = lambda _: WebAnswer()
-        self.asked: list[WebRequest] = []
+        self.requests: list[WebRequest] = []
         self.closing = threading.Event()
 
     def url(self, path: str = "items") -> str:
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = WebRequest(self.command, self.path, headers, body)
-        self.server.asked.append(request)
+        self.server.requests.append(request)
         answer = self.server.answers(request)
         if answer.status is None:
             self.server.closing.wait()

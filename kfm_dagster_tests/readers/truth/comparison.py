@@ -27,16 +27,16 @@ class CountingSource(BytesSource):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self.asked: list[tuple[int, int]] = []
+        self.ranges: list[tuple[int, int]] = []
         self.bytes_read = 0
 
     @property
     def requests(self) -> list[int]:
-        return [length for _, length in self.asked]
+        return [length for _, length in self.ranges]
 
     def read(self, start: int, length: int) -> bytes:
         data = super().read(start, length)
-        self.asked.append((start, length))
+        self.ranges.append((start, length))
         self.bytes_read += len(data)
         return data
 
