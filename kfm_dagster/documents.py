@@ -196,8 +196,10 @@ def _first(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> DocumentEr
         case _:
             # The beginning of a whole section would not explain the fault.
             is_section = first["type"] == "value_error" and isinstance(first["input"], Mapping)
-            shown = "parts that do not go together" if is_section else repr(first["input"])[:_SHOWN]
-            return DocumentError(path=path, observed=shown, expected=expectation(first["msg"]), more=more)
+            message = expectation(first["msg"])
+            if is_section:
+                return DocumentError(path=path, observed=message, expected="parts that agree", more=more)
+            return DocumentError(path=path, observed=repr(first["input"])[:_SHOWN], expected=message, more=more)
 
 
 def _keys(model: type[BaseModel], path: KeyPath) -> Sequence[str]:

@@ -146,7 +146,7 @@ def _show(rehearsal: Rehearsal) -> None:
         for text in texts:
             click.echo(f"  {severity}: {text}")
     if rehearsal.item is not None:
-        click.echo(f"  Item {rehearsal.item['id']}")
+        click.echo(f"  Item {rehearsal.item['id']}, bbox {rehearsal.item.get('bbox')}")
         for name, value in rehearsal.item["properties"].items():
             text = value if isinstance(value, str) else json.dumps(value)
             click.echo(f"    {name}: {text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + '...'}")

@@ -357,7 +357,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
         raise ContractError("no such contract ships", observed=like, expected=" or ".join(shipped))
     if dataset in shipped:
         raise ContractError("a contract of that id ships already", observed=dataset, expected="an id of its own")
-    text = shipped[like].read_text(encoding="utf-8")
+    # Its comments are facts of the other dataset.
+    text = re.sub(r"(?m)^ *#.*\n", "", shipped[like].read_text(encoding="utf-8"))
     is_announced = _TOPICS.search(text) is not None
     if topic is None and entry is not None and is_announced:
         # The registry knows no topic, so the bucket is listed once a day.
@@ -369,8 +370,8 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
             observed=f"--topic {topic}" if topic else "no --topic",
             next_step="leave --topic out" if topic else "give --topic as the AWS open-data registry has it",
         )
-    # Readers are not renamed, even if named like the dataset; neither are URLs, because they must still resolve.
-    pattern = rf"(?m)^  reader:.*$|https?://\S+|\b{re.escape(like)}\b"
+    # Readers and words are not renamed, even if equal to the dataset; neither are URLs, which must still resolve.
+    pattern = rf"(?m)^  (?:reader|labels|keywords):.*$|https?://\S+|\b{re.escape(like)}\b"
     text = re.sub(pattern, lambda match: dataset if match[0] == like else match[0], text)
     facts = {"title": dataset, "description": f"What {dataset} is."}
     if entry is not None:
@@ -382,12 +383,12 @@ def draft(*, dataset: str, like: str, bucket: str, topic: str | None, entry: Reg
     text = _TOPICS.sub(f"    - arn: {topic}", text, count=1)
     text = re.sub(r"(?m)^  buckets: .*$", f"  buckets: [{bucket}]", text, count=1)
     # The new dataset lives, and its bucket has other mirrors.
-    text = re.sub(r"(?m)^(?:  #.*\n)*  (?:status|retired): .*\n(?:    .*\n)*", "", text)
+    text = re.sub(r"(?m)^  (?:status|retired): .*\n(?:    .*\n)*", "", text)
     text = re.sub(r"(?m)^  mirrors:\n(?:    .*\n)+", "", text)
     # The new dataset's keys state other values.
     text = re.sub(r"(?m)^  key_values:\n(?:    .*\n)+", "", text)
     # The variation of the new dataset's sizes is not known yet.
-    text = re.sub(r"(?m)^(?:  #.*\n)*  peers: .*\n", "", text)
+    text = re.sub(r"(?m)^  peers: .*\n", "", text)
     # Arrivals and the fields to open together are not known yet.
     text = re.sub(r"(?ms)^(?:coverage|virtual):\n.*?(?=^\S|\Z)", "", text)
     return _HEAD.format(like=like, bucket=bucket) + text

@@ -119,6 +119,15 @@ class ExpectedProduct(Strict):
     since: date | None = Field(None, description="First day on which the product is due. Default: always.")
     until: date | None = Field(None, description="First day on which the product is no longer due. Default: never.")
 
+    @model_validator(mode="after")
+    def _hours_of_a_slow_product(self) -> ExpectedProduct:
+        if not self.hours and (self.every_seconds or 0) > 3600:
+            raise ValueError(
+                f"the product {self.name!r} is due in every hour, because it has no `hours`, but its every_seconds is "
+                f"{self.every_seconds}"
+            )
+        return self
+
     def of_each_value(self) -> Iterator[ExpectedProduct]:
         """Yield a product for each combination of the groups' values. Raises ValueError for an unknown {field}."""
         for values in itertools.product(*(value.split("|") for value in self.groups.values())):

@@ -301,7 +301,7 @@ def refuse_no_objects(registry: ContractRegistry, folder: Path) -> None:
         "the folder has no object of any dataset",
         observed=f"{folder}: {counted(looked_at, 'file')} looked at",
         expected="DIR/<bucket>/<key>",
-        next_step="lay the files out so; kfm dataset list names the buckets",
+        next_step="lay the files out so, by buckets and keys of kfm dataset list (KFM_CONTRACTS_DIR adds contracts)",
     )
 
 

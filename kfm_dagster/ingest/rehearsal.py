@@ -115,14 +115,36 @@ def _rehearsed(pipeline: Pipeline, contract: DatasetContract, uri: str, match: K
     with pipeline.database.snapshot() as tx:
         record = pipeline.ledger.get(unit.wal_id, tx=tx)
     item = _item(Path(pipeline.settings.catalog), unit)
-    lacking = [name for name in contract.stac.summaries if item is not None and name not in item["properties"]]
+    properties = item["properties"] if item is not None else {}
     return Rehearsal(
         uri=uri,
         status=record.status if record else None,
         item=item,
         findings=(*_issues(unit, Severity.FAILED), *_gates(outputs)),
-        suspect=(*_issues(unit, Severity.SUSPECT), *(f"stac.summaries: the Item has no {name}" for name in lacking)),
+        suspect=(
+            *_issues(unit, Severity.SUSPECT),
+            *_ambiguities(contract, match),
+            *(_lacking(name, properties) for name in contract.stac.summaries if item and name not in properties),
+        ),
     )
+
+
+def _ambiguities(contract: DatasetContract, match: KeyMatch) -> Iterator[str]:
+    """Yield the parts of a key that its Item's id lacks, and the groups in the id that the key lacks."""
+    stac, grammar = contract.stac, contract.storage.key_grammar
+    for name, text in match.groups.items():
+        if name not in {stac.precedence, *grammar.implied} and text not in match.item_id:
+            yield f"stac.item_id: it lacks {{{name}}}: objects whose keys differ only there share an Item"
+    for name in re.findall(r"{(\w+)}", stac.item_id):
+        if not match.groups.get(name):
+            yield f"stac.item_id: this key has no {name}, so that it has a gap"
+
+
+def _lacking(name: str, properties: Mapping[str, Any]) -> str:
+    """Return the finding of a summary that the Item lacks, with the property of the same name under another prefix."""
+    alike = [other for other in properties if other.partition(":")[2] == name.partition(":")[2]]
+    hint = f", but {alike[0]}: storage.key_grammar.implied.prefix sets the prefix" if alike else ""
+    return f"stac.summaries: the Item has no {name}{hint}"
 
 
 def _address(contract: DatasetContract, sample: Path) -> tuple[str, str]:
@@ -151,7 +173,11 @@ def _understood(contract: DatasetContract, bucket: str, key: str, written: datet
     try:
         match = KeyGrammarReader(contract).match(key, written)
     except InvalidKeyTimeError as error:
-        raise ContractError("the key's time cannot be read", observed=error, expected="storage.key_grammar") from None
+        raise ContractError(
+            "the key has no time of the dataset",
+            observed=error,
+            expected="storage.key_grammar with the key's times, and storage.first_day not after them",
+        ) from None
     if match is None:
         raise ContractError(
             "the key matches no data key of the contract",

@@ -164,6 +164,7 @@ def test_contradictions_inside_a_contract_are_refused() -> None:
         ({"coverage.products": [{"name": "a", "per_hour": 1}] * 2}, "twice"),
         ({"coverage.products": [{"name": "a", "per_hour": 1, "groups": {"product": "sfc|prs"}}]}, "twice"),
         ({"coverage.products": [{"name": "{a}", "per_hour": 1}]}, "names 'a', which is not in groups"),
+        ({"coverage.products": [{"name": "a", "per_hour": 1, "every_seconds": 3601}]}, "'a' is due in every hour"),
         ({"metadata_extract.key_values": {"native.Ni": {"nope": {"a": 1}}}}, "nope"),
         ({"metadata_extract.key_values": {"native.Ni": {"region": {"(": 1}}}}, "not a regular expression"),
         ({"metadata_extract.key_values": {"native.Ni": {"region": {"(.*)": r"\2"}}}}, "names a group"),
