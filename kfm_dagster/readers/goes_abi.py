@@ -22,7 +22,7 @@ from kfm_dagster.contracts.bounding_box import Box, bounding_box
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import geometry, geostationary, goes_granule, stored_values
 from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
+from kfm_dagster.readers.geostationary import FixedGrid
 from kfm_dagster.readers.goes_granule import L0_ERRORS, expect
 from kfm_dagster.readers.hdf5 import Hdf5Dataset, Hdf5Group, read_hdf5
 from kfm_dagster.readers.stored_values import COLUMNS, ROWS, band_fields, horizontal, shown_text
@@ -211,7 +211,7 @@ def _on_fixed_grid(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[s
     bounds = bounding_box(outline)
     # The difference of two longitudes, folded into [-180, 180].
     difference = max(abs((edge - bound + 180) % 360 - 180) for edge, bound in zip(stated, bounds, strict=True))
-    if difference <= _extent_tolerance((image.east - image.west) / native["dims"]["x"]):
+    if difference <= _extent_tolerance((image[2] - image[0]) / native["dims"]["x"]):
         return outline, properties, ()
     wrong = f"the file states the extent {stated}; its grid has {bounds}"
     return outline, properties, ((MetadataIssue.INVALID_GEOMETRY, wrong),)
@@ -271,8 +271,8 @@ def _fixed_grid(projection: Mapping[str, Any]) -> FixedGrid:
     )
 
 
-def _image_bounds(native: Mapping[str, Any]) -> ImageBounds:
-    """Return the edges of the image, half a pixel outside the first and last centres.
+def _image_bounds(native: Mapping[str, Any]) -> Box:
+    """Return the edges of the image in scan angles, half a pixel outside the first and last centres.
 
     x_image_bounds and y_image_bounds are not used: in early files (2017) they are half a pixel off the axes.
     """
@@ -281,7 +281,7 @@ def _image_bounds(native: Mapping[str, Any]) -> ImageBounds:
         raise ReadError(
             MetadataIssue.MISSING_GEOLOCATION, f"x spans {west} to {east} and y {north} to {south}: not an ABI image"
         )
-    return ImageBounds(west=west, east=east, south=south, north=north)
+    return west, south, east, north
 
 
 def _edges(native: Mapping[str, Any], name: str) -> tuple[float, float]:
@@ -315,20 +315,21 @@ def _channels(numbers: list[float], wavelengths: list[float]) -> list[dict[str, 
 
 
 def _projection_properties(
-    grid: FixedGrid, image: ImageBounds, centroid: tuple[float, float] | None, dims: Mapping[str, int]
+    grid: FixedGrid, image: Box, centroid: tuple[float, float] | None, dims: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return fields of the projection extension 2.0.0, in metres (radians times height)."""
     height, columns, rows = grid.perspective_point_height, dims["x"], dims["y"]
+    west, south, east, north = image
     properties: dict[str, Any] = {
         "proj:code": None,
-        "proj:wkt2": geostationary.wkt2(grid),
-        "proj:bbox": [round(edge * height, 6) for edge in (image.west, image.south, image.east, image.north)],
+        "proj:wkt2": geostationary.reference_system(grid)[1],
+        "proj:bbox": [round(edge * height, 6) for edge in image],
         "proj:shape": [rows, columns],
         "proj:transform": [
             round(number * height, 6)
             for number in (
-                (image.east - image.west) / columns, 0.0, image.west,
-                0.0, (image.south - image.north) / rows, image.north,
+                (east - west) / columns, 0.0, west,
+                0.0, (south - north) / rows, north,
             )
         ],
     }  # fmt: skip

@@ -10,7 +10,6 @@ import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pyproj import CRS, Transformer
 from shapely.geometry import shape
 
 from kfm_dagster.contracts.bounding_box import bounding_box
@@ -29,7 +27,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
 from kfm_dagster.readers import geostationary
 from kfm_dagster.readers.base import HeaderMetadata, ReadError
-from kfm_dagster.readers.geostationary import FixedGrid, ImageBounds
+from kfm_dagster.readers.geostationary import FixedGrid
 from kfm_dagster.readers.ranges import BytesSource
 from kfm_dagster_tests.fuzz.specimens import written_again
 from kfm_dagster_tests.readers.reading import (
@@ -383,22 +381,25 @@ def test_threads_share_nothing_and_do_not_wait_for_each_other_s_requests() -> No
     assert all(header == headers[0] for header in headers)
 
 
-def test_navigation_equals_proj() -> None:
+def test_navigation_equals_the_users_guide() -> None:
+    # PUG volume 3, 5.1.2.8.1.
     x, y = (axis.ravel() for axis in np.meshgrid(np.linspace(-0.1, 0.1, 9), np.linspace(-0.1, 0.1, 9)))
+    _, height, major, minor = EAST
+    distance, ratio = height + major, (major / minor) ** 2
+    a = np.sin(x) ** 2 + np.cos(x) ** 2 * (np.cos(y) ** 2 + ratio * np.sin(y) ** 2)
+    b = -2 * distance * np.cos(x) * np.cos(y)
+    sight = (-b - np.sqrt(b * b - 4 * a * (distance**2 - major**2))) / (2 * a)
+    s_x, s_y = sight * np.cos(x) * np.cos(y), -sight * np.sin(x)
+    latitudes = np.degrees(np.arctan(ratio * sight * np.cos(x) * np.sin(y) / np.hypot(distance - s_x, s_y)))
     for longitude in (-137.0, -75.0, 0.0, 140.7):
-        grid = replace(EAST, longitude_of_origin=longitude)
-        crs = CRS(geostationary.wkt2(grid))
-        expected = Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True).transform(
-            x * grid.perspective_point_height, y * grid.perspective_point_height
-        )
-        found = geostationary.navigate(grid, x, y)
-        np.testing.assert_allclose((found[0] + 180) % 360, (expected[0] + 180) % 360, atol=1e-9)
-        np.testing.assert_allclose(found[1], expected[1], atol=1e-9)
+        found = geostationary.navigate(EAST._replace(longitude_of_origin=longitude), x, y)
+        np.testing.assert_allclose(found[0], longitude - np.degrees(np.arctan2(s_y, distance - s_x)), atol=1e-9)
+        np.testing.assert_allclose(found[1], latitudes, atol=1e-9)
 
 
 def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
     def footprint(west: float, east: float, south: float, north: float) -> Any:
-        return geostationary.footprint(EAST, ImageBounds(west=west, east=east, south=south, north=north))
+        return geostationary.footprint(EAST, (west, south, east, north))
 
     corner, crossing = footprint(0.12, 0.148, 0.06, 0.088)
     assert crossing is None
@@ -414,9 +415,9 @@ def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
 def test_every_footprint_is_valid_wound_right_and_on_the_globe(
     longitude: float, x: float, y: float, size: float
 ) -> None:
-    grid = replace(EAST, longitude_of_origin=longitude)
+    grid = EAST._replace(longitude_of_origin=longitude)
     try:
-        footprint = geostationary.footprint(grid, ImageBounds(west=x, east=x + size, south=y, north=y + size))
+        footprint = geostationary.footprint(grid, (x, y, x + size, y + size))
     except ReadError:
         # A sliver between limb and corner may have no area.
         assume(False)
