@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Literal
+
+import numpy as np
 
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import ReadError
@@ -200,13 +201,8 @@ def _values(axis: Variable) -> dict[int, float]:
     if not (isinstance(scale, int | float) and isinstance(offset, int | float)):
         return {}
     values = {place: value * scale + offset for place, value in axis.samples.items()}
-    return {place: _decimal(value) for place, value in values.items()} if axis.data_type == "float32" else values
-
-
-def _decimal(value: float) -> float:
-    """Return the shortest decimal of the same 32-bit float: 89.975 is stored as 89.9749984741."""
-    if not math.isfinite(value) or abs(value) > 1e30:
-        return value
-    stored = struct.pack("<f", value)
-    texts = (f"{value:.{digits}g}" for digits in range(6, 10))
-    return next((float(text) for text in texts if struct.pack("<f", float(text)) == stored), value)
+    if axis.data_type != "float32":
+        return values
+    # Such a number prints as the shortest decimal: 89.975 is stored as 89.9749984741.
+    with np.errstate(over="ignore"):
+        return {place: float(str(np.float32(value))) for place, value in values.items()}
