@@ -16,21 +16,11 @@ from kfm_dagster.contracts.issues import GateIssue
 from kfm_dagster.defs.display import console_links
 from kfm_dagster.ledger.reports import DayReport
 from kfm_dagster.plural import counted
-from kfm_dagster.stages.gates.verdict import STOPS, TITLES, Gate, Verdict
+from kfm_dagster.stages.gates.verdict import STOPS, Gate, Verdict
 from kfm_dagster.stages.machine import GateDecision
 from kfm_dagster.stages.staged import StagedNode
 
-NAMES: Mapping[Gate, str] = {gate: f"{gate}_{title.replace(' ', '_')}" for gate, title in TITLES.items()}
-DESCRIPTIONS: Mapping[Gate, str] = {
-    Gate.G1: "Every section that the operator makes is present, in its form.",
-    Gate.G2: "Every extracted field names its source by volume, version and anchor.",
-    Gate.G3: "Path arrays are of one length of at least two, and path elements are lengths.",
-    Gate.G4: "Every quantity has a unit that fits its dimension, and a value that is possible.",
-    Gate.G5: "Live units were no older than the contract's budget when the run claimed them.",
-    Gate.G6: "The day has the products that the contract expects of it.",
-    Gate.G7: "Covariances are symmetric and positive definite, and cover the residuals.",
-    Gate.G8: "wal_id, object version and Item id are unique in batch and catalog.",
-}
+NAMES: Mapping[Gate, str] = {gate: f"{gate}_{gate.words.replace(' ', '_')}" for gate in Gate}
 RESTRICTED = "the output is passed on, [Restricted]"
 MAX_UNITS_SHOWN = 50
 """Maximum failing units that a check names; the audit names more."""
@@ -56,7 +46,7 @@ def gate_specs(key: dg.AssetKey, gates: Iterable[Gate], *, days: dg.PartitionsDe
                 asset=key,
                 blocking=True,
                 partitions_def=days,
-                description=f"{DESCRIPTIONS[gate]} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
+                description=f"{gate.description} {f'Its stop is {STOPS[gate]}. ' if gate in STOPS else ''}"
                 "See docs/pipeline-card.md.",
             )
             for gate in gates

@@ -30,7 +30,7 @@ from kfm_dagster.stages.card import StageState
 from kfm_dagster.stages.envelope_table import from_parquet
 from kfm_dagster.stages.gates.dimensions import dim_report, p_dim_against
 from kfm_dagster.stages.gates.subject import Subject
-from kfm_dagster.stages.gates.verdict import TITLES, Gate, Gates
+from kfm_dagster.stages.gates.verdict import Gate, Gates
 from kfm_dagster.stages.store import StageStore
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.database import Database
@@ -183,7 +183,7 @@ def _gates(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             outcomes[line["event"]][line["details"]["outcome"]] += 1
     return {
         gate: {
-            "title": TITLES[Gate(gate)],
+            "title": Gate(gate).words,
             "looked_at": (total := counts.total()),
             "pass_rate": counts["passed"] / total if total else None,
             "outcomes": dict(sorted(counts.items())),

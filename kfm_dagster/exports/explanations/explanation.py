@@ -33,7 +33,7 @@ from kfm_dagster.ingest.pipeline import utc_now
 from kfm_dagster.run_state.store import RunStateStore
 from kfm_dagster.stages.audit import AuditKind, AuditLog
 from kfm_dagster.stages.batch import SkipCause
-from kfm_dagster.stages.gates.verdict import TITLES, Gate
+from kfm_dagster.stages.gates.verdict import Gate
 from kfm_dagster.storage.database import Database
 
 
@@ -160,7 +160,7 @@ def _failing_gates(stage: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[F
         if (line["kind"], line["attempt"]) == (AuditKind.GATE, last) and details["outcome"] != "passed":
             yield FailingGate(
                 stage=stage,
-                gate=f"{line['event']} {TITLES[Gate(line['event'])]}",
+                gate=f"{line['event']} {Gate(line['event']).words}",
                 outcome=details["outcome"],
                 units=details["units_at_fault"],
                 observed=details["observed"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
+from typing import Self
 
 from pydantic import Field
 
@@ -18,37 +19,25 @@ from kfm_dagster.contracts.envelope import WalId
 
 @unique
 class Gate(StrEnum):
-    """A rule over a stage's output."""
+    """A rule over a stage's output, with its name in words (pipeline card, chapter 7, section IX) and its meaning."""
 
-    G1 = "G1"
-    """Schema completeness: every due section of every envelope exists, in its form."""
-    G2 = "G2"
-    """Citation compliance: every extracted field names its source by volume, version and a kind of anchor."""
-    G3 = "G3"
-    """Path conventions: arrays of equal length of at least two, and path elements that are lengths."""
-    G4 = "G4"
-    """Dimensional closure: every quantity has a unit that fits its dimension."""
-    G5 = "G5"
-    """Freshness against the contract's budget."""
-    G6 = "G6"
-    """Coverage of the partition against the products that the contract expects."""
-    G7 = "G7"
-    """Covariance consistency: covariances are symmetric and positive definite, and residuals are within them."""
-    G8 = "G8"
-    """Uniqueness of wal_id, Item id and object version within batch and catalog."""
+    words: str
+    description: str
 
+    def __new__(cls, value: str, words: str = "", description: str = "") -> Self:
+        """Create a gate."""
+        gate = str.__new__(cls, value)
+        gate._value_, gate.words, gate.description = value, words, description
+        return gate
 
-TITLES: Mapping[Gate, str] = {
-    Gate.G1: "schema completeness",
-    Gate.G2: "citation compliance",
-    Gate.G3: "path conventions",
-    Gate.G4: "dimensional closure",
-    Gate.G5: "freshness",
-    Gate.G6: "coverage",
-    Gate.G7: "covariance consistency",
-    Gate.G8: "uniqueness",
-}
-"""Gate > its name in words (pipeline card, chapter 7, section IX)."""
+    G1 = "G1", "schema completeness", "Every section that the operator makes is present, in its form."
+    G2 = "G2", "citation compliance", "Every extracted field names its source by volume, version and anchor."
+    G3 = "G3", "path conventions", "Path arrays are of one length of at least two, and path elements are lengths."
+    G4 = "G4", "dimensional closure", "Every quantity has a unit that fits its dimension, and a value that is possible."
+    G5 = "G5", "freshness", "Live units were no older than the contract's budget when the run claimed them."
+    G6 = "G6", "coverage", "The day has the products that the contract expects of it."
+    G7 = "G7", "covariance consistency", "Covariances are symmetric and positive definite, and cover the residuals."
+    G8 = "G8", "uniqueness", "wal_id, object version and Item id are unique in batch and catalog."
 
 
 @unique
