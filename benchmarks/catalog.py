@@ -32,7 +32,6 @@ from kfm_dagster.catalog.changes import Follower
 from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.index import Places
 from kfm_dagster.catalog.item import Candidate
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.cli.files import refuse_unwritable_home
 from kfm_dagster.cli.tables import show_rows
@@ -49,6 +48,7 @@ from kfm_dagster.operators.stac_register import stac_register
 from kfm_dagster.readers.nexrad_radar import Site, sites
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import FolderPublisher
 
 DATASET = "nexrad-l2"
 A_DAY = 40_000

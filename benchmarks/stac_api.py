@@ -42,7 +42,6 @@ from kfm_dagster.catalog.documents import collection_document
 from kfm_dagster.catalog.following import BATCH
 from kfm_dagster.catalog.index import Extent
 from kfm_dagster.catalog.item import canonical, content_sha256
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.cli.tables import show_rows
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -51,6 +50,7 @@ from kfm_dagster.exports.validation import figure
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.followers.stac_api.rows import api_collection
+from kfm_dagster.storage.publisher import FolderPublisher
 
 DATASET = "goes-abi"
 DAY = datetime(2025, 12, 3, tzinfo=UTC)

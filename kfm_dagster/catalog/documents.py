@@ -15,11 +15,11 @@ from kfm_dagster.catalog.assets import DATA_ASSET, THUMBNAIL, THUMBNAIL_ASSET, V
 from kfm_dagster.catalog.index import NO_PLACES, CollectionIndex, Extent, Page, Places
 from kfm_dagster.catalog.item import STAC_VERSION, canonical, item_notice, used_extensions
 from kfm_dagster.catalog.layout import GEOJSON, JSON, link
-from kfm_dagster.catalog.publisher import Level, PublishError
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.stewardship import Governance
+from kfm_dagster.storage.publisher import Level, PublishError
 
 MIRROR_ASSET = "geoparquet-items"
 MIRROR = {

@@ -17,13 +17,13 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import ClassVar, Self
 
 from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import KfmError
 from kfm_dagster.redaction import error_text
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.publisher import Publisher
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import ChangeKind, Follower, FollowError, ItemChange
 from kfm_dagster.catalog.index import CollectionIndex
 from kfm_dagster.catalog.item import content_of
-from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import Publisher, PublishError
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from kfm_dagster.catalog.index import CatalogEntry, Write
 from kfm_dagster.catalog.item import Candidate
-from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, Issue, Severity, StacIssue
+from kfm_dagster.storage.publisher import PublishError
 
 
 def select_latest(candidates: Iterable[Candidate]) -> dict[str, Candidate]:

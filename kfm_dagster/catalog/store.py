@@ -19,7 +19,6 @@ from sqlalchemy.exc import DBAPIError
 from kfm_dagster.catalog import documents, outcomes
 from kfm_dagster.catalog.index import NO_PLACES, CatalogEntry, CollectionIndex, Page, Places, Write
 from kfm_dagster.catalog.item import Candidate, content_of
-from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, publish
 from kfm_dagster.catalog.undo import PromotionLog, UndoReport, undo_items, undo_run
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.envelope import StacResult, StacStatus, WalId
@@ -29,6 +28,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.storage.database import Database, Transaction, is_conflict
 from kfm_dagster.storage.fence import Fence
+from kfm_dagster.storage.publisher import Publisher, PublishError, Staged, publish
 
 PAGE_SIZE = 1000
 """Maximum Items that a page links: about 100 kB."""

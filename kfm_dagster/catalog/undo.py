@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from kfm_dagster.catalog import documents, layout, outcomes
 from kfm_dagster.catalog.index import CatalogEntry, CollectionIndex, Write
-from kfm_dagster.catalog.publisher import Level, Publisher, publish
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.storage.database import Transaction
+from kfm_dagster.storage.publisher import Level, Publisher, publish
 
 CODEC = "zstd"
 """Compression of earlier bytes, at level 1, Arrow's default, as in the lineage outbox."""

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.cli.completion import DATASET, DAY, POSITIVE
 from kfm_dagster.cli.decision_options import actor_option, change_ref_option, decision_of, proposed_line
 from kfm_dagster.cli.progress_bar import bar_of
@@ -26,6 +25,7 @@ from kfm_dagster.plural import counted
 from kfm_dagster.recovery.reconcile import ComparedDay, Difference, compare_day, repair_day
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.publisher import PublishError
 
 COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind in Difference))
 REPAIRED = ("entered", "repeated", "left")

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from kfm_dagster.catalog.changes import Follower
-from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.cli.completion import DATASET
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import rows_as_json, show_rows, show_section
@@ -21,6 +20,7 @@ from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.reading.stores import stores
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import PublishError, open_publisher
 
 REFILLED_COLUMNS = ("collection_id", "changes")
 STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")

@@ -15,12 +15,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from kfm_dagster import __version__
 from kfm_dagster.catalog.layout import GEOJSON, link
-from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.errors import DependencyUnavailableError, UnknownNameError
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.storage.publisher import PublishError, open_publisher
 from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import DATASETS, GAPS, REJECTIONS
 from kfm_dagster.views.units import FAILURES, UNITS, record_of

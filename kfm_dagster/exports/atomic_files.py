@@ -1,7 +1,7 @@
 """Atomic files: an export's files appear together and whole, and replace only an export.
 
 A reader sees the old file or the new file. Does not belong here: the content of the files, or the catalog's files,
-which several processes write at the same time (`catalog/publisher.py`).
+which several processes write at the same time (`storage/publisher.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSources
-from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry, DeferredRegistry
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import clock_skew
@@ -34,6 +33,7 @@ from kfm_dagster.storage.artifacts import Artifacts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores, open_store
 from kfm_dagster.storage.private import private_folder
+from kfm_dagster.storage.publisher import open_publisher
 from kfm_dagster.storage.s3 import Store
 from kfm_dagster.telemetry.traces import configure_traces
 

@@ -12,109 +12,42 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path, PurePosixPath
-from typing import Any
 
-from obstore.exceptions import BaseError
-
+from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.lineage.unit import LineagePath
 from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster.storage.objects import open_store
-from kfm_dagster.storage.private import private_folder
-
-STAGING = ".staging"
-"""Folder of unfinished files, outside readers' patterns (`openlineage/**`, `prov/**`)."""
-
-LEFTOVER_SECONDS = 24 * 3600.0
-"""Age of an unfinished file of a dead process; writing a file takes well under a second."""
-
-STORE_ERRORS = (OSError, BaseError)
-"""Errors of a folder or a bucket that cannot write or read a file."""
+from kfm_dagster.storage.publisher import Publisher, PublishError, open_publisher, publish
 
 
-class FolderFiles:
-    """Lineage in a folder. Files are synced, because the database that names them is synced."""
+class LineageFiles:
+    """The lineage root: a folder or s3://bucket/prefix; hrefs are relative to it. Methods raise PublishError."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    @classmethod
+    def open(cls, location: str) -> LineageFiles:
+        """Open the root; a folder is created on first write. Raises ConfigurationError."""
+        return cls(open_publisher(location, setting="KFM_LINEAGE_URL", private=True))
 
     def publish(self, href: str, content: bytes) -> None:
-        """Write a partial file, sync and rename it, so that other processes see only whole files."""
-        partial = self._staging() / f"{secrets.token_hex(16)}.partial"
-        try:
-            hit(Failpoint.LINEAGE_STAGE_BEFORE)
-            with partial.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            hit(Failpoint.LINEAGE_STAGE_AFTER)
-            final = self._root / href
-            private_folder(final.parent)
-            hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
-            partial.replace(final)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
-        self._sync(PurePosixPath(href).parent)
-        hit(Failpoint.LINEAGE_PUBLISH_AFTER)
-
-    def read(self, href: str) -> bytes:
-        """Return a published file."""
-        return (self._root / href).read_bytes()
-
-    def _staging(self) -> Path:
-        """Return the folder of unfinished files, after removing the files of dead processes."""
-        folder = self._root / STAGING
-        private_folder(folder)
-        for leftover in folder.glob("*.partial"):
-            with suppress(FileNotFoundError):  # another process finished or removed it
-                if time.time() - leftover.stat().st_mtime > LEFTOVER_SECONDS:
-                    leftover.unlink()
-        return folder
-
-    def _sync(self, folder: PurePosixPath) -> None:
-        for path in (folder, *folder.parents):
-            descriptor = os.open(self._root / path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-class BucketFiles:
-    """Lineage in a bucket, where a PUT is atomic and durable by itself."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def publish(self, href: str, content: bytes) -> None:
-        """PUT the file."""
+        """Write a file durably; the same bytes may be published again."""
         hit(Failpoint.LINEAGE_PUBLISH_BEFORE)
-        self._store.put(href, content)
+        publish(self._publisher, [{href: content}])
         hit(Failpoint.LINEAGE_PUBLISH_AFTER)
 
     def read(self, href: str) -> bytes:
         """Return a published file."""
-        return bytes(self._store.get(href).bytes())
-
-
-LineageFiles = FolderFiles | BucketFiles
-"""The lineage root. Hrefs are relative to it; the same bytes may be published again. Methods raise STORE_ERRORS."""
-
-
-def open_files(location: str) -> LineageFiles:
-    """Open a folder (created on first write) or `s3://bucket/prefix`. Raises ConfigurationError."""
-    return BucketFiles(open_store(location)) if "://" in location else FolderFiles(Path(location).absolute())
+        content = self._publisher.read([href]).get(href)
+        if content is None:
+            raise PublishError(StacIssue.IO_ERROR, f"{href} is missing")
+        return content
 
 
 _LOG = logging.getLogger(__name__)
@@ -243,7 +176,7 @@ class LineageBatches:
         href, size = entry.payload["href"], entry.payload["bytes"]
         try:
             self._files.publish(href, pa.decompress(entry.content, size, codec=CODEC, asbytes=True))
-        except STORE_ERRORS as error:
+        except (PublishError, OSError) as error:
             _LOG.warning("the lineage root does not accept %s: %s", href, error_text(error))
             self.outbox.defer(entry, error_text(error))
             return False

@@ -18,13 +18,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit
-from kfm_dagster.lineage.batches import BACKEND, FILES, STORE_ERRORS, LineageFiles
+from kfm_dagster.lineage.batches import BACKEND, FILES, LineageFiles
 from kfm_dagster.lineage.openlineage import Event
 from kfm_dagster.outbox import Entry, Outbox
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import PublishError
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -236,7 +238,7 @@ class BackendDelivery:
             batch = view.run("lineage.batch", batch_id=entry.subject).one()
         try:
             finished = self._send(attempt, self._events(batch.href, batch.sha256), until)
-        except (*STORE_ERRORS, BackendUnavailableError) as error:
+        except (PublishError, OSError, BackendUnavailableError) as error:
             self._outbox.defer(attempt.safe, error_text(error))
             if isinstance(error, BackendUnavailableError):
                 raise
@@ -255,7 +257,7 @@ class BackendDelivery:
     def _events(self, href: str, sha256: str) -> list[Event]:
         content = self._files.read(href)
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise OSError(f"{href} does not have the recorded content")
+            raise PublishError(StacIssue.IO_ERROR, f"{href} does not have the recorded content")
         return [json.loads(line) for line in content.splitlines()]
 
     def _send(self, attempt: _Try, events: Sequence[Event], until: datetime) -> bool:

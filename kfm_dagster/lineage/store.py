@@ -33,7 +33,6 @@ from kfm_dagster.lineage.batches import (
     Undelivered,
     backlog,
     batch_id_of,
-    open_files,
 )
 from kfm_dagster.lineage.delivery import BackendDelivery, BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.noted import publish_noted
@@ -114,7 +113,7 @@ class Lineage:
         self._database = database
         self._clock = clock
         self._public = public
-        files = open_files(root) if isinstance(root, str) else root
+        files = LineageFiles.open(root) if isinstance(root, str) else root
         self._batches = LineageBatches(database, files, deliver=backend is not None, clock=clock)
         outbox = self._batches.outbox
         self._delivery = BackendDelivery(database, outbox, files, backend=backend, clock=clock) if backend else None

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from kfm_dagster.catalog.assets import DATA_ASSET
-from kfm_dagster.catalog.publisher import Ranges
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ConfigurationError, KfmError, UnknownNameError
 from kfm_dagster.readers.base import BLOCK_BYTES
@@ -40,6 +39,7 @@ from kfm_dagster.reading.stores import is_store, open_store
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.object_handle import ObjectReadError, RemoteObject
 from kfm_dagster.storage.objects import s3_bucket
+from kfm_dagster.storage.publisher import Ranges
 
 if TYPE_CHECKING:
     import pystac

@@ -21,12 +21,12 @@ import orjson
 from obstore.store import HTTPStore
 
 from kfm_dagster.catalog.layout import ROOT, collection_path
-from kfm_dagster.catalog.publisher import ObjectStorePublisher, Publisher, PublishError, open_publisher
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, UnknownNameError
 from kfm_dagster.reading.names import REFERENCE, Item, matches
 from kfm_dagster.settings import Settings
+from kfm_dagster.storage.publisher import ObjectStorePublisher, Publisher, PublishError, open_publisher
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,6 @@ from typing import Any
 
 from kfm_dagster.catalog.item import content_of
 from kfm_dagster.catalog.layout import day_path
-from kfm_dagster.catalog.publisher import Publisher, open_publisher
 from kfm_dagster.contracts.envelope import COMPLETED_BY, Envelope, WalId
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
 from kfm_dagster.contracts.model import DatasetContract
@@ -39,6 +38,7 @@ from kfm_dagster.recovery.replay.selection import Mode, selection_from
 from kfm_dagster.recovery.work_orders import Started, start
 from kfm_dagster.storage.database import Transaction
 from kfm_dagster.storage.objects import ListedObject, ObjectStores
+from kfm_dagster.storage.publisher import Publisher, open_publisher
 
 ON_ITS_WAY = timedelta(minutes=15)
 """A younger object may not be announced yet, or its message may wait on the queue."""

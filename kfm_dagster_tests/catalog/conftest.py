@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacResult
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog.envelopes import candidates
 from kfm_dagster_tests.ledger.bench import Clock
 

@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 
 from kfm_dagster.catalog.item import Candidate
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, StacResult, StacStatus, WalId
 from kfm_dagster.contracts.issues import FenceIssue, StacIssue
@@ -23,6 +22,7 @@ from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
 from kfm_dagster.storage.database import Database, Transaction
 from kfm_dagster.storage.fence import Fence, open_fence
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import Register, codes
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.following import LEASE, FollowerRunner
-from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.outbox import FIRST_PAUSE, LONGEST_PAUSE
+from kfm_dagster.storage.publisher import PublishError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad

@@ -15,17 +15,7 @@ import boto3
 import pystac
 import pytest
 
-from kfm_dagster.catalog import publisher as publisher_module
 from kfm_dagster.catalog.item import canonical, content_sha256
-from kfm_dagster.catalog.publisher import (
-    FSYNC_LIMIT,
-    STAGING,
-    FolderPublisher,
-    ObjectStorePublisher,
-    Publisher,
-    PublishError,
-    open_publisher,
-)
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import StacResult, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
@@ -34,8 +24,18 @@ from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ledger.store import Ledger
+from kfm_dagster.storage import publisher as publisher_module
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import (
+    FSYNC_LIMIT,
+    STAGING,
+    FolderPublisher,
+    ObjectStorePublisher,
+    Publisher,
+    PublishError,
+    open_publisher,
+)
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import Register, codes
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, hrrr, nexrad, with_metadata

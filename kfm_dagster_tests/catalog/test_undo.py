@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster.catalog.publisher import STAGING, FolderPublisher, ObjectStorePublisher
 from kfm_dagster.catalog.store import Catalog, CatalogUndoError
 from kfm_dagster.catalog.undo import UndoReport
 from kfm_dagster.contracts.envelope import Envelope, StacStatus
@@ -24,6 +23,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import STAGING, FolderPublisher, ObjectStorePublisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad, with_metadata

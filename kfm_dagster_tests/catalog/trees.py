@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster.catalog.publisher import STAGING
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import STAGING
 from kfm_dagster.storage.roots import MARKER
 from kfm_dagster_tests.databases import unguarded
 

@@ -28,7 +28,7 @@ from kfm_dagster.ledger.gaps import FeedWindow
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import Rejection
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.batches import FolderFiles
+from kfm_dagster.lineage.batches import LineageFiles
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
@@ -131,7 +131,7 @@ def rejected(planted: Planted) -> None:
 
 def lineage_recorded(planted: Planted) -> Lineage:
     pipeline = planted.pipeline
-    root = FolderFiles(pipeline.settings.home / "lineage")
+    root = LineageFiles.open(str(pipeline.settings.home / "lineage"))
     refusing = Mock(**{"send.return_value": "http transport: HTTPError: 422 Client Error"})
     lineage = Lineage(pipeline.database, root, backend=refusing, clock=planted.clock)
     lineage.emit(units(0, 2), run=ingest_run(), contract=pipeline.registry["goes-abi"], fence=open_fence)

@@ -12,7 +12,6 @@ import pytest
 
 from kfm_dagster.catalog.follower_sources import GROUP, FollowerContext, FollowerSources
 from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError
@@ -20,6 +19,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog.conftest import Write
 from kfm_dagster_tests.catalog.envelopes import goes, nexrad
 from kfm_dagster_tests.followers.announcements.changes import subscribed

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.envelope import Envelope, Lane
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.samples.isd import isd_samples
@@ -40,6 +39,7 @@ from kfm_dagster.recovery.replay.selection import selection_from
 from kfm_dagster.settings import Environment
 from kfm_dagster.stages.batch import StageBatch
 from kfm_dagster.storage.objects import ListedObject
+from kfm_dagster.storage.publisher import open_publisher
 from kfm_dagster_tests.factories import envelope, failed, finished
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.cli import reconcile as reconcile_command
 from kfm_dagster.cli import stac as stac_command
 from kfm_dagster.cli.main import main
@@ -35,6 +34,7 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.selection import Filters, Mode, Options, Selection, SelectionMetadata, Spec
 from kfm_dagster.storage import database as module
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster.storage.roles import grant_deployment_role
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.docs.console import Command, commands, script, shell, told

@@ -16,7 +16,6 @@ import pytest
 
 import kfm_dagster as kfm
 from benchmarks.stac_api_server import stac_api_server
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import Retry
 from kfm_dagster.demo.samples.goes_abi import make_goes_abi
@@ -33,6 +32,7 @@ from kfm_dagster.run_state.record import Outcome
 from kfm_dagster.stages.audit import verify_chain
 from kfm_dagster.stages.batch import SkipCause, StageBatch
 from kfm_dagster.stages.failure import StageFailedError
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.followers.announcements.changes import subscribed
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server

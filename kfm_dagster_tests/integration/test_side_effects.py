@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from kfm_dagster.catalog import undo
-from kfm_dagster.catalog.publisher import Publisher, PublishError, Staged, open_publisher
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.governance.log import Decision, GovernanceAction
@@ -24,8 +23,9 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.state_machine import Status
-from kfm_dagster.lineage.batches import FolderFiles
+from kfm_dagster.lineage.batches import LineageFiles
 from kfm_dagster.stages.batch import StageBatch
+from kfm_dagster.storage.publisher import Publisher, PublishError, Staged, open_publisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import (
@@ -91,15 +91,15 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Record catalog and lineage writes of every pipeline opened from now on."""
     recorder_ = Recorder()
 
-    class RecordedFiles(FolderFiles):
-        def publish(self, href: str, content: bytes) -> None:
-            recorder_.note(f"lineage publish {href}")
-            super().publish(href, content)
+    def recorded(files: LineageFiles, href: str, content: bytes) -> None:
+        recorder_.note(f"lineage publish {href}")
+        publish_lineage(files, href, content)
 
+    publish_lineage = LineageFiles.publish
     monkeypatch.setattr(
         "kfm_dagster.ingest.pipeline.open_publisher", lambda url: RecordedPublisher(open_publisher(url), recorder_)
     )
-    monkeypatch.setattr("kfm_dagster.lineage.store.open_files", lambda url: RecordedFiles(Path(url)))
+    monkeypatch.setattr(LineageFiles, "publish", recorded)
     return recorder_
 
 

@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kfm_dagster.catalog.publisher import STAGING
 from kfm_dagster.contracts.envelope import Envelope
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
+from kfm_dagster.storage.publisher import STAGING
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.transactions import own_tx
 

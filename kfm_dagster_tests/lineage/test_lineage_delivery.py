@@ -16,7 +16,7 @@ import pytest
 from kfm_dagster.contracts.envelope import ProvenanceStatus
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint
-from kfm_dagster.lineage.batches import LEASE, FolderFiles
+from kfm_dagster.lineage.batches import LEASE
 from kfm_dagster.lineage.delivery import MAX_REFUSALS, BackendUnavailableError, ClientBackend
 from kfm_dagster.lineage.openlineage import openlineage_events
 from kfm_dagster.lineage.store import Lineage
@@ -44,7 +44,7 @@ Open = Callable[..., Lineage]
 
 @pytest.fixture
 def open_lineage(database: Database, root: Path, clock: Clock) -> Open:
-    return lambda backend: Lineage(database, FolderFiles(root), backend=backend, clock=clock)
+    return lambda backend: Lineage(database, str(root), backend=backend, clock=clock)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
         slow.advance(0.4)
         return slow()
 
-    lineage = Lineage(database, FolderFiles(root), backend=backend_at(receiver.url, monkeypatch), clock=look)
+    lineage = Lineage(database, str(root), backend=backend_at(receiver.url, monkeypatch), clock=look)
     emit(lineage, contract, 0, 20)
     sent = []
     while taken := lineage.deliver(within=timedelta(seconds=4)):
@@ -195,7 +195,7 @@ def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
     assert lineage.deliver(most_batches=2) == 4
     assert lineage.deliver(most_batches=9) == 6
     # Without a backend nothing waits for one.
-    alone = Lineage(database, FolderFiles(root), clock=look)
+    alone = Lineage(database, str(root), clock=look)
     emit(alone, contract, 25, 26)
     assert alone.deliver() == 0
     assert alone.undelivered().backend.batches == 0

@@ -26,7 +26,7 @@ from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.ingest.nodes import Source
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.store import Ledger
-from kfm_dagster.lineage.batches import FolderFiles
+from kfm_dagster.lineage.batches import LineageFiles
 from kfm_dagster.lineage.openlineage import Event
 from kfm_dagster.lineage.store import Lineage
 from kfm_dagster.lineage.unit import LineagePath, LineageUnit, item_entity
@@ -134,8 +134,8 @@ def test_runs_pay_for_a_dead_root_once_and_no_file_waits_behind_another(
     database: Database, root: Path, contract: DatasetContract
 ) -> None:
     clock = Clock()
-    lineage = Lineage(database, FolderFiles(root), clock=clock)
-    with mock.patch.object(FolderFiles, "publish", side_effect=OSError(28, "No space left on device")) as publish:
+    lineage = Lineage(database, str(root), clock=clock)
+    with mock.patch.object(LineageFiles, "publish", side_effect=OSError(28, "No space left on device")) as publish:
         for number in range(5):
             results = lineage.emit(units(number, number + 1), run=ingest_run(), contract=contract, fence=open_fence)
             assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
@@ -280,7 +280,7 @@ def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_revision(
 
 def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: DatasetContract, tmp_path: Path) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
-    lineage = Lineage(database, FolderFiles(root))
+    lineage = Lineage(database, str(root))
     lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
     rows = "SELECT * FROM lineage_emissions ORDER BY wal_id, path"
     forged = "SELECT wal_id, path, revision, 'forged' || wal_id || path, batch_id, NULL FROM lineage_emissions"

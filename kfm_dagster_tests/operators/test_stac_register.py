@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kfm_dagster.catalog.item import NoItemError
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import CheckStatus, Envelope, Integrity, Metadata, StacStatus
 from kfm_dagster.contracts.issues import GateIssue, IntegrityIssue, Issue, Severity, StacIssue
@@ -15,6 +14,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.operators.stac_register import stac_register, stac_register_batch
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import goes, run_state, with_metadata
 

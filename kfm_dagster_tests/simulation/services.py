@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from obstore.exceptions import AlreadyExistsError, GenericError, NotFoundError, PermissionDeniedError
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
-from kfm_dagster.catalog.publisher import PublishError
 from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.failpoints import Failpoint, hit
 from kfm_dagster.notifications.messages import QueueRules, SendOutcome, SqsMessage
+from kfm_dagster.storage.publisher import PublishError
 from kfm_dagster_tests.simulation.faults import Fault
 from kfm_dagster_tests.simulation.scheduling import Scheduler
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.envelope import Envelope, WalId
 from kfm_dagster.contracts.key_grammar import KeyGrammarReader
@@ -20,6 +19,7 @@ from kfm_dagster.stages.gates.evaluate import coverage, uniqueness
 from kfm_dagster.stages.gates.subject import catalog_owners, partition_facts
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.factories import identified
 from kfm_dagster_tests.ledger.bench import make_bench
 from kfm_dagster_tests.stages.batches import CONTRACTS, DAY, at, batch, subject

@@ -11,7 +11,7 @@ import pytest
 
 from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster.lineage.batches import open_files
+from kfm_dagster.lineage.batches import LineageFiles
 from kfm_dagster.notifications.landing import Landing
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.settings import Settings
@@ -63,7 +63,7 @@ def test_what_a_folder_store_gets_is_one_user_s_also_where_its_root_is_not(tmp_p
     Landing(store).land([SqsMessage(message_id="m", body="{}")])
     Artifacts(lambda: store).put(b"output", suffix="parquet")
     Artifacts(lambda: store, folder="evidence").put(b"{}", suffix="json")
-    open_files(str(roots["lineage"])).publish("openlineage/2025/12/run.json", b"{}")
+    LineageFiles.open(str(roots["lineage"])).publish("openlineage/2025/12/run.json", b"{}")
     open_store(str(roots["made"]))
     made = [folder for folder in tmp_path.rglob("*") if folder.is_dir() and folder not in {*roots.values()}]
     assert {folder.name for folder in made} >= {"landing", "artifacts", "evidence", "openlineage", "2025"}

@@ -23,7 +23,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from obstore.exceptions import GenericError
 
-from kfm_dagster.catalog.publisher import PublishError, open_publisher
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import DependencyUnavailableError, QueueUnavailableError
@@ -35,6 +34,7 @@ from kfm_dagster.settings import Settings
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores, open_store
+from kfm_dagster.storage.publisher import PublishError, open_publisher
 from kfm_dagster.storage.s3 import (
     HEADER_CHARS,
     LARGEST_SIZE,

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 import orjson
 from pydantic import TypeAdapter
 
-from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.followers.geoparquet.parts import DayPart
+from kfm_dagster.storage.publisher import Publisher
 
 _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})-(\d{16})-[0-9a-f]{12}\.(?:json|parquet)")
 

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kfm_dagster.catalog.changes import ItemChange
-from kfm_dagster.catalog.publisher import Publisher, publish
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.geoparquet.days import Day, files_of, folder, lost, read_days, years
 from kfm_dagster.followers.geoparquet.order import ordered
 from kfm_dagster.followers.geoparquet.parts import PART_ROWS, DayPart, parquet_writer, parts_of, to_merge
 from kfm_dagster.followers.geoparquet.rows import merged, to_table, without
+from kfm_dagster.storage.publisher import Publisher, publish
 
 KEPT_IDS = 64
 """Parts whose Item ids are cached in memory: 4 MB each at most. Parts never change."""

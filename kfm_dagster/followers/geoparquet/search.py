@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import shapely
 
-from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import DependencyUnavailableError
 from kfm_dagster.followers.geoparquet.days import Day, files_of, folder, read_days, years
 from kfm_dagster.followers.geoparquet.order import boxes, times
 from kfm_dagster.followers.geoparquet.parts import Bbox, RowGroup
 from kfm_dagster.followers.geoparquet.rows import TIME
+from kfm_dagster.storage.publisher import Publisher, PublishError
 from kfm_dagster.storage.set_questions import ask
 
 TRIES = 3

@@ -15,11 +15,11 @@ import orjson
 
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.item import content_sha256
-from kfm_dagster.catalog.publisher import Publisher
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.followers.stac_api.rows import answered_item, as_floats
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import Publisher
 
 EXAMPLES = 5
 """Maximum Item ids that a day lists for each kind of difference."""

@@ -22,12 +22,12 @@ from kfm_dagster.addresses import shown
 from kfm_dagster.catalog import layout
 from kfm_dagster.catalog.changes import Follower, FollowError, ItemChange
 from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
-from kfm_dagster.catalog.publisher import Publisher, PublishError
 from kfm_dagster.catalog.validation import validate_item
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import KfmError
 from kfm_dagster.followers.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.rows import api_collection, stage_line
+from kfm_dagster.storage.publisher import Publisher, PublishError
 
 PARTITION = "month"
 """The smallest partition that pgstac offers: its searches are fastest with some million Items per partition, and a GOES

@@ -25,8 +25,8 @@ from kfm_dagster.catalog.assets import STORE_ASSET
 from kfm_dagster.catalog.changes import FollowError
 from kfm_dagster.catalog.item import STAC_VERSION
 from kfm_dagster.catalog.layout import GEOJSON, STORE_LIST, link, store_days_path, store_list_path
-from kfm_dagster.catalog.publisher import Publisher, publish
 from kfm_dagster.followers.virtual.references import VirtualCube, from_document, to_document
+from kfm_dagster.storage.publisher import Publisher, publish
 
 ENGINE = "kfm"
 """Engine of xarray that reads references of objects' versions (`reading/xarray_engine.py`)."""

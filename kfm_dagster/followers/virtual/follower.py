@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from kfm_dagster.catalog.changes import Follower, FollowError, ItemChange
 from kfm_dagster.catalog.follower_sources import FollowerContext, FollowerSource
-from kfm_dagster.catalog.publisher import Publisher, open_publisher
 from kfm_dagster.contracts.key_grammar import InvalidKeyTimeError, KeyGrammarReader, KeyMatch
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.contracts.virtual import VirtualStore
@@ -27,6 +26,7 @@ from kfm_dagster.followers.virtual.index import Indexed, index, object_uri
 from kfm_dagster.followers.virtual.references import Frame, StoreStep, VirtualCube
 from kfm_dagster.plural import counted
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.publisher import Publisher, open_publisher
 
 _LOG = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ from obstore.store import MemoryStore
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
 from kfm_dagster.catalog.following import LEASE, FollowerRunner
 from kfm_dagster.catalog.index import Places
-from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.catalog.validation import validate_document
 from kfm_dagster.contracts.loader import ContractRegistry
@@ -37,6 +36,7 @@ from kfm_dagster.followers.geoparquet.rows import to_items
 from kfm_dagster.outbox import LONGEST_PAUSE
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
+from kfm_dagster.storage.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes

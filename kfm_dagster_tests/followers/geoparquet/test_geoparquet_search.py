@@ -20,8 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster.catalog import publisher as publisher_of_files
-from kfm_dagster.catalog.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster.followers.geoparquet import order, parts
@@ -30,6 +28,8 @@ from kfm_dagster.followers.geoparquet.order import boxes, hilbert, ordered, time
 from kfm_dagster.followers.geoparquet.parts import parquet
 from kfm_dagster.followers.geoparquet.rows import OPEN, merged, to_items, to_table
 from kfm_dagster.followers.geoparquet.search import SearchCriteria, search
+from kfm_dagster.storage import publisher as publisher_of_files
+from kfm_dagster.storage.publisher import FolderPublisher, ObjectStorePublisher, Publisher
 from kfm_dagster_tests.catalog.envelopes import DAY, box, candidates, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.real_objects import items_of_real_objects
 from kfm_dagster_tests.commands import Call

@@ -9,11 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.followers.stac_api.comparison import Comparison, compare
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog import trees
 
 COLLECTIONS = ("goes-abi", "nexrad-l2")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.storage.database import Database
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.followers.stac_api.api import Api
 
 

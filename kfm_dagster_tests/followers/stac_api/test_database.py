@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from benchmarks.stac_api_server import COMPOSE, service, stac_api_server
 from kfm_dagster.catalog.following import FollowerRunner
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ConfigurationError, DatabaseUnavailableError
 from kfm_dagster.followers.stac_api.database import StacApiDatabase
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.followers.stac_api.rows import answered_item, as_floats, kept_content, stage_line
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests import databases
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.followers.changes import change

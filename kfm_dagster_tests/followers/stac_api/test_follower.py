@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from kfm_dagster.catalog.changes import FollowError, ItemChange
 from kfm_dagster.catalog.following import FollowerRunner
 from kfm_dagster.catalog.item import canonical
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.stac_api.database import StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.outbox import LONGEST_PAUSE
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG
 from kfm_dagster_tests.catalog.envelopes import DAY, goes, hrrr, nexrad, with_metadata
 from kfm_dagster_tests.catalog.test_following import operations

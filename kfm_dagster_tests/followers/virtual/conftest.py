@@ -12,13 +12,13 @@ import pytest
 
 from kfm_dagster.catalog.documents import collection_document
 from kfm_dagster.catalog.index import Extent, Places
-from kfm_dagster.catalog.publisher import open_publisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.demo.cloud import EmbeddedCloud
 from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.storage.object_handle import FolderObject, RemoteObject
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.publisher import open_publisher
 from kfm_dagster_tests.followers.virtual.buckets import PAGE, Opened, client
 
 

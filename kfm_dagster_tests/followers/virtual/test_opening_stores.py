@@ -16,12 +16,12 @@ import pytest
 
 import kfm_dagster as kfm
 from kfm_dagster.catalog.changes import ChangeKind, ItemChange
-from kfm_dagster.catalog.publisher import FolderPublisher
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.reading.icechunk_form import write_icechunk
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.publisher import FolderPublisher
 from kfm_dagster_tests.catalog.real_objects import REAL, item_of_file
 from kfm_dagster_tests.followers.changes import change
 from kfm_dagster_tests.followers.virtual.buckets import Opened, put

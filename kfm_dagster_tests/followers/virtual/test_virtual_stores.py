@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from kfm_dagster.catalog.changes import ChangeKind, FollowError, ItemChange
 from kfm_dagster.catalog.item import canonical
-from kfm_dagster.catalog.publisher import FolderPublisher, Staged
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
@@ -25,6 +24,7 @@ from kfm_dagster.followers.virtual import VirtualZarr
 from kfm_dagster.storage import object_handle
 from kfm_dagster.storage.object_handle import FolderObject, ObjectHead, ObjectReadError
 from kfm_dagster.storage.objects import ObjectStores
+from kfm_dagster.storage.publisher import FolderPublisher, Staged
 from kfm_dagster_tests.followers.virtual.granules import NAME, Granule, change_of, put
 from kfm_dagster_tests.moments import deaths, dying
 

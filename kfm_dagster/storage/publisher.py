@@ -1,4 +1,4 @@
-"""Publishers: write files of the catalog to a folder or an object store, each file atomically.
+"""Publishers: write files of a catalog or of lineage to a folder or an object store, each file atomically.
 
 A reader sees the old file or the new file. In a folder, files are written to `.staging/`, made durable once per batch
 and renamed; in an object store a PUT is atomic, so files are staged in memory. Does not belong here: files' content.
@@ -27,6 +27,7 @@ from kfm_dagster.errors import ConfigurationError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.objects import open_store
+from kfm_dagster.storage.private import private_folder
 from kfm_dagster.storage.s3 import Store
 
 
@@ -69,6 +70,12 @@ STAGING = ".staging"
 FSYNC_LIMIT = 16
 """Maximum files that are synced individually (0.3 ms each). More files are synced by syncfs (at least 2.5 ms)."""
 CONCURRENT_REQUESTS = 128
+_MEDIA_TYPES = {
+    "jsonld": "application/ld+json",
+    "ndjson": "application/x-ndjson",
+    "parquet": "application/vnd.apache.parquet",
+}
+"""Media types by suffix; all other files are JSON."""
 RANGE_BYTES = 64 * 1024
 """Minimum size of a range request, because the following bytes are often read next."""
 
@@ -94,15 +101,18 @@ class Staged(NamedTuple):
     """Makes the names of the promoted files durable against a power loss. Raises PublishError."""
 
 
-def open_publisher(url: str) -> Publisher:
-    """Open a folder or s3://bucket/prefix for publishing. Raises ConfigurationError otherwise."""
+def open_publisher(url: str, *, setting: str = "KFM_CATALOG_URL", private: bool = False) -> Publisher:
+    """Open a folder or s3://bucket/prefix for publishing; `setting` names it. Raises ConfigurationError otherwise.
+
+    With `private`, created folders are for this user alone; a catalog's folders may be read by a web server.
+    """
     if url.startswith("s3://"):
         return ObjectStorePublisher(open_store(url))
     if "://" in url:
         raise ConfigurationError(
-            "KFM_CATALOG_URL has an unknown scheme", observed=url, expected="a folder or s3://bucket/prefix"
+            f"{setting} has an unknown scheme", observed=url, expected="a folder or s3://bucket/prefix"
         )
-    return FolderPublisher(Path(url))
+    return FolderPublisher(Path(url).absolute(), private=private)
 
 
 def publish(publisher: Publisher, levels: Sequence[Level]) -> None:
@@ -123,10 +133,11 @@ def publish(publisher: Publisher, levels: Sequence[Level]) -> None:
 
 
 class FolderPublisher:
-    """The catalog as files of a folder, which several processes may write at the same time."""
+    """Files of a folder, which several processes may write at the same time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, private: bool = False) -> None:
         self._root = root
+        self._make = private_folder if private else partial(Path.mkdir, parents=True, exist_ok=True)
 
     def read(self, paths: Sequence[str]) -> Mapping[str, bytes]:
         """Return the content of each path that has a file; an unreadable file counts as absent."""
@@ -208,7 +219,7 @@ class FolderPublisher:
             try:
                 with _in_folder():
                     if target.parent not in folders:
-                        target.parent.mkdir(parents=True, exist_ok=True)
+                        self._make(target.parent)
                         folders.add(target.parent)
                     hit(Failpoint.CATALOG_PROMOTE_BEFORE)
                     staged[path].rename(target)
@@ -229,7 +240,7 @@ class FolderPublisher:
     def _staging_folder(self) -> tuple[Path, int]:
         """Create a locked folder; first remove the unlocked folders of killed processes."""
         parent = self._root / STAGING
-        parent.mkdir(parents=True, exist_ok=True)
+        self._make(parent)
         for leftover in parent.iterdir():
             with suppress(OSError):
                 lock = os.open(leftover, os.O_RDONLY)
@@ -250,7 +261,7 @@ class FolderPublisher:
 
 
 class ObjectStorePublisher:
-    """The catalog as objects of a bucket."""
+    """Files as objects of a bucket."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -304,7 +315,7 @@ class ObjectStorePublisher:
         try:
             with _in_store():
                 hit(Failpoint.CATALOG_PROMOTE_BEFORE)
-                kind = "application/vnd.apache.parquet" if path.endswith(".parquet") else "application/json"
+                kind = _MEDIA_TYPES.get(path.rpartition(".")[2], "application/json")
                 self._store.put(path, files[path], attributes={"Content-Type": kind})
                 hit(Failpoint.CATALOG_PROMOTE_AFTER)
         except PublishError as error:
@@ -322,7 +333,7 @@ class ObjectStorePublisher:
 
 
 Publisher = FolderPublisher | ObjectStorePublisher
-"""Storage of the catalog's files; paths are relative to the catalog's root. Every method raises PublishError."""
+"""Storage of files; paths are relative to its root. Every method raises PublishError."""
 
 
 @contextmanager
