@@ -100,6 +100,12 @@ class ReadError(Exception):
         super().__init__(message)
 
 
+def unchecked(*reasons: str | None) -> tuple[tuple[MetadataIssue, str], ...]:
+    """Return the finding that an object may lack a part, for those of the reasons that are not empty."""
+    text = "; ".join(filter(None, reasons))
+    return ((MetadataIssue.COMPLETENESS_UNCHECKED, text),) if text else ()
+
+
 class Reader(Protocol):
     """A function from a request to the object's own metadata. Raises ReadError."""
 

@@ -10,16 +10,16 @@ Source: NOAA NCEI, readme-by_station.txt and readme-by_year.txt (columns), readm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest, table
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest, table, unchecked
 from kfm_dagster.readers.parquet_footer import read_footer
-from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_time, utc
+from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_time, span
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 4 * 1024 * 1024
@@ -109,21 +109,13 @@ def read_ghcn_daily(request: ReadRequest) -> HeaderMetadata:
     """
     groups, packed = request.groups, "element" not in request.groups
     rows = _csv(request) if packed else _parquet(request)
-    if not rows.last:
-        raise ReadError(
-            MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "no row with all columns, or no statistics of the days"
-        )
-    first, last = utc(rows.first), utc(rows.last)
-    if "year" in groups and not f"{first:%Y}" == f"{last:%Y}" == groups["year"]:
-        raise ReadError(
-            MetadataIssue.TIME_MISMATCH, f"the rows are from {first} to {last}; the key has {groups['year']}"
-        )
+    first, last = span(rows.first, rows.last, year=groups.get("year"))
     if "station" in groups and (others := rows.stations - {groups["station"].encode("ascii")}):
         text = f"a row is of station {min(others)[:20]!r}; the key names {groups['station']}"
         raise ReadError(MetadataIssue.PLATFORM_MISMATCH, text)
     elements = sorted(element.decode("utf-8", "replace") for element in rows.elements)
     properties = _properties(rows) | ({"ghcn:csv": {"delimiter": ",", "header": bool(rows.header)}} if packed else {})
-    doubts = "; ".join(_doubts(rows))
+    odd = f"{rows.odd} of {rows.count} rows have not {len(COLUMNS)} columns, or no day" if rows.odd else ""
     return HeaderMetadata(
         start=first,
         end=last,
@@ -135,7 +127,7 @@ def read_ghcn_daily(request: ReadRequest) -> HeaderMetadata:
             "odd_rows": rows.odd,
             "elements": {name.decode("utf-8", "replace"): count for name, count in rows.elements.items()},
         },
-        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, doubts),) if doubts else (),
+        findings=unchecked(rows.unread, odd),
     )
 
 
@@ -195,11 +187,3 @@ def _described(element: str) -> Mapping[str, Any]:
     """Return description, unit and scale of an element; scale 1 if the documentation lacks it."""
     known = (described for pattern, described in _elements() if fnmatchcase(element, pattern))
     return next(known, {"ghcn:scale": 1.0})
-
-
-def _doubts(rows: _Rows) -> Iterator[str]:
-    """Yield the reasons why rows may be missing."""
-    if rows.unread:
-        yield rows.unread
-    if rows.odd:
-        yield f"{rows.odd} of {rows.count} rows have not {len(COLUMNS)} columns, or no day"

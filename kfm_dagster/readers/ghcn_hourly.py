@@ -10,13 +10,13 @@ tables of codes; headers since version 1.1 name `STATION`, `DATE` and `LATITUDE`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_time, station_places, utc
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest, unchecked
+from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, is_time, span, station_places
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
@@ -169,22 +169,20 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
     UNREADABLE_FORMAT, TRUNCATED_OBJECT, RESOURCE_LIMIT and INCOMPLETE_PRODUCT_METADATA for the bytes, TIME_MISMATCH and
     PLATFORM_MISMATCH against the key.
     """
-    station, year = request.groups["station"], request.groups.get("year", "")
+    station = request.groups["station"]
     rows = _Rows(station=station.encode("ascii"))
     text = TextLines(source=request.source, most_bytes=MAX_OBJECT_BYTES, most_line=MAX_LINE_BYTES)
     for lines in text:
         rows.take(lines)
     if text.rest:
         rows.take([text.rest])
-    if not rows.last:
-        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the object has no row with all columns and a time")
-    first, last = utc(rows.first), utc(rows.last)
-    if year and not f"{first:%Y}" == f"{last:%Y}" == year:
-        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the rows are from {first} to {last}; the key has {year}")
+    first, last = span(rows.first, rows.last, year=request.groups.get("year"))
     # In the order of their last rows.
     places = [_numbers(place) for place in sorted(rows.places, key=rows.places.__getitem__)]
     positions = [(latitude, longitude) for latitude, longitude, _ in places if latitude is not None is not longitude]
-    doubts = "; ".join(_doubts(rows, text))
+    columns = len(rows.columns)
+    cut = "the last row has no end of a line, so the object may be cut" if text.rest else ""
+    odd = f"{rows.odd} of {rows.count} rows have not the header's {columns} columns, or no time" if rows.odd else ""
     return HeaderMetadata(
         start=first,
         end=last,
@@ -196,12 +194,12 @@ def read_ghcn_hourly(request: ReadRequest) -> HeaderMetadata:
         )
         | cube(first, last, _variables(rows)),
         native={
-            "columns": len(rows.columns),
+            "columns": columns,
             "rows": rows.count,
             "odd_rows": rows.odd,
             "values": {rows.variables[at]: count for at, count in rows.values.items()},
         },
-        findings=((MetadataIssue.COMPLETENESS_UNCHECKED, doubts),) if doubts else (),
+        findings=unchecked(text.unread, cut, odd),
     )
 
 
@@ -244,13 +242,3 @@ def _number(text: bytes) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _doubts(rows: _Rows, text: TextLines) -> Iterator[str]:
-    """Yield the reasons why rows may be missing."""
-    if text.unread:
-        yield text.unread
-    if text.rest:
-        yield "the last row has no end of a line, so the object may be cut"
-    if rows.odd:
-        yield f"{rows.odd} of {rows.count} rows have not the header's {len(rows.columns)} columns, or no time"

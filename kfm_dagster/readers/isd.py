@@ -14,14 +14,14 @@ Surface Data (ISD), 12 January 2018, "Control Data Section" and "Mandatory Data 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
-from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, station_places, utc
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest, unchecked
+from kfm_dagster.readers.text_lines import BEGINNING_BYTES, TextLines, cube, span, station_places, utc
 
 FIRST_BYTES = BEGINNING_BYTES
 MAX_OBJECT_BYTES = 8 * 1024 * 1024
@@ -142,18 +142,11 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
     """
     groups = request.groups
     reports = _read(request.source, station=(groups["usaf"] + groups["wban"]).encode("ascii"))
-    if not reports.records:
-        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, "the object holds no report")
-    first, last = _moment(reports.first), _moment(reports.last)
-    # Compares stamps instead of times, because hour 2400 of the last day is a time of the next year.
-    if not reports.first[:4] == reports.last[:4] == groups["year"].encode("ascii"):
-        raise ReadError(
-            MetadataIssue.TIME_MISMATCH,
-            f"the reports are from {first:%Y-%m-%dT%H:%MZ} to {last:%Y-%m-%dT%H:%MZ}; the key has {groups['year']}",
-        )
+    first, last = span(reports.first, reports.last, year=groups["year"], moment=_moment)
     kinds = list(reports.kinds.values())
     places = [kind.position for kind in kinds if kind.position is not None]
     elevations = [kind.elevation_m for kind in kinds if kind.elevation_m is not None]
+    odd = f"{reports.odd} of {reports.records} reports do not have their stated length" if reports.odd else ""
     return HeaderMetadata(
         start=first,
         end=first if reports.unread else last,
@@ -162,7 +155,7 @@ def read_isd(request: ReadRequest) -> HeaderMetadata:
         properties=_properties(groups["usaf"], groups["wban"], reports, places, elevations)
         | cube(first, None if reports.unread else last, _variables()),
         native={"records": reports.records},
-        findings=tuple(_findings(reports)),
+        findings=unchecked(reports.unread, odd),
     )
 
 
@@ -234,11 +227,3 @@ def _variables() -> dict[str, dict[str, Any]]:
 def _texts(values: Iterable[str]) -> list[str] | None:
     """Return the distinct texts without blanks at their ends; None when all are missing."""
     return sorted({text for value in values if (text := value.strip()) not in {"", _NO_TEXT}}) or None
-
-
-def _findings(reports: _Reports) -> Iterator[tuple[MetadataIssue, str]]:
-    if reports.unread:
-        yield MetadataIssue.COMPLETENESS_UNCHECKED, reports.unread
-    if reports.odd:
-        text = f"{reports.odd} of {reports.records} reports do not have their stated length"
-        yield MetadataIssue.COMPLETENESS_UNCHECKED, text

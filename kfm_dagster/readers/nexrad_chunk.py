@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest, unchecked
 from kfm_dagster.readers.nexrad_level2 import LONGEST_VOLUME, TIME_TOLERANCE
 from kfm_dagster.readers.nexrad_messages import (
     END_OF_VOLUME,
@@ -105,7 +105,7 @@ def read_nexrad_chunk(request: ReadRequest) -> HeaderMetadata:
         | _end(complete=complete, closed=request.closed),
         native=asdict(chunk),
         findings=(
-            *(((MetadataIssue.COMPLETENESS_UNCHECKED, unfinished),) if groups["kind"] == END and not complete else ()),
+            *unchecked(unfinished if groups["kind"] == END and not complete else ""),
             *pattern_findings(kind, properties.get("nexrad:vcp")),
         ),
     )

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kfm_dagster.contracts.issues import MetadataIssue
-from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import ByteSource, HeaderMetadata, ReadError, ReadRequest, unchecked
 from kfm_dagster.readers.nexrad_end import VolumeEnd, end_of_frames, end_of_gzip, end_of_records
 from kfm_dagster.readers.nexrad_messages import (
     FRAME_BYTES,
@@ -174,7 +174,7 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
     check_version(volume.header, request.groups)
     site, kind = sites().get(icao), kind_of(icao, volume.header.version)
     position = radar_position(volume.radial.position, site, icao)
-    start, last, unchecked = min(volume.header.time, volume.radial.time), volume.end.radial, volume.end.unchecked
+    start, last = min(volume.header.time, volume.radial.time), volume.end.radial
     properties = _properties(volume, kind)
     return HeaderMetadata(
         start=start,
@@ -184,7 +184,7 @@ def read_nexrad_level2(request: ReadRequest) -> HeaderMetadata:
         properties=radar_properties(kind, icao, site, position) | properties,
         native=asdict(volume),
         findings=(
-            *(((MetadataIssue.COMPLETENESS_UNCHECKED, unchecked),) if unchecked else ()),
+            *unchecked(volume.end.unchecked),
             *pattern_findings(kind, properties.get("nexrad:vcp")),
         ),
     )

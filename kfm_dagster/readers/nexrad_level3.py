@@ -20,7 +20,7 @@ from typing import Any
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers import nexrad_radar
-from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest
+from kfm_dagster.readers.base import HeaderMetadata, ReadError, ReadRequest, unchecked
 from kfm_dagster.readers.geometry import disc
 from kfm_dagster.readers.nexrad_l3_bulletin import Bulletin, read_bulletin
 from kfm_dagster.readers.nexrad_l3_message import (
@@ -103,7 +103,7 @@ def read_nexrad_level3(request: ReadRequest) -> HeaderMetadata:
         properties={**_properties(bulletin, content, position), **_known(radar, site, kind), **_bands(bulletin, kind)},
         native={"wmo": bulletin.wmo, "site": bulletin.site, **(asdict(content.message) if content.message else {})},
         findings=(
-            *(((MetadataIssue.COMPLETENESS_UNCHECKED, content.unchecked),) if content.unchecked else ()),
+            *unchecked(content.unchecked),
             *pattern_findings(radar, content.properties.get("nexrad:vcp")),
         ),
     )

@@ -7,7 +7,7 @@ lines may be unread. Does not belong here: the meaning of a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -96,6 +96,23 @@ def station_places(
         properties[f"{prefix}:positions"] = listed
     # The total is unknown when only a part was read.
     return properties | ({f"{prefix}:position-count": len(distinct)} if whole else {})
+
+
+def span(
+    first: bytes, last: bytes, *, year: str | None, moment: Callable[[bytes], datetime] | None = None
+) -> tuple[datetime, datetime]:
+    """Return the times of an object's first and last row; `year` is the key's, None if it names none.
+
+    `moment` parses a stamp, by default as `utc`. Raises ReadError if no row has a time, or if one is not of the year.
+    """
+    if not last:
+        text = "no row with all columns and a time, or no statistics of the times"
+        raise ReadError(MetadataIssue.INCOMPLETE_PRODUCT_METADATA, text)
+    start, end = map(moment or utc, (first, last))
+    # Compares stamps instead of times, because hour 2400 of the last day is a time of the next year.
+    if year and not first[:4] == last[:4] == year.encode("ascii"):
+        raise ReadError(MetadataIssue.TIME_MISMATCH, f"the rows are from {start} to {end}; the key has {year}")
+    return start, end
 
 
 def is_time(stamp: bytes) -> bool:
