@@ -1,4 +1,4 @@
-"""deploy/compose, deploy/ecs and the image: what they name is there, nothing listens beyond this machine."""
+"""deploy/compose, deploy/ecs and the image: named files exist, and ports are bound to this machine only."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ GIVEN = dict.fromkeys(
     ("POSTGRES_PASSWORD", "DEPLOYMENT_PASSWORD", "RETENTION_PASSWORD", "STAC_API_PASSWORD", "GRAFANA_PASSWORD"),
     "s3cret",
 )
-"""All that has to be given."""
+"""The required variables."""
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}")
 
 
 def read(path: Path) -> Any:
-    """What docker-compose reads with GIVEN alone in its environment, or anybody of a file without variables."""
+    """Read a YAML file as docker-compose does with only GIVEN in its environment."""
     text = path.read_text(encoding="utf-8")
-    return yaml.safe_load(VARIABLE.sub(lambda found: GIVEN.get(found[1]) or found[2], text))
+    return yaml.safe_load(VARIABLE.sub(lambda reference: GIVEN.get(reference[1]) or reference[2], text))
 
 
 DOCUMENT = read(COMPOSE)
@@ -45,13 +45,13 @@ OURS = {name: service for name, service in SERVICES.items() if service.get("imag
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Where a service has what: source by target."""
+    """Return a service's mounts: source by target."""
     pairs = (volume.split(":") for volume in service.get("volumes", []))
     return {target: source for source, target, *_ in pairs}
 
 
 def called(name: str) -> dict[str, Any]:
-    """What a service of ours calls its command with; files are those that are mounted."""
+    """Return the parsed parameters of one of our services, with mounted files in place."""
     service = OURS[name]
     files = mounts(service)
     return parsed([str(FOLDER / files[word]) if word in files else word for word in service["command"]])
@@ -73,7 +73,7 @@ def test_docker_compose_reads_the_file() -> None:
 
 
 @pytest.mark.clause("DAG-09")
-def test_every_variable_is_a_setting_and_its_value_is_taken() -> None:
+def test_every_variable_is_a_setting_with_a_valid_value() -> None:
     for name in OURS:
         settings = loaded(OURS[name]["environment"])
         for dsn in (settings.database_url, settings.dagster_dsn, settings.retention_url, settings.stac_api_dsn):
@@ -81,20 +81,20 @@ def test_every_variable_is_a_setting_and_its_value_is_taken() -> None:
                 r"postgresql\+psycopg2://kfm\w*:s3cret@database/(kfm|dagster\?plugin=kfm_keep|stac)", dsn
             ), dsn
         assert settings.env == "prod"
-        # The port of the console is published on this machine, whose browser is led by no other name to it.
+        # The console's port is published on this machine, so browsers use only this name.
         assert settings.allowed_hosts == "console"
 
 
-def test_every_command_is_one_with_these_options() -> None:
+def test_every_command_parses_with_its_options() -> None:
     for name, service in OURS.items():
         options = called(name)
         if "healthcheck" in service:
-            asked, *words = service["healthcheck"]["test"]
-            assert asked == "CMD"
+            program, *words = service["healthcheck"]["test"]
+            assert program == "CMD"
             assert parsed(words)["port"] == options["port"]
 
 
-def test_each_part_asks_another_where_that_one_serves() -> None:
+def test_each_service_uses_the_addresses_at_which_others_serve() -> None:
     [location] = read(FOLDER / "workspace.yaml")["load_from"]
     served = called("code")
     assert location["grpc_server"].items() >= {"host": "127.0.0.1", "port": served["port"]}.items()
@@ -117,7 +117,7 @@ def test_each_part_asks_another_where_that_one_serves() -> None:
     assert provider["options"]["path"] in mounts(SERVICES["grafana"])
 
 
-def test_each_service_waits_for_services_that_say_when_they_are_ready_and_mounts_what_is_there() -> None:
+def test_each_service_waits_for_health_checked_services_and_mounts_existing_files() -> None:
     for name, service in SERVICES.items():
         waits = service.get("depends_on", {})
         assert set(waits) <= set(SERVICES), name
@@ -131,7 +131,7 @@ def test_each_service_waits_for_services_that_say_when_they_are_ready_and_mounts
     assert set(DOCUMENT["volumes"]) <= {source for service in SERVICES.values() for source in mounts(service).values()}
 
 
-def test_nothing_listens_beyond_this_machine_and_nothing_of_ours_may_write_to_its_image_or_gain_rights() -> None:
+def test_ports_are_local_and_our_services_are_read_only_without_new_rights() -> None:
     published = [port.split(":") for service in SERVICES.values() for port in service.get("ports", [])]
     assert {host for host, _, _ in published} == {"127.0.0.1"}
     ports = [port for _, port, _ in published]
@@ -160,13 +160,13 @@ def test_the_stac_api_is_that_of_its_own_compose_file() -> None:
 
 
 def dockerfile(folder: Path = IMAGE) -> list[list[str]]:
-    """An image's instructions, as words."""
+    """Return an image's instructions as lists of words."""
     text = (folder / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
 @pytest.mark.clause("SEC-15")
-def test_an_image_is_of_one_release_of_python_and_of_what_is_locked_and_ends_as_nobody_in_particular() -> None:
+def test_an_image_has_one_python_release_locked_packages_and_an_unprivileged_user() -> None:
     for folder in (IMAGE, STAC_API):
         users = [words[1] for words in dockerfile(folder) if words[0] == "USER"]
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])
@@ -185,15 +185,15 @@ def test_an_image_is_of_one_release_of_python_and_of_what_is_locked_and_ends_as_
 
 
 def pins(path: Path) -> dict[str, str]:
-    """Version by package of a lockfile; each has a hash."""
+    """Return the version of each package of a lockfile; check that each has a hash."""
     text = path.read_text(encoding="utf-8")
-    found = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==(\S+)(.*(?:\n    --hash.*)*)", text, re.MULTILINE)
-    assert all("--hash=sha256:" in rest for _, _, rest in found)
-    return {name: version for name, version, _ in found}
+    pinned = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==(\S+)(.*(?:\n    --hash.*)*)", text, re.MULTILINE)
+    assert all("--hash=sha256:" in rest for _, _, rest in pinned)
+    return {name: version for name, version, _ in pinned}
 
 
 @pytest.mark.clause("SEC-15")
-def test_an_image_has_the_releases_that_the_tests_run_with_and_none_of_their_tools() -> None:
+def test_an_image_has_the_tested_releases_without_test_tools() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (STAC_API / "requirements.in").read_text(encoding="utf-8").splitlines()
     of_the_api = [line for line in lines if not line.startswith("#")]
@@ -211,7 +211,7 @@ def test_the_stac_apis_own_database_has_the_roles_of_the_whole_deployment() -> N
     assert {line for line in alone if not line.startswith("--")} <= set(whole)
 
 
-def test_what_the_image_is_made_of_is_let_in_and_nothing_else() -> None:
+def test_the_build_context_has_exactly_the_files_of_the_image() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
@@ -220,8 +220,8 @@ def test_what_the_image_is_made_of_is_let_in_and_nothing_else() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {project["project"]["readme"], "pyproject.toml", *wheel["packages"], *wheel["force-include"]}
     assert needed <= let_in
-    assert all((ROOT / one).exists() for one in let_in)
-    assert not [one for one in let_in if one.startswith((".", "kfm_dagster_tests"))]
+    assert all((ROOT / path).exists() for path in let_in)
+    assert not [path for path in let_in if path.startswith((".", "kfm_dagster_tests"))]
 
 
 ECS = ROOT / "deploy" / "ecs"
@@ -234,20 +234,20 @@ SECRETS = {
 }
 
 
-def test_the_task_is_one_as_the_api_of_ecs_describes_it() -> None:
+def test_the_task_is_valid_by_the_api_of_ecs() -> None:
     model = boto3.client("ecs", region_name="us-east-1").meta.service_model
     report = ParamValidator().validate(TASK, model.operation_model("RegisterTaskDefinition").input_shape)
     assert report.generate_report() == ""
     for name, container in CONTAINERS.items():
-        assert {one["containerName"] for one in container.get("dependsOn", [])} <= set(CONTAINERS), name
+        assert {dependency["containerName"] for dependency in container.get("dependsOn", [])} <= set(CONTAINERS), name
 
 
 def variables(container: str) -> dict[str, str]:
-    return {one["name"]: one["value"] for one in CONTAINERS[container]["environment"]}
+    return {variable["name"]: variable["value"] for variable in CONTAINERS[container]["environment"]}
 
 
 @pytest.mark.clause("DAG-09")
-def test_every_command_is_one_and_every_variable_a_setting() -> None:
+def test_every_command_parses_and_every_variable_is_a_setting() -> None:
     for name, container in CONTAINERS.items():
         secrets = {secret["name"] for secret in container["secrets"]}
         settings = loaded({**variables(name), **{secret: SECRETS[secret] for secret in secrets}})
@@ -260,26 +260,31 @@ def test_every_command_is_one_and_every_variable_a_setting() -> None:
             assert (called["grpc_host"], called["grpc_port"]) == (served["host"], served["port"])
         if "healthCheck" in container:
             assert parsed(container["healthCheck"]["command"][1:])["port"] == served["port"]
-        # Runs have what the daemon's container has, and the image that the code location names.
+        # Runs have the daemon's variables and the code location's image.
         assert container["environment"] == CONTAINERS["daemon"]["environment"]
         assert container["image"] == variables(name)["DAGSTER_CURRENT_IMAGE"]
 
 
 @pytest.mark.clause("SEC-15")
-def test_init_alone_is_given_the_owners_dsn_and_makes_the_roles_of_the_others() -> None:
+def test_only_init_has_the_owners_dsn_and_it_creates_the_other_roles() -> None:
     of = {
-        name: {secret["name"]: secret["valueFrom"] for secret in found["secrets"]} for name, found in CONTAINERS.items()
+        name: {secret["name"]: secret["valueFrom"] for secret in container["secrets"]}
+        for name, container in CONTAINERS.items()
     }
     assert {name for name, secrets in of.items() if "/kfm/owner-dsn" in secrets.values()} == {"init"}
     assert all(secrets["KFM_RETENTION_DSN"] != secrets["KFM_WAL_DSN"] for name, secrets in of.items() if name != "init")
     options = parsed(CONTAINERS["init"]["command"])
     assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
-    [hosts] = {one["value"] for one in CONTAINERS["console"]["environment"] if one["name"] == "KFM_ALLOWED_HOSTS"}
+    [hosts] = {
+        variable["value"]
+        for variable in CONTAINERS["console"]["environment"]
+        if variable["name"] == "KFM_ALLOWED_HOSTS"
+    }
     assert hosts
 
 
 @pytest.mark.clause("DAG-09", "DAG-15")
-def test_the_instance_is_that_of_one_machine_with_the_launcher_of_ecs(tmp_path: Path) -> None:
+def test_the_instance_equals_that_of_one_machine_except_for_the_ecs_launcher(tmp_path: Path) -> None:
     text = (ECS / "dagster.yaml").read_text(encoding="utf-8")
     ours, every = yaml.safe_load(text), yaml.safe_load((ROOT / "deploy" / "dagster.yaml").read_text(encoding="utf-8"))
     logs = {"module": "dagster_aws.s3.compute_log_manager", "class": "S3ComputeLogManager"}

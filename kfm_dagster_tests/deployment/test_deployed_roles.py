@@ -1,4 +1,4 @@
-"""The roles of deploy/compose on a real server: each connects, does its work, and is refused what it must not do."""
+"""The roles of deploy/compose on a real server: connections, permitted work, and refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REFUSED: dict[tuple[str, str], list[str]] = {
         *ANYWHERE,
     ],
 }
-"""What each role is refused where it connects to."""
+"""Statements that each role must be refused in its database."""
 WORK = {
     ("worker", "KFM_WAL_DSN"): "SELECT 1 FROM nodd_wal_records",
     ("code", "KFM_RETENTION_DSN"): "SELECT 1 FROM nodd_wal_records",
@@ -72,7 +72,7 @@ WORK = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
-    """The URL by which a service connects under a setting, once the server has started and `init` has ended."""
+    """Return a service's URL for a setting, after starting the server and running `init`."""
     with postgis.postgis_server() if HAS_POSTGIS else embedded_postgres(tmp_path_factory.mktemp("server")) as server:
         typed(server, "CREATE ROLE kfm SUPERUSER LOGIN", "CREATE DATABASE kfm OWNER kfm")
         address = sa.make_url(server)
@@ -86,15 +86,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
         )
 
         def of(service: str, setting: str) -> str:
-            given = SERVICES[service]["environment"]
+            variables = SERVICES[service]["environment"]
             if not setting:
-                return at(address, given["PGUSER"], given["PGDATABASE"])
-            dsn = sa.make_url(given[setting])
+                return at(address, variables["PGUSER"], variables["PGDATABASE"])
+            dsn = sa.make_url(variables[setting])
             return at(address, str(dsn.username), str(dsn.database))
 
         options = called("init")
         ledger = Database.open(of("init", "KFM_WAL_DSN"))
-        # The roles are there already, with their passwords.
+        # The roles already exist with their passwords.
         assert not grant_deployment_role(ledger, options["role"])
         assert not grant_retention_role(ledger, options["retention_role"])
         ledger.dispose()
@@ -107,12 +107,12 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Url]:
 
 
 def at(server: sa.URL, user: str, database: str) -> str:
-    """The URL of a role and a database; the servers of tests ask for no password."""
+    """Return the URL of a role and a database; the tests' servers need no password."""
     return server.set(username=user, password=None, database=database).render_as_string(hide_password=False)
 
 
 def typed(url: str, *statements: str) -> None:
-    """Execute statements, each for good."""
+    """Execute statements, each in its own transaction."""
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with engine.connect() as connection:
         for statement in statements:
@@ -120,7 +120,7 @@ def typed(url: str, *statements: str) -> None:
 
 
 def refusal(url: str, statement: str) -> str | None:
-    """PostgreSQL's code against a statement, None where it is let in."""
+    """Return PostgreSQL's error code for a statement, or None if it is permitted."""
     try:
         typed(url, statement)
     except DBAPIError as error:
@@ -132,25 +132,27 @@ def here(place: tuple[str, str]) -> bool:
     return HAS_POSTGIS or place not in {("worker", "KFM_STAC_API_DSN"), ("stac-api", "")}
 
 
-def test_init_alone_connects_as_the_owner() -> None:
+def test_only_init_connects_as_the_owner() -> None:
     users = {}
     for name, service in OURS.items():
-        found = {sa.make_url(value).username for key, value in service["environment"].items() if key.endswith("_DSN")}
-        users[name] = found
-    owners = {name for name, found in users.items() if "kfm" in found}
+        usernames = {
+            sa.make_url(value).username for key, value in service["environment"].items() if key.endswith("_DSN")
+        }
+        users[name] = usernames
+    owners = {name for name, usernames in users.items() if "kfm" in usernames}
     assert owners == {"init"}
     assert {"kfm_deployment", "kfm_retention"} == set.union(*(users[name] for name in set(users) - owners))
     assert SERVICES["stac-api"]["environment"]["PGUSER"] == "kfm_stac_api"
 
 
-def test_each_role_does_its_work_and_is_refused_all_else(url: Url) -> None:
+def test_each_role_may_do_its_work_and_nothing_else(url: Url) -> None:
     for place in filter(here, WORK):
         assert refusal(url(*place), WORK[place]) is None, place
         let_in = [statement for statement in REFUSED[place] if refusal(url(*place), statement) != "42501"]
         assert let_in == [], place
 
 
-def test_no_role_connects_where_it_has_nothing_to_do(url: Url) -> None:
+def test_no_role_connects_to_other_databases(url: Url) -> None:
     address = sa.make_url(url("worker", "KFM_WAL_DSN"))
     for user, database in (
         ("kfm_stac_api", "kfm"), ("kfm_stac_api", "dagster"), ("kfm_retention", "dagster"), ("kfm_retention", "stac"),
@@ -163,11 +165,11 @@ def test_every_role_has_its_password(url: Url) -> None:
     engine = sa.create_engine(url("init", "KFM_WAL_DSN"), poolclass=sa.NullPool)
     with engine.connect() as connection:
         query = "SELECT rolname FROM pg_authid WHERE rolpassword IS NOT NULL AND rolcanlogin ORDER BY rolname"
-        found = connection.exec_driver_sql(query).scalars().all()
-    assert found == ["kfm_deployment", "kfm_retention", "kfm_stac_api"]
+        without_password = connection.exec_driver_sql(query).scalars().all()
+    assert without_password == ["kfm_deployment", "kfm_retention", "kfm_stac_api"]
 
 
-def test_the_api_answers_under_its_role_and_takes_nothing(url: Url) -> None:
+def test_the_api_works_read_only_under_its_role(url: Url) -> None:
     if not HAS_POSTGIS:
         pytest.skip(str(postgis.lacking()))
     with stac_api_server(url("stac-api", "")) as api:

@@ -1,4 +1,4 @@
-"""The supervisor of a deployment's parts, with small processes in their place; and draining one."""
+"""The supervisor of a deployment's processes, with small substitutes; and draining a deployment."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ from kfm_dagster_tests.transactions import own_tx
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path, environment={})
-    yield made
-    made.stop()
+    deployment_ = Deployment(tmp_path, environment={})
+    yield deployment_
+    deployment_.stop()
 
 
 @pytest.mark.clause("BEY-15")
-def test_a_path_is_of_the_folder_that_it_was_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_are_resolved_from_the_starting_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"KFM_CONTRACTS_DIR": "contracts", "KFM_SIGNING_KEY": "/keys/mine.asc", "KFM_CONFIGS_DIR": ""}
-    environment = Deployment(tmp_path / "home", environment=given)._environment
-    assert {name: environment[name] for name in given} == given | {"KFM_CONTRACTS_DIR": str(tmp_path / "contracts")}
+    variables = {"KFM_CONTRACTS_DIR": "contracts", "KFM_SIGNING_KEY": "/keys/mine.asc", "KFM_CONFIGS_DIR": ""}
+    environment = Deployment(tmp_path / "home", environment=variables)._environment
+    assert {name: environment[name] for name in variables} == variables | {
+        "KFM_CONTRACTS_DIR": str(tmp_path / "contracts")
+    }
 
 
 def tend_for_ever(deployment: Deployment) -> None:
@@ -56,7 +58,7 @@ def tend_for_ever(deployment: Deployment) -> None:
         time.sleep(0.05)
 
 
-def test_a_part_that_is_killed_is_started_again_and_its_neighbour_left_alone(deployment: Deployment) -> None:
+def test_a_killed_process_is_restarted_and_the_others_are_not(deployment: Deployment) -> None:
     for name in ("victim", "neighbour"):
         deployment._spawn(name, ["python", "-c", "import time; time.sleep(600)"])
     victim, neighbour = deployment.pids()
@@ -71,7 +73,7 @@ def test_a_part_that_is_killed_is_started_again_and_its_neighbour_left_alone(dep
 
 
 @pytest.mark.clause("DAG-12")
-def test_the_code_server_is_started_again_when_the_partitions_begin_earlier(
+def test_the_code_server_is_restarted_when_the_partitions_begin_earlier(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployment_module, "WINDOW_POLL_SECONDS", 0.0)
@@ -91,14 +93,14 @@ def test_the_code_server_is_started_again_when_the_partitions_begin_earlier(
     assert deployment.pids() == [successor, daemon]
 
 
-def test_a_part_that_keeps_dying_is_not_started_for_ever(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_process_that_keeps_dying_is_given_up(deployment: Deployment, tmp_path: Path) -> None:
     deployment._spawn("hopeless", ["python", "-c", "print('once more'); raise SystemExit(3)"])
     with pytest.raises(DependencyUnavailableError, match=r"keep dying.*hopeless ended with exit code 3"):
         tend_for_ever(deployment)
     assert (tmp_path / "logs" / "hopeless.log").read_text().splitlines() == ["once more"] * MAX_DEATHS
 
 
-def test_a_port_is_none_that_an_outgoing_connection_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_outside_the_ephemeral_range(monkeypatch: pytest.MonkeyPatch) -> None:
     range_of_outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if range_of_outgoing.is_file():  # Linux
         assert max(deployment_module.PORTS) < int(range_of_outgoing.read_text(encoding="ascii").split()[0])
@@ -109,8 +111,8 @@ def test_a_port_is_none_that_an_outgoing_connection_may_have(monkeypatch: pytest
             free_port()
 
 
-def test_what_is_answered_with_its_own_question_is_not_served() -> None:
-    """A connection to a port of outgoing ones, where nobody listens, may be one to itself."""
+def test_an_echoed_request_does_not_count_as_a_served_port() -> None:
+    """A connection to an ephemeral port without a listener may connect to itself."""
     with socket.create_server(("127.0.0.1", 0)) as echo, ThreadPoolExecutor(1) as pool:
 
         def answer() -> None:
@@ -129,7 +131,7 @@ NOTHING = Progress(queued=0, units=60, terminal=60, in_flight=0, waiting=0)
 
 
 class Hands:
-    """A deployment that lists a day of the backfills at each look after it, and ends them after a rest."""
+    """A deployment that lists a backfill's day at each check, and ends the backfills after a pause."""
 
     home = Path("home")
 
@@ -153,7 +155,7 @@ class Hands:
 
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
-    """A ledger whose queue is empty and whose units are all terminal."""
+    """A pipeline with an empty queue and only terminal units."""
     monkeypatch.setattr(draining, "POLL_SECONDS", 0)
     monkeypatch.setattr(draining, "progress", lambda *_: NOTHING)
     with closing(Pipeline.open(Settings.load(home=tmp_path / "home"))) as opened:
@@ -181,23 +183,23 @@ def held(pipeline: Pipeline) -> list[str]:
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_drain_lasts_until_every_day_of_a_backfill_is_listed_and_the_backfill_has_ended_or_its_time_is_over(
+def test_a_drain_lasts_until_backfills_are_listed_and_ended_or_its_time_is_over(
     pipeline: Pipeline,
 ) -> None:
     started = month(pipeline)
-    left = f"queue did not drain; observed 0 messages, 0 units, 60 days of backfill {started.backfill_id} left after"
-    with pytest.raises(DependencyUnavailableError, match=left):
+    expected = (
+        f"queue did not drain; observed 0 messages, 0 units, 60 days of backfill {started.backfill_id} left after"
+    )
+    with pytest.raises(DependencyUnavailableError, match=expected):
         drained(pipeline, seconds=-1)
     assert drained(pipeline) == NOTHING
-    found = find_backfill(pipeline.database, started.backfill_id)
-    assert (found.days_listed, found.state) == (60, ReplayState.FINISHED)
+    backfill = find_backfill(pipeline.database, started.backfill_id)
+    assert (backfill.days_listed, backfill.state) == (60, ReplayState.FINISHED)
     assert held(pipeline) == []
 
 
 @pytest.mark.clause("DAG-05")
-def test_a_drain_ends_after_three_looks_in_a_row_that_find_nothing(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_ends_after_three_empty_checks_in_a_row(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     queued = iter([0, 0, 1, 0, 0])
     replaying = iter([False, False, False, False, False, True])
     looks: list[Progress] = []
@@ -210,7 +212,7 @@ def test_a_drain_ends_after_three_looks_in_a_row_that_find_nothing(
 @pytest.mark.clause("DAG-05")
 @pytest.mark.parametrize(("seconds", "looks"), [(HANG_SECONDS, 8), (-1.0, 3)])
 @pytest.mark.parametrize("name", ["beams", "evidence"])
-def test_a_drain_waits_for_what_follows_the_units_and_not_for_ever(
+def test_a_drain_waits_for_followers_and_lineage_for_a_limited_time(
     name: str, seconds: float, looks: int, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due = iter([["one"]] * 5)
@@ -225,13 +227,15 @@ def test_a_drain_waits_for_what_follows_the_units_and_not_for_ever(
 
 
 def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
-    known = pipeline.registry.contracts
-    pipeline.ledger.registry = ContractRegistry.of([one for name, one in known.items() if name != "hrrr"])
+    all_contracts = pipeline.registry.contracts
+    pipeline.ledger.registry = ContractRegistry.of(
+        [contract for name, contract in all_contracts.items() if name != "hrrr"]
+    )
 
 
 @pytest.mark.clause("DAG-05", "WAL-10")
 @pytest.mark.parametrize(
-    ("change", "listed", "said"),
+    ("change", "listed", "expected"),
     [
         (lambda p, started: ReplayEngine(pipeline=p).stop(started.backfill_id, ADA), 0, ""),
         (lambda p, _: p.ledger.switches.engage("*", decision=ADA), 0, f"60 {HELD}: every dataset is switched off"),
@@ -239,13 +243,13 @@ def _without_contract(pipeline: Pipeline, _: Backfill) -> None:
         (_without_contract, 30, f"30 {HELD}: no contract names hrrr"),
     ],
 )
-def test_a_drain_ends_without_the_days_that_nobody_lists_and_says_why(
-    change: Callable[[Pipeline, Backfill], None], listed: int, said: str, pipeline: Pipeline
+def test_a_drain_ends_without_unlistable_days_and_names_the_reason(
+    change: Callable[[Pipeline, Backfill], None], listed: int, expected: str, pipeline: Pipeline
 ) -> None:
     started = month(pipeline)
     change(pipeline, started)
     drained(pipeline)
     assert find_backfill(pipeline.database, started.backfill_id).days_listed == listed
     lines = held(pipeline)
-    assert len(lines) == bool(said)
-    assert "".join(lines).startswith(said.format(started.backfill_id))
+    assert len(lines) == bool(expected)
+    assert "".join(lines).startswith(expected.format(started.backfill_id))

@@ -1,6 +1,6 @@
-"""`kfm doctor`: every fault planted in a sound deployment is found, named and given a next step; nothing changes.
+"""`kfm doctor` reports each planted fault with a next step, and changes nothing.
 
-Each row plants one fault. The sound deployment around it has no finding but ok: whatever is found is the planted one.
+Each row plants one fault in a deployment without other findings, so each finding is the planted one.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class Deployed:
             self.patch.setenv(name, value)
 
     def queue(self, name: str = "other", *, primary: bool = True, **attributes: str) -> None:
-        """Another queue in the place of the sound one: with its attributes but for those that are given ("": none)."""
+        """Replace the queue by another with the same attributes except for `attributes` ("" removes one)."""
         sqs = self.cloud.client("sqs")
         url = sqs.get_queue_url(QueueName=self.cloud.primary_queue)["QueueUrl"]
         sound = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-        kept = ("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy", "Policy") if primary else ()
-        wanted = {key: sound[key] for key in kept} | attributes
-        found = sqs.create_queue(QueueName=name)["QueueUrl"]
-        if filled := {key: value for key, value in wanted.items() if value}:
-            sqs.set_queue_attributes(QueueUrl=found, Attributes=filled)
+        copied = ("VisibilityTimeout", "MessageRetentionPeriod", "RedrivePolicy", "Policy") if primary else ()
+        values = {key: sound[key] for key in copied} | attributes
+        queue_url = sqs.create_queue(QueueName=name)["QueueUrl"]
+        if filled := {key: value for key, value in values.items() if value}:
+            sqs.set_queue_attributes(QueueUrl=queue_url, Attributes=filled)
         self.set(**{"KFM_SQS_PRIMARY_QUEUE" if primary else "KFM_SQS_DLQ_QUEUE": name})
 
     def dagster(self, **changed: Any) -> None:
-        """Parts of dagster.yaml changed; None takes one out."""
+        """Change parts of dagster.yaml; None removes one."""
         config = yaml.safe_load(dagster_yaml_for({}, Path()))
         config.update(changed)
         text = yaml.safe_dump({key: value for key, value in config.items() if value is not None})
@@ -97,7 +97,7 @@ class Deployed:
             connection.execute("INSERT OR REPLACE INTO daemon_heartbeats VALUES (?, ?, ?)", (kind, daemon, at))
 
     def configs(self, **files: str) -> None:
-        """Files of the configuration in the place of this release's."""
+        """Replace files of the configuration."""
         folder = self.home.parent / "configs"
         shutil.copytree(own_folder(), folder)
         for name, text in files.items():
@@ -105,7 +105,7 @@ class Deployed:
         self.set(KFM_CONFIGS_DIR=str(folder))
 
     def backup(self, *, ago: timedelta) -> None:
-        """A folder with a backup of then, beside others."""
+        """Write a folder with a backup of this age and other files."""
         file = self.home.parent / "backups" / f"{ago.total_seconds():.0f}" / "kfm.dump"
         file.parent.mkdir(parents=True)
         file.touch()
@@ -114,14 +114,14 @@ class Deployed:
         self.set(KFM_BACKUP_URL=str(file.parents[1]))
 
     def celery(self, **worker: object) -> None:
-        """A broker that answers, and a worker with that configuration; none without one."""
+        """Set a reachable broker and a worker with this configuration, or no worker."""
         self.set(KFM_CELERY_BROKER="redis://127.0.0.1:1/0")
         self.patch.setattr(redis.Redis, "info", lambda *_: MEMORY)
-        found = {"celery@one": worker} if worker else {}
-        self.patch.setattr(instance, "workers", lambda _: found)
+        workers = {"celery@one": worker} if worker else {}
+        self.patch.setattr(instance, "workers", lambda _: workers)
 
     def objects(self) -> Path:
-        """A folder in the place of the providers' buckets."""
+        """Use a folder instead of the providers' buckets."""
         for bucket in self.registry.buckets:
             (self.home.parent / "objects" / bucket).mkdir(parents=True, exist_ok=True)
         self.set(KFM_OBJECT_ROOT=str(self.home.parent / "objects"))
@@ -136,10 +136,10 @@ def cloud(contracts: ContractRegistry) -> Iterator[EmbeddedCloud]:
         sqs = servers.client("sqs")
         for name, seconds in ((servers.primary_queue, 7 * 86_400), (servers.dlq, 14 * 86_400)):
             url = sqs.get_queue_url(QueueName=name)["QueueUrl"]
-            found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            # moto takes a policy that is not named for one that is taken away.
-            kept = {"Policy": found["Policy"]} if "Policy" in found else {}
-            sqs.set_queue_attributes(QueueUrl=url, Attributes={"MessageRetentionPeriod": str(seconds), **kept})
+            attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            # moto removes a policy that is not named.
+            policy = {"Policy": attributes["Policy"]} if "Policy" in attributes else {}
+            sqs.set_queue_attributes(QueueUrl=url, Attributes={"MessageRetentionPeriod": str(seconds), **policy})
         yield servers
 
 
@@ -153,15 +153,15 @@ def deployed(
     (home / "dagster").mkdir(parents=True)
     migrated_sqlite(home / "kfm.db")
     monkeypatch.setenv("KFM_CATALOG_URL", "s3://ours/catalog")
-    one = Deployed(home=home, cloud=cloud, registry=contracts, patch=monkeypatch)
-    one.dagster()
-    one.beat("one", "SENSOR")
-    one.objects()
-    return one
+    deployed_ = Deployed(home=home, cloud=cloud, registry=contracts, patch=monkeypatch)
+    deployed_.dagster()
+    deployed_.beat("one", "SENSOR")
+    deployed_.objects()
+    return deployed_
 
 
 def record_clock(offset: float) -> None:
-    """A reading of an hour ago, as a run records it."""
+    """Record a clock reading of an hour ago, as a run does."""
     database = Database.open(Settings.load().database_url)
     ClockLog(database).record([server_reading(datetime.now(UTC) - timedelta(hours=1), offset, 0.55)])
     database.dispose()
@@ -169,7 +169,7 @@ def record_clock(offset: float) -> None:
 
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
-    """URL of a server that refuses every request for want of a permission, as SQS and S3 do."""
+    """The URL of a server that denies every request like SQS and S3."""
     refusal = {"__type": "com.amazon.coral.service#AccessDeniedException", "message": "no"}
 
     def answer(_: WebRequest) -> WebAnswer:
@@ -182,7 +182,7 @@ def refusing() -> Iterator[str]:
 
 
 def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code, and everything that is not ok."""
+    """Return the exit code and all findings that are not ok."""
     answer = call("doctor", "--json")
     printed = json.loads(answer.out)
     assert (answer.code == ExitCode.FINISHED_WITH_FAILURES) == (printed["faults"] > 0), answer.err
@@ -191,7 +191,7 @@ def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.clause("BEY-11", "BEY-18")
-def test_a_sound_deployment_has_no_finding_and_stays_as_it_was(deployed: Deployed, call: Call) -> None:
+def test_a_sound_deployment_has_no_finding_and_is_not_changed(deployed: Deployed, call: Call) -> None:
     def outside() -> object:
         sqs = deployed.cloud.client("sqs")
         urls = sorted(sqs.list_queues()["QueueUrls"])
@@ -201,7 +201,7 @@ def test_a_sound_deployment_has_no_finding_and_stays_as_it_was(deployed: Deploye
 
     before = state_of(deployed.home), outside()
     assert findings(call) == (ExitCode.DONE, [])
-    # The providers' buckets themselves, each asked for.
+    # The providers' buckets themselves, each requested.
     deployed.patch.delenv("KFM_OBJECT_ROOT")
     assert findings(call) == (ExitCode.DONE, [])
     assert (state_of(deployed.home), outside()) == before
@@ -269,7 +269,7 @@ def _late(deployed: Deployed) -> None:
 
 
 def _letters(deployed: Deployed, *, letters: int, messages: int, **more: str) -> None:
-    """Queues whose messages and letters stay for so many seconds."""
+    """Create queues with these retention times in seconds."""
     name = f"{letters}-{messages}"
     deployed.queue(f"letters-{name}", primary=False, MessageRetentionPeriod=str(letters))
     more = {"MessageRetentionPeriod": str(messages), "RedrivePolicy": _redrive(deployed, dlq=f"letters-{name}"), **more}
@@ -277,7 +277,7 @@ def _letters(deployed: Deployed, *, letters: int, messages: int, **more: str) ->
 
 
 def _patient(deployed: Deployed) -> None:
-    """A dataset whose messages may be received six times."""
+    """Allow six receives of a dataset's messages."""
     text = (resources.files("kfm_dagster.contracts") / "datasets" / "nexrad-l2.yaml").read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     document["metadata"]["id"] = document["stac"]["collection"] = "radar"
@@ -313,7 +313,7 @@ AS_MEANT = {"task_acks_late": True, "task_reject_on_worker_lost": True}
 LIVE = {"key": "kfm/lane", "value": "live", "limit": 1}
 FAULT, WARNING = Health.FAULT, Health.WARNING
 ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
-    # what is planted: how, check, verdict, what is observed, what to do
+    # fault: how it is planted, check, verdict, observed text, next step
     "no queue": (lambda d: d.set(KFM_SQS_PRIMARY_QUEUE="gone"), "queue", FAULT, "gone", "create the queue"),
     "no dead-letter queue": (_lost_letters, "dead letters", FAULT, "lost", "create"),
     "a queue without redrive": (
@@ -471,24 +471,24 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
 
 @pytest.mark.clause("BEY-11")
 @pytest.mark.parametrize("planted", ROWS)
-def test_a_planted_fault_is_found_alone_and_has_a_next_step(planted: str, deployed: Deployed, call: Call) -> None:
+def test_a_planted_fault_is_the_only_finding_and_has_a_next_step(planted: str, deployed: Deployed, call: Call) -> None:
     plant, check, verdict, observed, next_step = ROWS[planted]
-    record_clock(0.2)  # whatever the load of this machine lets a server tell
+    record_clock(0.2)  # a fixed reading, since the machine's load affects real ones
     plant(deployed)
     before = state_of(deployed.home)
-    _, found = findings(call)
-    assert [(one["check"], one["verdict"]) for one in found] == [(check, verdict)], found
-    [one] = found
-    assert observed in one["observed"]
-    assert next_step in one["next_step"]
-    assert one["expected"]
+    _, reported = findings(call)
+    assert [(finding["check"], finding["verdict"]) for finding in reported] == [(check, verdict)], reported
+    [single] = reported
+    assert observed in single["observed"]
+    assert next_step in single["next_step"]
+    assert single["expected"]
     assert state_of(deployed.home) == before
 
 
 @pytest.mark.clause("BEY-11", "BEY-18")
-def test_what_is_just_enough_has_no_finding(deployed: Deployed, call: Call) -> None:
-    """Each bound of a check kept exactly, and a step on its right side where nothing lies on it."""
-    # Topics that deliver no more need not be in the policy.
+def test_values_at_the_limits_have_no_finding(deployed: Deployed, call: Call) -> None:
+    """Test each check's limits exactly, or one step inside where equality is impossible."""
+    # Retired topics need not be in the policy.
     topics, day = sorted(deployed.registry.live_topics(datetime.now(UTC).date())), 86_400
     assert {arn.rpartition(":")[2] for arn in deployed.registry.topics.keys() - set(topics)} >= {"NewGOES16Object"}
     denied = {**POLICY, "Effect": "Deny", "Principal": "*"}
@@ -502,7 +502,7 @@ def test_what_is_just_enough_has_no_finding(deployed: Deployed, call: Call) -> N
     deployed.patch.setattr(redis.Redis, "info", lambda *_: {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"})
     _full(deployed, 5 << 30)
     assert findings(call) == (ExitCode.DONE, [])
-    # SQS keeps nothing for longer than 14 days.
+    # SQS keeps messages for at most 14 days.
     every = json.dumps({"Statement": _topics(deployed, *topics, Action="sqs:*")})
     _letters(deployed, letters=14 * day, messages=14 * day, Policy=every)
     deployed.dagster(run_retries={"enabled": True, "max_retries": 0})
@@ -512,7 +512,7 @@ def test_what_is_just_enough_has_no_finding(deployed: Deployed, call: Call) -> N
 
 
 @pytest.mark.clause("BEY-11")
-def test_a_kept_certificate_counts_from_its_first_second_to_its_last(
+def test_a_stored_certificate_counts_from_its_first_second_to_its_last(
     home: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_SNS_VERIFY", "require")
@@ -521,55 +521,55 @@ def test_a_kept_certificate_counts_from_its_first_second_to_its_last(
     (home / "certificates" / "sns.pem").write_bytes(issue("sns", start=start, end=end).pem)
 
     def verdict(now: datetime) -> Health:
-        [found] = check_senders(Settings.load(), contracts, answers=lambda _: False, now=now)
-        return found.verdict
+        [finding] = check_senders(Settings.load(), contracts, answers=lambda _: False, now=now)
+        return finding.verdict
 
     moments = (start - second, start, end, end + second)
     assert [verdict(now) for now in moments] == [FAULT, Health.OK, Health.OK, FAULT]
 
 
 @pytest.mark.clause("BEY-11")
-def test_a_queue_and_a_store_that_refuse_are_told_from_those_that_are_away(
+def test_denied_access_to_queue_and_store_is_reported_apart_from_unreachable_ones(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
     deployed.set(AWS_ENDPOINT_URL_SQS=refusing, AWS_ENDPOINT_URL_S3=refusing)
-    _, found = findings(call)
-    said = {one["check"]: one for one in found}
-    assert said.keys() == {"queue", "dead letters", "catalog"}
-    assert "AccessDenied" in said["queue"]["observed"]
-    assert "--print iam" in said["queue"]["next_step"]
-    assert said["catalog"]["observed"] == "the store refuses access"
+    _, reported = findings(call)
+    by_check = {finding["check"]: finding for finding in reported}
+    assert by_check.keys() == {"queue", "dead letters", "catalog"}
+    assert "AccessDenied" in by_check["queue"]["observed"]
+    assert "--print iam" in by_check["queue"]["next_step"]
+    assert by_check["catalog"]["observed"] == "the store refuses access"
     deployed.set(AWS_ENDPOINT_URL_SQS=GONE, AWS_ENDPOINT_URL_S3=GONE)
-    _, found = findings(call)
-    # Without an answer the clock is the kernel's to tell, which here may or may not know.
-    said = {one["check"]: one for one in found if one["check"] != "clock"}
-    assert said.keys() == {"queue", "dead letters", "catalog"}
-    assert "does not answer" in said["queue"]["what"]
-    assert "does not answer" in said["catalog"]["what"]
+    _, reported = findings(call)
+    # Without an answer the kernel's clock state counts, which differs between machines.
+    by_check = {finding["check"]: finding for finding in reported if finding["check"] != "clock"}
+    assert by_check.keys() == {"queue", "dead letters", "catalog"}
+    assert "does not answer" in by_check["queue"]["what"]
+    assert "does not answer" in by_check["catalog"]["what"]
 
 
-def test_findings_of_a_cause_are_shown_once_within_the_width_and_singly_as_json(
+def test_findings_with_one_cause_are_one_line_of_text_and_separate_in_json(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
     record_clock(0.2)
     deployed.patch.delenv("KFM_OBJECT_ROOT")
     deployed.set(AWS_ENDPOINT_URL_S3=refusing, COLUMNS="80")
-    _, found = findings(call)
-    buckets = [one for one in found if one["check"].startswith("objects ")]
+    _, reported = findings(call)
+    buckets = [finding for finding in reported if finding["check"].startswith("objects ")]
     assert len(buckets) == len(deployed.registry.buckets)
     lines = call("doctor").out.splitlines()
-    # A path is never cut, so that it can be copied.
+    # A path is never shortened, so that it can be copied.
     assert all(len(line) <= 80 or "/" in line for line in lines)
     shown = " ".join(" ".join(lines).split())
     causes = [line for line in lines if line.startswith("fault")]
     assert [line.split()[1] for line in causes] == ["catalog", "objects"]
     examples = "; ".join(bucket["what"] for bucket in buckets[:2])
     assert f"fault objects {len(buckets)} faults: {examples}; and {len(buckets) - 2} more observed: " in shown
-    assert f" {len(found)} faults, 0 warnings, " in shown
+    assert f" {len(reported)} faults, 0 warnings, " in shown
 
 
 @pytest.mark.clause("BEY-11", "PCS-10")
-def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unverified_is_not_wrong(
+def test_the_recorded_clock_counts_as_for_kfm_clock_and_unverified_is_no_fault(
     deployed: Deployed, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unkept = (5, NtpState(status=0x40, offset=0, maxerror=16_000_000))
@@ -578,31 +578,31 @@ def test_what_is_recorded_of_the_clock_counts_as_it_does_for_kfm_clock_and_unver
     for offset, verdict, state in ((None, WARNING, "unlocked"), (0.2, Health.OK, "locked"), (3.0, FAULT, "unlocked")):
         if offset is not None:
             record_clock(offset)
-        [found] = [
+        [single] = [
             finding for finding in json.loads(call("doctor", "--json").out)["findings"] if finding["check"] == "clock"
         ]
-        assert found["verdict"] == verdict, found
+        assert single["verdict"] == verdict, single
         assert json.loads(call("clock", "--json").out)["state"] == state
 
 
 @pytest.mark.clause("BEY-11")
-def test_prod_asks_for_more(deployed: Deployed, call: Call) -> None:
+def test_prod_requires_more_settings(deployed: Deployed, call: Call) -> None:
     deployed.set(KFM_ENV="prod", KFM_SNS_VERIFY="off")
-    code, found = findings(call)
+    code, reported = findings(call)
     assert code == ExitCode.FINISHED_WITH_FAILURES
-    assert {(one["check"], one["verdict"]) for one in found} == {
+    assert {(finding["check"], finding["verdict"]) for finding in reported} == {
         ("senders", FAULT), ("database", WARNING), ("instance", WARNING)
     }  # fmt: skip
 
 
 @pytest.mark.clause("BEY-11")
-def test_the_owner_of_the_tables_is_no_role_to_work_with(
+def test_working_as_the_owner_of_the_tables_is_a_finding(
     deployed: Deployed, postgres_url: str, deployment_url: str, call: Call
 ) -> None:
     deployed.set(KFM_WAL_DSN=postgres_url, KFM_ENV="stage")
-    [one] = findings(call)[1]
-    assert (one["check"], one["verdict"]) == ("database", WARNING)
-    assert "kfm init --role" in one["next_step"]
+    [single] = findings(call)[1]
+    assert (single["check"], single["verdict"]) == ("database", WARNING)
+    assert "kfm init --role" in single["next_step"]
     deployed.set(KFM_WAL_DSN=deployment_url)
     assert findings(call) == (ExitCode.DONE, [])
 
@@ -621,23 +621,25 @@ def test_retention_needs_no_right_to_write(
     deployed.set(KFM_WAL_DSN=deployment_url, KFM_ENV="stage")
     assert findings(call) == (ExitCode.DONE, [])
     deployed.set(KFM_RETENTION_DSN=deployment_url)
-    [one] = findings(call)[1]
-    assert (one["check"], one["verdict"]) == ("retention", WARNING)
-    assert "kfm init --retention-role" in one["next_step"]
+    [single] = findings(call)[1]
+    assert (single["check"], single["verdict"]) == ("retention", WARNING)
+    assert "kfm init --retention-role" in single["next_step"]
     deployed.set(KFM_RETENTION_DSN=as_role(postgres_url, retention_role))
     assert findings(call) == (ExitCode.DONE, [])
 
 
 @pytest.mark.clause("BEY-11")
-def test_a_database_in_prod_is_backed_up(deployed: Deployed, postgres_url: str, call: Call) -> None:
-    def said() -> list[tuple[str, str]]:
-        return [(one["verdict"], one["observed"]) for one in findings(call)[1] if one["check"] == "backups"]
+def test_a_database_in_prod_needs_a_backup(deployed: Deployed, postgres_url: str, call: Call) -> None:
+    def backup_findings() -> list[tuple[str, str]]:
+        return [
+            (finding["verdict"], finding["observed"]) for finding in findings(call)[1] if finding["check"] == "backups"
+        ]
 
     deployed.set(KFM_WAL_DSN=postgres_url, KFM_ENV="prod")
-    assert said() == [(WARNING, "archive_mode off, no standby, no KFM_BACKUP_URL")]
+    assert backup_findings() == [(WARNING, "archive_mode off, no standby, no KFM_BACKUP_URL")]
     deployed.backup(ago=timedelta(hours=35))
-    assert said() == []
-    # What PostgreSQL says of its archive once a segment cannot be put there; found before its own by the search path.
+    assert backup_findings() == []
+    # A failing archive as PostgreSQL reports it; the search path puts this view before the real one.
     engine = sa.create_engine(postgres_url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql(
@@ -647,11 +649,11 @@ def test_a_database_in_prod_is_backed_up(deployed: Deployed, postgres_url: str, 
     engine.dispose()
     sought = make_url(postgres_url).update_query_dict({"options": "-csearch_path=public,pg_catalog"})
     deployed.set(KFM_WAL_DSN=sought.render_as_string(hide_password=False))
-    assert said() == [(FAULT, "0001 was the last to fail, after the last that was archived")]
+    assert backup_findings() == [(FAULT, "0001 was the last to fail, after the last that was archived")]
 
 
 @pytest.mark.clause("BEY-11")
-def test_receivers_and_workers_that_are_there_are_well_and_get_nothing(
+def test_reachable_receivers_and_workers_are_ok_and_are_sent_nothing(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
     queue = deployed.cloud.client("sqs").create_queue(QueueName="items")["QueueUrl"]
@@ -661,9 +663,9 @@ def test_receivers_and_workers_that_are_there_are_well_and_get_nothing(
         f"{{name: hook, target: {{webhook: '{refusing}/items'}}}}]"
     )
     assert findings(call) == (ExitCode.DONE, [])
-    # Who may send need not be let in to look.
+    # A right to send does not imply a right to inspect.
     deployed.set(AWS_ENDPOINT_URL_SQS=refusing)
-    assert "announcements" not in {one["check"] for one in findings(call)[1]}
+    assert "announcements" not in {finding["check"] for finding in findings(call)[1]}
     deployed.patch.delenv("AWS_ENDPOINT_URL_SQS")
     sqs = deployed.cloud.client("sqs")
     attributes = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["ApproximateNumberOfMessages"])["Attributes"]
@@ -671,23 +673,27 @@ def test_receivers_and_workers_that_are_there_are_well_and_get_nothing(
 
 
 @pytest.mark.clause("BEY-11")
-def test_a_check_that_does_not_end_or_dies_is_a_fault_and_costs_the_others_nothing() -> None:
+def test_a_hanging_or_failing_check_is_a_fault_and_the_others_still_run() -> None:
     never = threading.Event()
 
     def dies() -> Iterator[Any]:
         yield ok("begun")
         raise LookupError("by itself")
 
-    found = examine(
+    reported = examine(
         {"stuck": lambda: [ok("ended")] if never.wait(600) else [], "dies": dies, "well": lambda: [ok("well")]},
         seconds=0.2,
     )
-    assert [(one.check, one.verdict) for one in found] == [("stuck", FAULT), ("dies", FAULT), ("well", Health.OK)]
-    assert "no answer within 0.2 s" in str(found[0].observed)
-    assert "LookupError: by itself" in str(found[1].observed)
+    assert [(finding.check, finding.verdict) for finding in reported] == [
+        ("stuck", FAULT),
+        ("dies", FAULT),
+        ("well", Health.OK),
+    ]
+    assert "no answer within 0.2 s" in str(reported[0].observed)
+    assert "LookupError: by itself" in str(reported[1].observed)
     never.set()
 
 
-def test_settings_that_cannot_be_read_are_one_line(deployed: Deployed, call: Call) -> None:
+def test_unreadable_settings_are_one_line(deployed: Deployed, call: Call) -> None:
     deployed.set(KFM_LEASE_SECONDS="-1")
     call("doctor").refused()

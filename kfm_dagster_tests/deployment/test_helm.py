@@ -1,8 +1,8 @@
-"""deploy/helm: the chart knows the values, Kubernetes the objects, Dagster the instance and the Job of a run.
+"""deploy/helm: values against the chart, objects against Kubernetes, instance and Job against Dagster.
 
-Neither the chart nor its values.schema.json is here: `helm_values.yaml` beside this file has what was read of them, for
-the keys that we use. One test asks the schemas of a chart themselves whether they take the file as a whole, where
-KFM_DAGSTER_CHART names the folder of an unpacked one. What the templates make of the values is not shown here;
+The chart and its values.schema.json are not in this repository: `helm_values.yaml` beside this file lists, for
+the keys that we use, the types in the schema. One test validates our file against the schemas of a chart, if
+KFM_DAGSTER_CHART names the folder of an unpacked one. The rendered templates are not tested here;
 `helm install --dry-run` does that, on a machine with Helm.
 """
 
@@ -46,7 +46,7 @@ SECRETS = {
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key path that the chart knows, and what we have there."""
+    """Yield each key path of the chart with our value."""
     if path in KNOWN:
         yield path, value
     elif isinstance(value, dict) and value:
@@ -59,8 +59,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def made(kind: str, value: Mapping[str, Any]) -> Any:
-    """An object of Kubernetes' client. Raises an error for a key that its class lacks, or has to have."""
+def kubernetes_object(kind: str, value: Mapping[str, Any]) -> Any:
+    """Return an object of Kubernetes' client. Raises an error for an unknown or missing key."""
     import kubernetes.client as k8s
     from dagster_k8s.models import k8s_model_from_dict, k8s_snake_case_dict
 
@@ -69,28 +69,30 @@ def made(kind: str, value: Mapping[str, Any]) -> Any:
 
 
 def refusal(takes: str, value: Any) -> str:
-    """Why the chart does not take a value; nothing where it does."""
+    """Return the reason why the chart refuses a value, or an empty text."""
     if takes in SCALARS:
         return "" if type(value) is SCALARS[takes] else f"no {takes}"
     if "|" in takes:
         return "" if value in takes.split(" | ") else f"none of {takes}"
     if item := re.fullmatch(r"list\[(\w+)\]", takes):
-        return "; ".join(filter(None, (refusal(item[1], one) for one in value)))
+        return "; ".join(filter(None, (refusal(item[1], member) for member in value)))
     if takes != "any":
-        made(takes.removesuffix(" with enabled"), {key: one for key, one in value.items() if key != "enabled"})
+        kubernetes_object(
+            takes.removesuffix(" with enabled"), {key: member for key, member in value.items() if key != "enabled"}
+        )
     return ""
 
 
 @pytest.mark.clause("DAG-09")
-def test_the_chart_knows_every_value() -> None:
-    found = [(path, refusal(KNOWN.get(path, "none of the chart's"), value)) for path, value in leaves(VALUES)]
-    assert [one for one in found if one[1]] == []
-    # What is written down and not used is not held by anything.
-    assert {path for path, _ in found} == set(KNOWN)
+def test_every_value_is_valid_for_the_chart() -> None:
+    refusals = [(path, refusal(KNOWN.get(path, "none of the chart's"), value)) for path, value in leaves(VALUES)]
+    assert [refused_value for refused_value in refusals if refused_value[1]] == []
+    # Listed keys that we do not use would be untested.
+    assert {path for path, _ in refusals} == set(KNOWN)
 
 
 def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """A chart's values with ours over them, as Helm shows them to the schema: it requires keys that ours leave out."""
+    """Return a chart's values merged with ours, as Helm validates them: the schema requires keys that we omit."""
     values = {**chart, **ours}
     for key in chart.keys() & ours.keys():
         if isinstance(chart[key], Mapping) and isinstance(ours[key], Mapping):
@@ -99,26 +101,26 @@ def overlaid(chart: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any
 
 
 def local(schema: Any) -> Any:
-    """A schema without its references to an outside host: to definitions of Kubernetes, which `made` has checked."""
+    """Return a schema without external references to Kubernetes' definitions, which `kubernetes_object` checks."""
     if isinstance(schema, list):
-        return [local(one) for one in schema]
+        return [local(member) for member in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: local(one) for key, one in schema.items() if key != "$ref" or one.startswith("#")}
+    return {key: local(member) for key, member in schema.items() if key != "$ref" or member.startswith("#")}
 
 
 def refused(chart: Path, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Path and message of all that is wrong with our values for a chart, and for the subchart of it that we enable."""
+    """Return path and message of each schema error of our values, for the chart and the enabled subchart."""
     name = "dagster-user-deployments"
     schema, values = schema_and_values(chart, ours)
-    # Helm gives a subchart what is under its name, and `global`.
-    sub, given = schema_and_values(chart / "charts" / name, {**values[name], "global": values["global"]})
-    # The schema takes a key of the top that it does not know, and the templates of such a chart pass it over.
-    found = [(key, "no property of the schema") for key in ours if key not in schema["properties"]]
-    for of, by, what in (("", schema, values), (f"{name}: ", sub, given)):
+    # Helm passes a subchart the values under its name, and `global`.
+    sub, subchart_values = schema_and_values(chart / "charts" / name, {**values[name], "global": values["global"]})
+    # The schema accepts unknown top-level keys, and the templates ignore them.
+    errors_found = [(key, "no property of the schema") for key in ours if key not in schema["properties"]]
+    for of, by, what in (("", schema, values), (f"{name}: ", sub, subchart_values)):
         errors = jsonschema_rs.validator_for(by, offline=True).iter_errors(what)
-        found += [(of + "/".join(map(str, error.instance_path)), error.message) for error in errors]
-    return found
+        errors_found += [(of + "/".join(map(str, error.instance_path)), error.message) for error in errors]
+    return errors_found
 
 
 def schema_and_values(chart: Path, ours: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -127,11 +129,11 @@ def schema_and_values(chart: Path, ours: Mapping[str, Any]) -> tuple[Any, dict[s
 
 
 @pytest.mark.clause("DAG-09")
-def test_the_schemas_of_an_unpacked_chart_take_the_values() -> None:
+def test_the_values_are_valid_by_the_schemas_of_an_unpacked_chart() -> None:
     if not (named := os.environ.get("KFM_DAGSTER_CHART")):
         pytest.skip("KFM_DAGSTER_CHART names no folder that `helm pull dagster/dagster --version 1.13.27 --untar` made")
     assert refused(Path(named), VALUES) == []
-    # They refuse, too: keys that the chart has not, and another type.
+    # The schemas also refuse unknown keys and wrong types.
     wrong = {**deepcopy(VALUES), "concurrencies": {}}
     wrong["dagsterWebserver"]["replicas"] = 1
     wrong["dagster-user-deployments"]["deployments"][0]["port"] = "4000"
@@ -143,21 +145,21 @@ def test_the_schemas_of_an_unpacked_chart_take_the_values() -> None:
     }
 
 
-def test_kubernetes_knows_every_object() -> None:
-    for one in OBJECTS:
-        assert made(f"V1{one['kind']}", one).metadata.name == one["metadata"]["name"]
+def test_every_object_is_valid_for_kubernetes() -> None:
+    for document in OBJECTS:
+        assert kubernetes_object(f"V1{document['kind']}", document).metadata.name == document["metadata"]["name"]
 
 
 def instance() -> dict[str, Any]:
-    """The dagster.yaml that the chart's template (configmap-instance.yaml) makes, but for Dagster's own storage."""
+    """Return the dagster.yaml of the chart's template (configmap-instance.yaml), without Dagster's storage."""
     values = deepcopy(VALUES)
     daemon, run = values["dagsterDaemon"], values["runLauncher"]["config"]["k8sRunLauncher"]
     queued = daemon["runCoordinator"]["config"]["queuedRunCoordinator"]
-    names = {key: [one["name"] for one in run[key]] for key in ("envConfigMaps", "envSecrets")}
+    names = {key: [reference["name"] for reference in run[key]] for key in ("envConfigMaps", "envSecrets")}
     launched = {
         **{key: run[key] for key in ("imagePullPolicy", "loadInclusterConfig", "volumes", "volumeMounts")},
         **{key: run[key] for key in ("securityContext", "resources")},
-        "runK8sConfig": {snake(key): one for key, one in run["runK8sConfig"].items()},
+        "runK8sConfig": {snake(key): setting for key, setting in run["runK8sConfig"].items()},
         **names,
         "jobNamespace": "kfm",
         "serviceAccountName": values["global"]["serviceAccountName"],
@@ -185,7 +187,7 @@ def instance() -> dict[str, Any]:
 
 
 def snake(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", key)
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda capital: f"_{capital[1].lower()}", key)
 
 
 def snaked(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,11 +195,11 @@ def snaked(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.clause("DAG-09")
-def test_the_instance_is_that_of_one_machine_with_the_launcher_of_kubernetes() -> None:
+def test_the_instance_equals_that_of_one_machine_except_for_the_kubernetes_launcher() -> None:
     ours, every = instance(), yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
-    # -1 keeps: what one machine's file says by leaving it out.
-    assert [one["purge_after_days"].pop("started") for one in ours["retention"].values()] == [-1, -1]
-    # 0, which the file of one machine has by default.
+    # -1 keeps everything, as does the omitted key in one machine's file.
+    assert [rule["purge_after_days"].pop("started") for rule in ours["retention"].values()] == [-1, -1]
+    # 0, the default in one machine's file.
     assert ours["run_monitoring"].pop("max_resume_run_attempts") == 0
     logs = ours.pop("compute_logs")
     assert f"s3://{logs['bucket']}" == SETTINGS["KFM_COMPUTE_LOGS_URL"]
@@ -207,7 +209,7 @@ def test_the_instance_is_that_of_one_machine_with_the_launcher_of_kubernetes() -
 
 
 @pytest.mark.clause("DAG-09")
-def test_a_run_is_a_job_without_a_right_in_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_a_job_without_rights_in_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import kubernetes.client as k8s
     from dagster_k8s import K8sRunLauncher, launcher
 
@@ -242,39 +244,41 @@ def test_a_run_is_a_job_without_a_right_in_the_cluster(tmp_path: Path, monkeypat
         mount["mountPath"] for mount in CODE["volumeMounts"]
     }
     assert {volume.name for volume in pod.volumes} == {mount.name for mount in container.volume_mounts}
-    given = [one.config_map_ref or one.secret_ref for one in container.env_from]
-    assert [one.name for one in given] == ["kfm-settings", "kfm-secrets"]
+    sources = [source.config_map_ref or source.secret_ref for source in container.env_from]
+    assert [source.name for source in sources] == ["kfm-settings", "kfm-secrets"]
     assert (container.resources.requests["cpu"], container.resources.limits["memory"]) == ("1", "4Gi")
-    secret = {one.name: one.value_from.secret_key_ref for one in container.env if one.value_from}["DAGSTER_PG_PASSWORD"]
+    secret = {variable.name: variable.value_from.secret_key_ref for variable in container.env if variable.value_from}[
+        "DAGSTER_PG_PASSWORD"
+    ]
     assert (secret.name, secret.key) == ("kfm-postgresql", "postgresql-password")
 
 
 @pytest.mark.clause("SEC-15")
-def test_init_alone_is_given_the_owners_secret_and_makes_the_roles_of_the_others() -> None:
+def test_only_init_has_the_owners_secret_and_it_creates_the_other_roles() -> None:
     secrets = {
-        name: [one["secretRef"]["name"] for one in pod["containers"][0]["envFrom"] if "secretRef" in one]
+        name: [source["secretRef"]["name"] for source in pod["containers"][0]["envFrom"] if "secretRef" in source]
         for name, pod in PODS.items()
     }
-    # Of two values of a variable the last one counts.
+    # The last of two values of a variable counts.
     assert secrets.pop("kfm-init") == ["kfm-secrets", "kfm-owner"]
     assert set(map(tuple, secrets.values())) == {("kfm-secrets",)}
     options = parsed(PODS["kfm-init"]["containers"][0]["args"])
     assert (options["role"], options["retention_role"]) == ("kfm_deployment", "kfm_retention")
     assert VALUES["postgresql"]["postgresqlUsername"] == options["role"]
-    [settings] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
+    [settings] = [document["data"] for document in OBJECTS if document["kind"] == "ConfigMap"]
     assert settings["KFM_ALLOWED_HOSTS"]
 
 
 @pytest.mark.clause("DAG-09")
-def test_dagsters_tables_are_found_where_kfm_init_makes_them() -> None:
-    given, ours = VALUES["postgresql"], make_url(SECRETS["KFM_DAGSTER_DSN"])
-    assert (given["postgresqlScheme"], given["postgresqlUsername"]) == (ours.drivername, ours.username)
-    assert given["postgresqlDatabase"] == ours.database
-    assert given["postgresqlParams"] == {"sslmode": "require", "plugin": "kfm_keep"}
+def test_dagster_uses_the_database_in_which_kfm_init_creates_its_tables() -> None:
+    configured, ours = VALUES["postgresql"], make_url(SECRETS["KFM_DAGSTER_DSN"])
+    assert (configured["postgresqlScheme"], configured["postgresqlUsername"]) == (ours.drivername, ours.username)
+    assert configured["postgresqlDatabase"] == ours.database
+    assert configured["postgresqlParams"] == {"sslmode": "require", "plugin": "kfm_keep"}
 
 
 @pytest.mark.clause("DAG-09")
-def test_every_command_is_one_and_every_variable_a_setting() -> None:
+def test_every_command_parses_and_every_variable_is_a_setting() -> None:
     for name in PODS:
         settings = loaded({**SETTINGS, **SECRETS})
         assert settings.env == "prod"
@@ -286,15 +290,15 @@ def test_every_command_is_one_and_every_variable_a_setting() -> None:
         assert container["image"] == f"{CODE['image']['repository']}:{CODE['image']['tag']}"
 
 
-def test_the_code_server_is_called_with_options_that_it_has() -> None:
-    # As the chart does it (deployment-user.yaml).
+def test_the_code_server_accepts_its_options() -> None:
+    # As in the chart (deployment-user.yaml).
     served = ["dagster", "api", "grpc", "-h", "0.0.0.0", "-p", str(CODE["port"]), *CODE["dagsterApiGrpcArgs"]]
     assert parsed(served)["module_name"] == "kfm_dagster.definitions"
     web = VALUES["dagsterWebserver"]
     assert web["readinessProbe"]["httpGet"]["port"] == web["service"]["port"]
 
 
-def test_every_pod_is_without_root_and_writes_to_what_ends_with_it() -> None:
+def test_every_pod_is_unprivileged_and_writes_only_to_ephemeral_volumes() -> None:
     ours = [(pod["securityContext"], pod["containers"][0], pod["volumes"]) for pod in PODS.values()]
     charts = (CODE, VALUES["dagsterWebserver"], VALUES["dagsterDaemon"])
     ours += [(chart["podSecurityContext"], chart, chart["volumes"]) for chart in charts]
@@ -305,6 +309,6 @@ def test_every_pod_is_without_root_and_writes_to_what_ends_with_it() -> None:
         assert container["volumeMounts"] == CODE["volumeMounts"]
         assert volumes == CODE["volumes"]
         assert all(volume["emptyDir"] == {} for volume in volumes)
-    # The right to start Jobs is that of the one account that the chart binds its role to.
+    # Only the account to which the chart binds its role may start Jobs.
     assert {pod["serviceAccountName"] for pod in PODS.values()} == {"kfm"}
     assert all(pod["automountServiceAccountToken"] is False for pod in PODS.values())

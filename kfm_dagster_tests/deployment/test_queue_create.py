@@ -1,4 +1,4 @@
-"""`kfm queue create`: made once, reported when it differs, mended when asked; Terraform and IAM say the same."""
+"""`kfm queue create` creates once, reports drift and repairs on request; Terraform and IAM policy agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUEUES = "GetQueueUrl GetQueueAttributes ReceiveMessage DeleteMessage ChangeMess
 
 @pytest.fixture
 def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry, home: Path) -> Iterator[EmbeddedCloud]:
-    """A cloud with the providers' topics, and nothing of ours."""
+    """A cloud with only the providers' topics."""
     servers = clouds.emptied(cloud_server)
     for arn in contracts.topics:
         account, name = arn.split(":")[4:6]
@@ -40,7 +40,7 @@ def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry, home: Path) 
 
 
 def changes(call: Call, *options: str, dataset: str = "gfs") -> list[tuple[str, str]]:
-    """What became of each part; exit code 4 exactly where something differs."""
+    """Return the change of each part; check that the exit code is 4 exactly on drift."""
     answer = call("queue", "create", "--dataset", dataset, "--json", *options)
     parts = json.loads(answer.out)["parts"]
     drift = any(part["change"] == "drift" for part in parts)
@@ -49,13 +49,13 @@ def changes(call: Call, *options: str, dataset: str = "gfs") -> list[tuple[str, 
 
 
 def standing(cloud: EmbeddedCloud) -> dict[str, Any]:
-    """Every queue with its rules, and every subscription."""
+    """Return every queue with its rules, and every subscription."""
     sqs, sns = cloud.client("sqs"), cloud.client("sns")
     moving = ("ApproximateNumber", "LastModified")
     queues = {}
     for url in sorted(sqs.list_queues().get("QueueUrls", [])):
-        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-        queues[url.rpartition("/")[2]] = {key: value for key, value in found.items() if not key.startswith(moving)}
+        attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        queues[url.rpartition("/")[2]] = {key: value for key, value in attributes.items() if not key.startswith(moving)}
     arns = sorted(subscription["SubscriptionArn"] for subscription in sns.list_subscriptions()["Subscriptions"])
     return queues | {arn: sns.get_subscription_attributes(SubscriptionArn=arn)["Attributes"] for arn in arns}
 
@@ -65,19 +65,19 @@ def url_of(cloud: EmbeddedCloud, name: str) -> str:
 
 
 @pytest.mark.clause("BEY-12")
-def test_a_queue_is_made_once_and_a_dry_run_makes_nothing(
+def test_a_queue_is_created_once_and_a_dry_run_creates_nothing(
     cloud: EmbeddedCloud, contracts: ContractRegistry, call: Call
 ) -> None:
     planned = changes(call, "--dry-run")
     assert {change for _, change in planned} == {"created"}
     assert standing(cloud) == {}
     assert changes(call) == planned
-    made = standing(cloud)
+    created = standing(cloud)
     assert (
         {change for _, change in changes(call)} == {change for _, change in changes(call, "--update")} == {"unchanged"}
     )
-    assert standing(cloud) == made
-    primary, dlq = made[cloud.primary_queue], made[cloud.dlq]
+    assert standing(cloud) == created
+    primary, dlq = created[cloud.primary_queue], created[cloud.dlq]
     assert (primary["VisibilityTimeout"], primary["MessageRetentionPeriod"]) == ("900", "604800")
     assert dlq["MessageRetentionPeriod"] == "1209600"
     assert json.loads(primary["RedrivePolicy"]) == {"deadLetterTargetArn": dlq["QueueArn"], "maxReceiveCount": 5}
@@ -86,17 +86,17 @@ def test_a_queue_is_made_once_and_a_dry_run_makes_nothing(
     topics = [topic.arn for topic in contracts["gfs"].notifications.topics]
     assert statement["Condition"] == {"ArnEquals": {"aws:SourceArn": sorted(topics)}}
     assert statement["Resource"] == primary["QueueArn"]
-    # Another dataset on the same queue adds to it.
+    # Another dataset on the same queue is added to its policy.
     assert ("created" in dict(changes(call, dataset="nexrad-l2")).values()) is True
     both = json.loads(standing(cloud)[cloud.primary_queue]["Policy"])["Statement"]
-    assert [one["Sid"] for one in both] == ["KfmGfs", "KfmNexradL2"]
+    assert [policy_part["Sid"] for policy_part in both] == ["KfmGfs", "KfmNexradL2"]
     assert both[0] == statement
     assert {change for _, change in changes(call)} == {"unchanged"}
 
 
 @pytest.mark.clause("BEY-12")
 @pytest.mark.parametrize("part", ["attribute", "policy", "filter", "raw"])
-def test_what_differs_is_said_and_mended_only_when_asked(part: str, cloud: EmbeddedCloud, call: Call) -> None:
+def test_drift_is_reported_and_repaired_only_on_request(part: str, cloud: EmbeddedCloud, call: Call) -> None:
     changes(call)
     sound = standing(cloud)
     sqs, sns = cloud.client("sqs"), cloud.client("sns")
@@ -124,19 +124,19 @@ def test_what_differs_is_said_and_mended_only_when_asked(part: str, cloud: Embed
 
 
 @pytest.mark.clause("BEY-11", "BEY-12")
-def test_the_subscription_lets_through_what_is_of_the_dataset_and_the_doctor_finds_nothing_wrong_with_it(
+def test_the_subscription_filters_by_dataset_and_passes_the_doctor(
     cloud: EmbeddedCloud, contracts: ContractRegistry, call: Call
 ) -> None:
     changes(call)
     diagnoses = json.loads(call("doctor", "--json").out)["findings"]
-    found = [
+    reported = [
         finding for finding in diagnoses if finding["check"] in {"queue", "dead letters"} and finding["verdict"] != "ok"
     ]
-    # Only gfs was asked for.
-    assert [(one["verdict"], one["what"]) for one in found] == [
+    # Only gfs was requested.
+    assert [(finding["verdict"], finding["what"]) for finding in reported] == [
         ("warning", "some datasets' topics may not send messages to the queue")
     ]
-    assert "NewGFSObject" not in found[0]["observed"]
+    assert "NewGFSObject" not in reported[0]["observed"]
     [topic] = [topic.arn for topic in contracts["gfs"].notifications.topics]
     publisher = cloud.client("sns", account=topic.split(":")[4])
     prefix = contracts["gfs"].storage.prefixes[0]
@@ -146,28 +146,30 @@ def test_the_subscription_lets_through_what_is_of_the_dataset_and_the_doctor_fin
     received = cloud.client("sqs").receive_message(
         QueueUrl=url_of(cloud, cloud.primary_queue), MaxNumberOfMessages=10, WaitTimeSeconds=1
     )["Messages"]
-    keys = [json.loads(json.loads(one["Body"])["Message"])["Records"][0]["s3"]["object"]["key"] for one in received]
+    keys = [
+        json.loads(json.loads(message["Body"])["Message"])["Records"][0]["s3"]["object"]["key"] for message in received
+    ]
     assert keys == [f"{prefix}x"]
 
 
 @pytest.mark.clause("BEY-12")
-def test_terraform_makes_what_the_command_makes(contracts: ContractRegistry, call: Call) -> None:
+def test_terraform_creates_the_same_resources_as_the_command(contracts: ContractRegistry, call: Call) -> None:
     plan = QueuePlan.of(contracts["gfs"], contracts, Settings.load())
     printed = call("queue", "create", "--dataset", "gfs", "--print", "terraform").out
     [called] = hcl2.loads(printed)["module"]
-    [given] = called.values()
+    [arguments] = called.values()
     module = hcl2.loads(MODULE.read_text(encoding="utf-8"))
-    variables = {_plain(name): body for one in module["variable"] for name, body in one.items()}
-    assert {_plain(name) for name in given} - {"source"} - {"__is_block__"} <= set(variables)
-    wanted = plan.attributes("dlq")
-    assert (given["visibility_timeout"], given["max_receive_count"]) == (int(wanted["VisibilityTimeout"]), 5)
-    assert _plain(given["queue_name"]) == plan.queue
-    topics = {_plain(arn): json.loads(json.loads(policy)) for arn, policy in given["topics"].items()}
+    variables = {_plain(name): body for block in module["variable"] for name, body in block.items()}
+    assert {_plain(name) for name in arguments} - {"source"} - {"__is_block__"} <= set(variables)
+    expected = plan.attributes("dlq")
+    assert (arguments["visibility_timeout"], arguments["max_receive_count"]) == (int(expected["VisibilityTimeout"]), 5)
+    assert _plain(arguments["queue_name"]) == plan.queue
+    topics = {_plain(arn): json.loads(json.loads(policy)) for arn, policy in arguments["topics"].items()}
     assert topics == plan.subscriptions
     resources = {
         (_plain(kind), _plain(name)): body
-        for one in module["resource"]
-        for kind, named in one.items()
+        for block in module["resource"]
+        for kind, named in block.items()
         for name, body in named.items()
     }
     assert resources["aws_sqs_queue", "primary"]["message_retention_seconds"] == QUEUE_RETENTION
@@ -176,7 +178,7 @@ def test_terraform_makes_what_the_command_makes(contracts: ContractRegistry, cal
     assert "aws_sqs_queue.dlq.arn" in primary
     assert "var.max_receive_count" in primary
     statement = plan.statement("queue")
-    [document] = [body for one in module["data"] for named in one.values() for body in named.values()]
+    [document] = [body for block in module["data"] for named in block.values() for body in named.values()]
     text = json.dumps(document)
     assert all(
         word in text for word in (statement["Action"], statement["Principal"]["Service"], "ArnEquals", "aws:SourceArn")
@@ -188,13 +190,13 @@ def test_terraform_makes_what_the_command_makes(contracts: ContractRegistry, cal
 
 
 @pytest.mark.clause("BEY-12")
-def test_the_printed_policy_allows_what_the_deployment_does_and_no_more(
+def test_the_printed_policy_allows_exactly_the_deployments_requests(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_CATALOG_URL", "s3://ours/catalog")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     policy = json.loads(call("queue", "create", "--dataset", "gfs", "--print", "iam").out)
-    allowed = {(action, arn) for one in policy["Statement"] for action in one["Action"] for arn in one["Resource"]}
+    allowed = {(action, arn) for part in policy["Statement"] for action in part["Action"] for arn in part["Resource"]}
     resources = {
         **{f"arn:aws:sqs:us-east-1:*:kfm-nodd-{name}": f"sqs:{QUEUES}" for name in ("primary", "dlq")},
         "arn:aws:s3:::noaa-gfs-bdp-pds": "s3:ListBucket",
@@ -210,7 +212,7 @@ def test_the_printed_policy_allows_what_the_deployment_does_and_no_more(
     }
 
 
-def test_messages_stay_hidden_for_as_long_as_the_contract_and_the_lease_ask(contracts: ContractRegistry) -> None:
+def test_the_visibility_timeout_follows_contract_and_lease(contracts: ContractRegistry) -> None:
     contract = contracts["gfs"]
     for visibility, lease, timeout in ((900, 960, 900), (1200, 960, 1200), (900, 1261, 1201), (1201, 1260, 1201)):
         queue = contract.queue.model_copy(update={"visibility_timeout": visibility})
@@ -219,7 +221,7 @@ def test_messages_stay_hidden_for_as_long_as_the_contract_and_the_lease_ask(cont
         assert planned.visibility_timeout == timeout, (visibility, lease)
 
 
-def test_a_filter_has_as_many_prefixes_as_sns_takes_and_none_for_another_shape(contracts: ContractRegistry) -> None:
+def test_a_filter_respects_the_prefix_limit_of_sns_and_is_omitted_for_other_shapes(contracts: ContractRegistry) -> None:
     def filtered(count: int) -> bool:
         prefixes = [f"gfs.{number}" for number in range(count)]
         storage = contracts["gfs"].storage.model_copy(update={"prefixes": prefixes})
@@ -232,7 +234,7 @@ def test_a_filter_has_as_many_prefixes_as_sns_takes_and_none_for_another_shape(c
     assert filter_policy(contracts, chunks.arn) is None
 
 
-def test_a_topic_that_delivers_no_more_is_not_subscribed(cloud: EmbeddedCloud, call: Call) -> None:
+def test_a_retired_topic_is_not_subscribed(cloud: EmbeddedCloud, call: Call) -> None:
     call("queue", "create", "--dataset", "surface-obs").refused("needs no queue; observed Retired since 2025-08-29: ")
     subscribed = {what.rpartition(":")[2] for what, _ in changes(call, dataset="goes-glm") if "subscription" in what}
     assert subscribed == {"NewGOES18Object", "NewGOES19Object"}

@@ -1,4 +1,4 @@
-"""A ledger on the bench: a clock that stands still, and shortcuts to any state."""
+"""A ledger for tests, with a fixed clock and shortcuts to any state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HISTORY_BY_MOVE = """
 
 @dataclass
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that only moves by `advance`."""
 
     now: datetime = datetime(2025, 12, 3, 12, tzinfo=UTC)
 
@@ -59,7 +59,7 @@ class Clock:
 
 @dataclass
 class Bench:
-    """A ledger with its database and clock, and shortcuts to any state; each of its calls has its own transaction."""
+    """A ledger with database, clock, and shortcuts to any state; each call has its own transaction."""
 
     database: Database
     ledger: Any
@@ -77,16 +77,16 @@ class Bench:
         return claimed
 
     def bring_to(self, status: str, unit: Envelope) -> None:
-        """Give the unit a record and take it there by legal transitions."""
+        """Record the unit and bring it to a status by legal transitions."""
         bring(self.ledger, status, [unit])
 
     def type_by_hand(self, sql: str, **parameters: Any) -> int:
-        """Run SQL as a person with a database shell would; return the number of rows."""
+        """Run SQL as from a database shell; return the number of rows."""
         with self.database.engine.begin() as connection:
             return connection.execute(sa.text(sql), parameters).rowcount
 
     def counted(self) -> list[MoveCount]:
-        """Count the moves in the whole history."""
+        """Count the transitions in the whole history."""
         return counted(self.database)
 
     def ask(self, sql: str, **parameters: Any) -> list[Any]:
@@ -95,7 +95,7 @@ class Bench:
 
 
 def counted(database: Database) -> list[MoveCount]:
-    """Count the moves in the whole history, as `Ledger.move_counts` says them without it."""
+    """Count the transitions in the whole history, to compare with `Ledger.move_counts`."""
     with database.engine.begin() as connection:
         return [
             MoveCount(**{**row, "to_status": Status(row["to_status"]), "moves": int(row["moves"])})
@@ -112,7 +112,7 @@ class Heard(list[dict[str, Any]]):
 
     def handle(self, record: logging.LogRecord) -> None:
         fields = json.loads(record.getMessage())
-        # What a formatter finds as attributes is what the line says.
+        # The record's attributes, which formatters use, equal the line's fields.
         assert fields.items() <= vars(record).items()
         self.append(fields)
         self.records.append(record)
@@ -120,16 +120,16 @@ class Heard(list[dict[str, Any]]):
 
 @contextmanager
 def heard() -> Iterator[Heard]:
-    """Listen to the ledger's events of every level."""
-    found = Heard()
+    """Collect the ledger's events of every level."""
+    events = Heard()
     logger, listener = logging.getLogger(EVENTS), logging.NullHandler()
-    listener.handle = found.handle
+    listener.handle = events.handle
     level = logger.level
     logger.addHandler(listener)
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
     try:
-        yield found
+        yield events
     finally:
         logger.setLevel(level)
         logger.propagate = True
@@ -137,7 +137,7 @@ def heard() -> Iterator[Heard]:
 
 
 def expected_event(change: HistoryEntry, dataset: str) -> dict[str, Any] | None:
-    """The event of a change by the history; None for a change that has none."""
+    """Return the event expected for a change of the history, or None."""
     if change.to_status in {"succeeded", "failed", "quarantined"}:
         event = str(change.to_status)
     elif change.to_status == "pending" and change.from_status in {"failed", "quarantined"}:
@@ -162,13 +162,13 @@ def make_bench(database: Database, contracts: ContractRegistry, **more: Any) -> 
 
 
 def with_retry(contracts: ContractRegistry, **retry: Any) -> ContractRegistry:
-    """The same contracts with another retry policy."""
+    """Return the contracts with another retry policy."""
     policies = {contract.id: Retry(**contract.retry.model_dump() | retry) for contract in contracts}
     return ContractRegistry.of([contract.model_copy(update={"retry": policies[contract.id]}) for contract in contracts])
 
 
 def without_jitter(contracts: ContractRegistry) -> ContractRegistry:
-    """The same contracts with waits that a test can write down."""
+    """Return the contracts with exact waits."""
     waits = {contract.id: contract.retry.backoff.model_copy(update={"kind": "exp"}) for contract in contracts}
     retries = {contract.id: contract.retry.model_copy(update={"backoff": waits[contract.id]}) for contract in contracts}
     return ContractRegistry.of([contract.model_copy(update={"retry": retries[contract.id]}) for contract in contracts])

@@ -1,7 +1,7 @@
-"""Processes that claim until nothing is left, as `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
+"""Processes that claim until no unit is pending, as `python -m kfm_dagster_tests.ledger.claimer URL RUN DAY`.
 
-One says `ready`, waits for a line on its standard input, and prints what it won, and in which time, as JSON. `contend`
-starts several and lets them go at the same moment.
+Each prints `ready`, waits for a line on standard input, and prints its claims and its time as JSON. `contend`
+starts several and releases them at the same time.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ ROOT = Path(__file__).resolve().parents[2]
 BITE = 20
 """Units of one claim; few, so that the processes meet often."""
 WORK_SECONDS = 0.005
-"""Pause after a claim: without it SQLite's lock goes back to the one that has just held it."""
+"""Pause after a claim: without it the last holder would get SQLite's lock again."""
 TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """What each process won, by run, and how long the slowest took."""
+    """The claims of each process by run, and the seconds of the slowest."""
 
     won: Mapping[str, Sequence[str]]
     seconds: float
 
 
 def contend(url: str, *, day: str, processes: int) -> Contention:
-    """Let processes claim a day's pending units from the same moment on."""
+    """Let processes claim a day's pending units, starting at the same time."""
     with ExitStack() as stack:
         children = {
             name: stack.enter_context(
@@ -57,9 +57,10 @@ def contend(url: str, *, day: str, processes: int) -> Contention:
         for child in children.values():
             child.stdin.write("go\n")
             child.stdin.flush()
-        told = {name: json.loads(child.communicate(timeout=TIMEOUT_SECONDS)[0]) for name, child in children.items()}
+        results = {name: json.loads(child.communicate(timeout=TIMEOUT_SECONDS)[0]) for name, child in children.items()}
     return Contention(
-        won={name: one["won"] for name, one in told.items()}, seconds=max(one["seconds"] for one in told.values())
+        won={name: result["won"] for name, result in results.items()},
+        seconds=max(result["seconds"] for result in results.values()),
     )
 
 

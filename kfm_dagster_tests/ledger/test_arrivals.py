@@ -1,4 +1,4 @@
-"""Arrival times: percentiles over days are those of the ledger, within the width of a class."""
+"""Arrival times: percentiles over days equal the ledger's within the width of a class."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ DAY = START.date()
 @given(st.lists(st.integers(0, 8 * 86_400), min_size=1, max_size=300), st.sampled_from([0.5, 0.95, 0.99]))
 def test_a_percentile_of_classes_is_within_one_percent_of_the_exact_one(seconds: list[int], share: float) -> None:
     exact = sorted(seconds)[max(1, math.ceil(share * len(seconds))) - 1]
-    found = percentile(Counter(map(class_of, seconds)), share)
-    assert abs(found - exact) <= 0.01 * exact + 0.5
+    approximation = percentile(Counter(map(class_of, seconds)), share)
+    assert abs(approximation - exact) <= 0.01 * exact + 0.5
 
 
-def test_what_was_announced_before_it_began_came_at_once() -> None:
+def test_an_announcement_before_the_start_counts_as_no_delay() -> None:
     assert percentile({class_of(-30): 1}, 0.5) == 0
 
 
-def test_days_are_counted_by_product_and_told_over_a_window(database: Database, contracts: ContractRegistry) -> None:
+def test_days_are_counted_by_product_and_summed_over_a_window(database: Database, contracts: ContractRegistry) -> None:
     bench, contract = make_bench(database, contracts), contracts["nexrad-l2"]
     delays = [60] * 50 + [300] * 45 + [600] * 5
     bench.ledger.ensure(
         [envelope(number, event_time=START + timedelta(seconds=number + delay)) for number, delay in enumerate(delays)]
     )
     with database.transaction() as tx:
-        # Counting a day again replaces what was counted.
+        # Counting a day again replaces its counts.
         for day in (DAY, DAY, DAY + timedelta(1)):
             count_day(contract, day, tx=tx)
         count_day(contracts["surface-obs"], DAY, tx=tx)
@@ -53,16 +53,16 @@ def test_days_are_counted_by_product_and_told_over_a_window(database: Database, 
     assert arrival_times(database, first=DAY + timedelta(1), last=DAY + timedelta(9)) == []
 
 
-def test_leads_of_a_forecast_are_told_apart(database: Database, contracts: ContractRegistry) -> None:
+def test_leads_of_a_forecast_are_counted_separately(database: Database, contracts: ContractRegistry) -> None:
     bench = make_bench(database, contracts)
     run = START.replace(minute=0, second=0)
     bench.ledger.ensure([_forecast(lead, run, timedelta(minutes=50 + lead)) for lead in range(19)])
     with database.transaction() as tx:
         count_day(contracts["hrrr"], date(2025, 12, 3), tx=tx)
-    found = arrival_times(database, first=DAY, last=DAY, dataset="hrrr", by_lead=True)
-    assert {one.lead for one in found} == {f"{lead:02}" for lead in range(19)}
-    assert {one.product for one in found} == {"conus sfc to 48 h"}
-    times: dict[str | None, ArrivalTimes] = {one.lead: one for one in found}
+    all_times = arrival_times(database, first=DAY, last=DAY, dataset="hrrr", by_lead=True)
+    assert {arrival.lead for arrival in all_times} == {f"{lead:02}" for lead in range(19)}
+    assert {arrival.product for arrival in all_times} == {"conus sfc to 48 h"}
+    times: dict[str | None, ArrivalTimes] = {arrival.lead: arrival for arrival in all_times}
     assert [times[f"{lead:02}"].p50 for lead in (0, 18)] == pytest.approx([50 * 60, 68 * 60], rel=0.01)
     [together] = arrival_times(database, first=DAY, last=DAY, dataset="hrrr")
     assert together.objects == 19

@@ -1,4 +1,4 @@
-"""The gap table on both databases: silences, drops and holes come when they are due, and go by themselves."""
+"""The gap table on both databases: silences, drops and holes open when due and close by themselves."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def gaps(database: Database) -> Gaps:
 
 
 def announced(bench: Bench, *ago: timedelta, site: str = "KTLX") -> None:
-    """Units whose announcements are so old."""
-    bench.ledger.ensure([envelope(next(_NUMBERS), site=site, event_time=NOW - one) for one in ago])
+    """Record units whose announcements have these ages."""
+    bench.ledger.ensure([envelope(next(_NUMBERS), site=site, event_time=NOW - age) for age in ago])
 
 
 def window(name: str = "volumes", at: datetime = NOW, groups: dict[str, str] | None = None) -> FeedWindow:
@@ -53,7 +53,7 @@ def open_kinds(gaps: Gaps) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("age", "silent"), [(timedelta(seconds=1199), False), (timedelta(seconds=1200), True)])
-def test_a_silence_is_noticed_within_two_cadences_and_closes_by_itself(
+def test_a_silence_is_detected_within_two_cadences_and_closes_by_itself(
     bench: Bench, gaps: Gaps, age: timedelta, silent: bool
 ) -> None:
     announced(bench, *[age + timedelta(seconds=number) for number in range(4)])
@@ -63,23 +63,21 @@ def test_a_silence_is_noticed_within_two_cadences_and_closes_by_itself(
     announced(bench, *[timedelta(seconds=number) for number in range(4)])
     gaps.look_at([window()], at=NOW)
     assert open_kinds(gaps) == []
-    known = gaps.list(since=LONG_AGO, closed=True)
-    assert [(gap.kind, gap.seen, gap.first_seen, gap.closed_at) for gap in known] == (
+    closed = gaps.list(since=LONG_AGO, closed=True)
+    assert [(gap.kind, gap.seen, gap.first_seen, gap.closed_at) for gap in closed] == (
         [(GapKind.SILENCE, 0, NOW, NOW)] if silent else []
     )
 
 
 @pytest.mark.parametrize(("oldest", "dropped"), [(timedelta(seconds=2399), False), (timedelta(seconds=2400), True)])
-def test_a_rate_has_dropped_below_half_and_not_at_half(
-    bench: Bench, gaps: Gaps, oldest: timedelta, dropped: bool
-) -> None:
+def test_a_drop_is_a_rate_below_half(bench: Bench, gaps: Gaps, oldest: timedelta, dropped: bool) -> None:
     announced(bench, *[timedelta(minutes=number) for number in range(3)], oldest)
     gaps.look_at([window()], at=NOW)
-    found = gaps.list(since=LONG_AGO)
-    assert [(gap.kind, gap.expected, gap.seen) for gap in found] == ([(GapKind.DROP, 8, 3)] if dropped else [])
+    gap_list = gaps.list(since=LONG_AGO)
+    assert [(gap.kind, gap.expected, gap.seen) for gap in gap_list] == ([(GapKind.DROP, 8, 3)] if dropped else [])
 
 
-def test_a_drop_that_becomes_a_silence_is_one_no_more(bench: Bench, gaps: Gaps) -> None:
+def test_a_drop_that_becomes_a_silence_is_closed(bench: Bench, gaps: Gaps) -> None:
     announced(bench, timedelta(minutes=19))
     gaps.look_at([window()], at=NOW)
     assert open_kinds(gaps) == [("volumes", "drop")]
@@ -87,7 +85,7 @@ def test_a_drop_that_becomes_a_silence_is_one_no_more(bench: Bench, gaps: Gaps) 
     assert open_kinds(gaps) == [("volumes", "silence")]
 
 
-def test_silences_of_datasets_and_products_come_and_go_by_themselves(bench: Bench, gaps: Gaps) -> None:
+def test_silences_of_datasets_and_products_open_and_close_independently(bench: Bench, gaps: Gaps) -> None:
     def looked(at: datetime) -> list[tuple[str, str]]:
         sites = [window(name, at, {"site": site}) for name, site in (("here", "KTLX"), ("there", "KICT"))]
         gaps.look_at([*sites, replace(window("here", at), dataset="hrrr")], at=at)
@@ -98,7 +96,7 @@ def test_silences_of_datasets_and_products_come_and_go_by_themselves(bench: Benc
     assert looked(NOW) == [("hrrr", "here"), ("nexrad-l2", "there")]
     announced(bench, *[timedelta(minutes=number) for number in range(8)], site="KICT")
     assert looked(NOW) == [("hrrr", "here")]
-    # Within its hour it is the same one that flares up again; after that it is another.
+    # Within an hour the same gap reopens; after that a new gap opens.
     for minutes, rows in ((30, 3), (90, 3)):
         every = [("hrrr", "here"), ("nexrad-l2", "here"), ("nexrad-l2", "there")]
         assert looked(NOW + timedelta(minutes=minutes)) == every
@@ -110,7 +108,7 @@ def test_silences_of_datasets_and_products_come_and_go_by_themselves(bench: Benc
     assert len(gaps.list(since=LONG_AGO, closed=True)) == 4
 
 
-def test_a_unit_is_announced_whatever_has_become_of_it(bench: Bench, gaps: Gaps) -> None:
+def test_a_unit_counts_as_announced_in_every_status(bench: Bench, gaps: Gaps) -> None:
     sites = dict(zip(("KTLX", "KICT", "KDDC", "KFTG", "KLOT"), Status, strict=True))
     for site, status in sites.items():
         for number in range(4):
@@ -120,7 +118,7 @@ def test_a_unit_is_announced_whatever_has_become_of_it(bench: Bench, gaps: Gaps)
     assert open_kinds(gaps) == []
 
 
-def test_the_list_has_holes_since_then_and_what_is_amiss_now(bench: Bench, gaps: Gaps) -> None:
+def test_the_list_has_holes_since_a_time_and_all_current_gaps(bench: Bench, gaps: Gaps) -> None:
     before = NOW - timedelta(days=9)
     for name, site in (("open", "KICT"), ("over", "KTLX")):
         gaps.look_at([window(name, before, {"site": site})], at=before)
@@ -133,19 +131,19 @@ def test_the_list_has_holes_since_then_and_what_is_amiss_now(bench: Bench, gaps:
     def listed(since: datetime, **more: Any) -> list[tuple[str, str, datetime]]:
         return [(gap.dataset, gap.product, gap.hour) for gap in gaps.list(since=since, **more)]
 
-    here, other = [("nexrad-l2", "volumes", hour) for hour in (first, second)], ("hrrr", "volumes", first)
+    here_gaps, other = [("nexrad-l2", "volumes", hour) for hour in (first, second)], ("hrrr", "volumes", first)
     silence, over = ("nexrad-l2", "open", before), ("nexrad-l2", "over", before)
-    assert listed(first) == [other, silence, *here]
-    assert listed(first + timedelta(seconds=1)) == [silence, here[1]]
+    assert listed(first) == [other, silence, *here_gaps]
+    assert listed(first + timedelta(seconds=1)) == [silence, here_gaps[1]]
     assert listed(first, limit=2) == [other, silence]
-    assert listed(first, dataset="nexrad-l2") == [silence, *here]
-    assert listed(first, closed=True) == [other, silence, *here]
-    assert listed(before, closed=True) == [other, silence, over, *here]
+    assert listed(first, dataset="nexrad-l2") == [silence, *here_gaps]
+    assert listed(first, closed=True) == [other, silence, *here_gaps]
+    assert listed(before, closed=True) == [other, silence, over, *here_gaps]
     for since, days in ((before, [first.date()]), (second, [first.date()]), (second + timedelta(seconds=1), [])):
         assert gaps.open_days("nexrad-l2", since=since) == days
 
 
-def test_a_product_is_followed_since_it_was_first_announced_and_a_listed_day_is_expected_whole(
+def test_a_product_is_expected_from_its_first_announcement_and_a_listed_day_completely(
     gaps: Gaps, database: Database
 ) -> None:
     day, next_day = NOW.date(), NOW.date() + timedelta(days=1)
@@ -187,23 +185,23 @@ def hours(*seen: int, expected: int = 2) -> list[ProductHour]:
     ]
 
 
-def repairs(found: Iterable[Gap]) -> list[tuple[int, int, str | None]]:
-    return [(gap.hour.hour, gap.seen, gap.repaired_by) for gap in found]
+def repairs(gap_rows: Iterable[Gap]) -> list[tuple[int, int, str | None]]:
+    return [(gap.hour.hour, gap.seen, gap.repaired_by) for gap in gap_rows]
 
 
-def test_a_hole_opens_for_one_object_less_and_closes_when_it_comes(gaps: Gaps, database: Database) -> None:
+def test_a_hole_opens_for_one_missing_object_and_closes_when_it_arrives(gaps: Gaps, database: Database) -> None:
     assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW) == (2, 0)
     assert repairs(gaps.list(since=LONG_AGO)) == [(1, 1, None), (2, 0, None)]
-    # Looking again changes nothing.
+    # A second check changes nothing.
     assert gaps.record("nexrad-l2", hours(2, 1, 0, 3), at=NOW + timedelta(hours=1)) == (0, 0)
     assert {gap.first_seen for gap in gaps.list(since=LONG_AGO)} == {NOW}
     assert gaps.record("nexrad-l2", hours(2, 2, 1, 3), at=NOW, run_id="r1") == (1, 1)
     assert repairs(gaps.list(since=LONG_AGO)) == [(2, 1, None)]
     assert repairs(gaps.list(since=LONG_AGO, closed=True)) == [(1, 2, "r1"), (2, 1, None)]
-    # What is taken back is missing again.
+    # An invalidated object is missing again.
     assert gaps.record("nexrad-l2", hours(2, 0, 3, 3), at=NOW) == (1, 1)
     assert repairs(gaps.list(since=LONG_AGO)) == [(1, 0, None)]
-    # What is expected may change, too; what was whole then stays closed by the run that brought it.
+    # A later expectation may be larger; a gap that was closed stays closed by its run.
     assert gaps.record("nexrad-l2", hours(3, 0, 3, 3, expected=3), at=NOW) == (1, 0)
     assert [gap.expected for gap in gaps.list(since=LONG_AGO)] == [3]
     with database.engine.connect() as connection:
@@ -215,9 +213,9 @@ def test_a_hole_opens_for_one_object_less_and_closes_when_it_comes(gaps: Gaps, d
     assert rows == 2
 
 
-def test_another_dataset_s_and_another_product_s_gaps_are_their_own(gaps: Gaps) -> None:
-    other = [replace(hour, product="others") for hour in hours(0)]
-    gaps.record("nexrad-l2", [*hours(0), *other], at=NOW)
+def test_gaps_are_separate_by_dataset_and_product(gaps: Gaps) -> None:
+    other_product = [replace(hour, product="others") for hour in hours(0)]
+    gaps.record("nexrad-l2", [*hours(0), *other_product], at=NOW)
     gaps.record("hrrr", hours(0), at=NOW)
     gaps.record("hrrr", hours(2), at=NOW)
     gaps.record("nexrad-l2", hours(2), at=NOW)

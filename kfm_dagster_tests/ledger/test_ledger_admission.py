@@ -1,4 +1,4 @@
-"""When a unit is let in, superseded, tried again, and when no more: by version, error class, deadline and switch."""
+"""Admission, supersession and retries of units by version, error class, deadline and switch."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ RUN = "run-1"
 
 
 def version(number: int, *, sequencer: str | None = None, later: float = 0, site: str = "KTLX") -> Envelope:
-    """The n-th version of one object, announced so many seconds after the first."""
+    """Return the n-th version of an object, announced `later` seconds after the first."""
     unit = envelope(0, object_version=f"etag-{number}", sequencer=sequencer, site=site)
     return unit.evolve(event_time=START + timedelta(minutes=5, seconds=later))
 
 
 def standing(bench: Bench, units: Sequence[Envelope]) -> list[str]:
-    found = bench.ledger.statuses(unit.wal_id for unit in units)
-    return [found[unit.wal_id].value for unit in units]
+    status_of = bench.ledger.statuses(unit.wal_id for unit in units)
+    return [status_of[unit.wal_id].value for unit in units]
 
 
 def successor(bench: Bench, unit: Envelope) -> str | None:
-    [found] = [version for version in bench.ledger.versions(unit.wal_id) if version.wal_id == unit.wal_id]
-    return found.superseded_by
+    [matching] = [version for version in bench.ledger.versions(unit.wal_id) if version.wal_id == unit.wal_id]
+    return matching.superseded_by
 
 
 @pytest.mark.clause("BEY-01", "WSM-03")
-def test_duplicate_stale_and_rewritten_events_are_told_apart_across_batches_and_restarts(
+def test_duplicate_stale_and_rewritten_events_are_distinguished_across_batches_and_restarts(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
     old, middle, new = (version(number, sequencer=f"0055AED6DCD9028{number}") for number in (1, 2, 3))
     assert bench.ledger.ensure([middle]) == EnsureResult(created=frozenset({middle.wal_id}), existing={})
-    # Another process, later: it knows nothing but what stands in the database.
+    # A later process has only the database's state.
     bench = make_bench(bench.database, contracts)
     assert bench.ledger.ensure([middle]).existing == {middle.wal_id: Status.PENDING}
     rewritten = bench.ledger.ensure([new])
@@ -56,15 +56,15 @@ def test_duplicate_stale_and_rewritten_events_are_told_apart_across_batches_and_
     bench = make_bench(bench.database, contracts)
     stale = bench.ledger.ensure([old])
     assert (stale.created, stale.stale, stale.superseded) == ({old.wal_id}, {old.wal_id}, frozenset())
-    again = bench.ledger.ensure([old, middle, new])
-    assert (again.created, again.stale, again.superseded) == (frozenset(),) * 3
+    repeated = bench.ledger.ensure([old, middle, new])
+    assert (repeated.created, repeated.stale, repeated.superseded) == (frozenset(),) * 3
     assert standing(bench, [old, middle, new]) == ["quarantined", "quarantined", "pending"]
     reasons = [bench.ledger.get(unit.wal_id).last_error_code for unit in (old, middle)]
     assert reasons == ["stale_event", "superseded"]
 
 
 NEWER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    # Of each pair the second is the newer one.
+    # The second of each pair is newer.
     "greater sequencer": ({"sequencer": "0A"}, {"sequencer": "0B"}),
     "greater sequencer, earlier event": ({"sequencer": "0A", "later": 60}, {"sequencer": "0B"}),
     # S3: pad with zeros on the right, then compare as text. As numbers 0B < 0A01, as text without zeros 0A < 0A01.
@@ -103,7 +103,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.clause("BEY-01")
-def test_versions_that_cannot_be_told_apart_are_both_let_in(bench: Bench) -> None:
+def test_versions_without_an_order_are_both_admitted(bench: Bench) -> None:
     for place, (name, pair) in enumerate(SAME.items()):
         units = [version(number, site=f"K{place:03d}", **facts) for number, facts in enumerate(pair)]
         for unit in units:
@@ -112,7 +112,7 @@ def test_versions_that_cannot_be_told_apart_are_both_let_in(bench: Bench) -> Non
 
 
 @pytest.mark.clause("BEY-01")
-def test_other_objects_are_no_versions(bench: Bench) -> None:
+def test_other_objects_are_not_versions(bench: Bench) -> None:
     unit = version(1, sequencer="0A")
     elsewhere = version(2, sequencer="0B", site="KDDC")
     later = START + timedelta(hours=1)
@@ -125,34 +125,34 @@ DEEDS = ("nothing", "claim", "succeed", "fail", "fail and retry", "quarantine")
 
 
 @pytest.mark.clause("BEY-01")
-def test_three_versions_in_every_order_of_arrival_end_alike(bench: Bench) -> None:
-    """Whatever is done between the arrivals: only the newest is left, and what had succeeded before stays so."""
+def test_three_versions_end_alike_in_every_order_of_arrival(bench: Bench) -> None:
+    """After any actions between the arrivals only the newest is pending, and earlier successes stay."""
     orders = list(itertools.permutations((1, 2, 3)))
     for number, (deed, order) in enumerate(itertools.product(DEEDS, orders)):
-        units = {one: version(one, sequencer=f"0{one}", site=f"K{number:03d}") for one in (1, 2, 3)}
+        units = {place: version(place, sequencer=f"0{place}", site=f"K{number:03d}") for place in (1, 2, 3)}
         succeeded = set()
         for one in order:
             bench.ledger.ensure([units[one]])
             succeeded |= act(bench, deed, list(units.values()))
         work_off(bench, list(units.values()))
-        ends = ["succeeded" if units[one].wal_id in succeeded else "quarantined" for one in (1, 2)]
+        ends = ["succeeded" if units[place].wal_id in succeeded else "quarantined" for place in (1, 2)]
         ends.append("quarantined" if deed == "quarantine" else "succeeded")
         assert standing(bench, list(units.values())) == ends, (order, deed)
         assert successor(bench, units[3]) is None
-        assert {successor(bench, units[one]) for one in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
+        assert {successor(bench, units[place]) for place in (1, 2)} <= {units[2].wal_id, units[3].wal_id}
 
 
 def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
-    """Do something to those of the units that wait; return those that succeeded by it."""
+    """Act on the pending units; return those that succeeded."""
     if deed == "nothing":
         return set()
-    known = bench.ledger.statuses(unit.wal_id for unit in units)
-    waiting = [unit for unit in units if known.get(unit.wal_id) is Status.PENDING]
+    status_of = bench.ledger.statuses(unit.wal_id for unit in units)
+    waiting = [unit for unit in units if status_of.get(unit.wal_id) is Status.PENDING]
     if deed == "quarantine":
         bench.ledger.quarantine([unit.wal_id for unit in waiting], reason_code="odd", decision=JANE)
         return set()
     if deed == "fail and retry":
-        # Once each: the newest must have an attempt left for its success.
+        # Once each, so that the newest has an attempt left for its success.
         waiting = [unit for unit in waiting if bench.ledger.get(unit.wal_id).attempts == 0]
     claimed = bench.claim(*waiting) if waiting else []
     if deed == "claim":
@@ -166,7 +166,7 @@ def act(bench: Bench, deed: str, units: list[Envelope]) -> set[str]:
 
 
 def work_off(bench: Bench, units: list[Envelope]) -> None:
-    """Work until nothing waits: the newest object is read as announced, of an older one nothing is left to read."""
+    """Run until no unit is pending: only the newest object can still be read."""
     newest = units[-1].wal_id
     for _ in range(8):
         bench.ledger.release_lost(run_ids=[RUN])
@@ -182,15 +182,15 @@ def work_off(bench: Bench, units: list[Envelope]) -> None:
 
 
 @pytest.mark.clause("BEY-01")
-def test_a_unit_that_is_superseded_while_its_attempt_fails_goes_to_quarantine_when_it_is_due(bench: Bench) -> None:
+def test_a_unit_superseded_while_its_attempt_fails_is_quarantined_when_due(bench: Bench) -> None:
     if bench.database.dialect == "sqlite":
-        pytest.skip("one writer at a time: whichever comes second sees the other")
+        pytest.skip("one writer at a time: the second transaction sees the first")
     old, new = version(1, sequencer="01"), version(2, sequencer="02")
     bench.ledger.ensure([old])
     claimed = bench.claim(old)
     with bench.database.transaction() as tx:
         report = bench.ledger.settle([failed(unit, "etag_mismatch") for unit in claimed], run_id=RUN, tx=tx)
-        bench.ledger.ensure([new])  # neither sees what the other has not committed
+        bench.ledger.ensure([new])  # neither transaction sees the other's uncommitted changes
     assert report.failed == (old.wal_id,)
     bench.clock.advance(10**6)
     assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
@@ -210,10 +210,10 @@ RELEASES: dict[str, Callable[[Bench, Transaction], RecoverReport]] = {
 @pytest.mark.clause("BEY-01", "BEY-02", "WSM-11")
 @pytest.mark.parametrize("attempt", [1, 3], ids=["attempts left", "last attempt"])
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_claim_is_taken_back_while_a_newer_version_is_let_in(bench: Bench, release: str, attempt: int) -> None:
-    """The admission refers to the claimed record by a foreign key, and holds no claim on it."""
+def test_a_claim_is_revoked_while_a_newer_version_is_admitted(bench: Bench, release: str, attempt: int) -> None:
+    """The admission references the claimed record by a foreign key without locking its claim."""
     if bench.database.dialect == "sqlite":
-        pytest.skip("one writer at a time: whichever comes second sees the other")
+        pytest.skip("one writer at a time: the second transaction sees the first")
     old, new = version(1, sequencer="01"), version(2, sequencer="02")
     bench.ledger.ensure([old])
     for _ in range(attempt - 1):
@@ -225,18 +225,20 @@ def test_a_claim_is_taken_back_while_a_newer_version_is_let_in(bench: Bench, rel
     with bench.database.transaction() as admission:
         bench.ledger.ensure([new], tx=admission)
         with bench.database.transaction() as tx:
-            tx.connection.exec_driver_sql("SET LOCAL lock_timeout = '20s'")  # neither may wait for the other
+            tx.connection.exec_driver_sql(
+                "SET LOCAL lock_timeout = '20s'"
+            )  # neither transaction may wait for the other
             report = RELEASES[release](bench, tx)
     assert report.requeued + report.quarantined == (old.wal_id,)
     assert standing(bench, [old, new]) == ["quarantined" if attempt == 3 else "pending", "pending"]
     if attempt == 1:
-        # What was superseded and is tried once more finds its object overwritten, and goes there, too.
+        # A retried superseded unit finds its object overwritten, and is quarantined, too.
         bench.ledger.settle([failed(unit, "etag_mismatch") for unit in bench.claim(old)], run_id=RUN)
         assert bench.ledger.history(old.wal_id)[-1].reason == "superseded"
 
 
 @pytest.mark.clause("BEY-01")
-def test_a_released_stale_unit_is_one_attempt_and_back(bench: Bench) -> None:
+def test_a_released_stale_unit_gets_one_attempt_and_is_quarantined_again(bench: Bench) -> None:
     new, old = version(2, sequencer="02"), version(1, sequencer="01")
     bench.ledger.ensure([new])
     bench.ledger.ensure([old])
@@ -254,8 +256,8 @@ TRANSIENT = "storage_unavailable"
 
 
 def fail(bench: Bench, unit: Envelope, code: str) -> Any:
-    """One attempt that fails with a code."""
-    return bench.ledger.settle([failed(one, code) for one in bench.claim(unit)], run_id=RUN)
+    """Claim the unit and fail its attempt with a code."""
+    return bench.ledger.settle([failed(claimed, code) for claimed in bench.claim(unit)], run_id=RUN)
 
 
 def rows(bench: Bench, unit: Envelope) -> tuple[Any, int]:
@@ -318,7 +320,7 @@ def test_a_permanent_error_has_its_own_smaller_number_of_attempts(
 
 
 @pytest.mark.clause("WSM-14")
-def test_a_permanent_error_is_tried_once_unless_time_may_cure_it(bench: Bench) -> None:
+def test_a_permanent_error_is_tried_once_unless_it_may_pass_with_time(bench: Bench) -> None:
     permanent = ("size_zero", "unreadable_format", "truncated_object", "contract_fault")
     curable = ("missing_object", "access_denied", "size_mismatch")
     for number, code in enumerate((*permanent, *curable)):
@@ -332,10 +334,10 @@ def test_a_permanent_error_is_tried_once_unless_time_may_cure_it(bench: Bench) -
 
 
 @pytest.mark.clause("WSM-07", "WSM-14")
-def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those_behind_it(
+def test_a_failure_without_attempts_under_a_stricter_contract_does_not_block_others(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
-    """The contract was changed after the attempt; due first at every tick, it would keep the next one from its turn."""
+    """The contract changed after the attempt; the unit, always due first, must not block the next one."""
     hopeless, hopeful = envelope(1), envelope(2)
     bench.ledger.ensure([hopeless, hopeful])
     fail(bench, hopeless, PERMANENT)
@@ -345,8 +347,8 @@ def test_a_failure_that_a_stricter_contract_gives_no_attempt_makes_way_for_those
         bench.database, with_retry(contracts, permanent=PermanentErrors(codes=[PERMANENT], max_attempts=1).model_dump())
     )
     assert own_tx(strict.ledger).requeue([hopeless.wal_id], reason="incident") == frozenset()
-    other = make_bench(bench.database, ContractRegistry.of([contracts["hrrr"]]))
-    assert other.ledger.requeue([hopeful.wal_id], reason="incident") == frozenset()
+    other_bench = make_bench(bench.database, ContractRegistry.of([contracts["hrrr"]]))
+    assert other_bench.ledger.requeue([hopeful.wal_id], reason="incident") == frozenset()
     due = bench.clock.now + timedelta(days=1)
     assert [own_tx(strict.ledger).retry_due(now=due, limit=1) for _ in range(3)] == [{}, {("nexrad-l2", DAY): 1}, {}]
     record = bench.ledger.get(hopeless.wal_id)
@@ -378,23 +380,25 @@ def test_a_transient_error_is_retried_with_growing_waits_up_to_the_limit(bench: 
 
 @pytest.mark.clause("WSM-15")
 @pytest.mark.parametrize("late", [False, True])
-def test_past_the_deadline_only_a_person_s_replay_begins(late: bool, bench: Bench, contracts: ContractRegistry) -> None:
+def test_after_the_deadline_only_a_person_s_replay_starts(
+    late: bool, bench: Bench, contracts: ContractRegistry
+) -> None:
     bench = make_bench(bench.database, with_retry(contracts, deadline_seconds=600))
     unit = envelope()
     bench.ledger.ensure([unit])
-    # The next attempt would begin 60 seconds after the failure.
+    # The next attempt would start 60 seconds after the failure.
     bench.clock.advance(541 if late else 540)
     report = fail(bench, unit, TRANSIENT)
     record = bench.ledger.get(unit.wal_id)
     if not late:
         assert (report.failed, record.status) == ((unit.wal_id,), "failed")
-        # A replay that a person wants has no deadline.
+        # A person's replay has no deadline.
         bench.clock.advance(10**6)
         assert bench.ledger.requeue([unit.wal_id], reason="incident") == {unit.wal_id}
         assert fail(bench, unit, TRANSIENT).failed == (unit.wal_id,)
         return
     assert (report.quarantined, record.change_reason) == ((unit.wal_id,), "deadline_exceeded")
-    # Why it failed stays to be read.
+    # The reason of the failure is kept.
     assert record.last_error_code == TRANSIENT
     for reason in ReplayReason:
         assert bench.ledger.requeue([unit.wal_id], reason=reason) == frozenset()
@@ -417,7 +421,8 @@ def test_a_released_unit_without_attempts_gets_exactly_one_more(bench: Bench, en
         assert bench.ledger.release_lost(run_ids=[RUN]).quarantined == (unit.wal_id,)
     else:
         bench.ledger.settle(
-            [finished(one) if end == "succeeds" else failed(one, TRANSIENT) for one in bench.claim(unit)], run_id=RUN
+            [finished(claimed) if end == "succeeds" else failed(claimed, TRANSIENT) for claimed in bench.claim(unit)],
+            run_id=RUN,
         )
     after = bench.ledger.get(unit.wal_id)
     assert after.attempts == 4
@@ -428,7 +433,7 @@ def test_a_released_unit_without_attempts_gets_exactly_one_more(bench: Bench, en
 
 @pytest.mark.clause("WAL-10")
 @pytest.mark.parametrize("switch", ["nexrad-l2", EVERY_DATASET])
-def test_a_switched_off_dataset_is_neither_claimed_nor_let_in_nor_written(bench: Bench, switch: str) -> None:
+def test_a_switched_off_dataset_is_neither_claimed_nor_admitted_nor_written(bench: Bench, switch: str) -> None:
     waiting, broken, working = envelope(1), envelope(2), envelope(3)
     bench.bring_to("pending", waiting)
     bench.bring_to("failed", broken)
@@ -466,7 +471,7 @@ def test_a_claim_lost_while_switched_off_is_retried_once_it_is_on(bench: Bench) 
         bench.bring_to("in_progress", unit)
         bench.ledger.switches.engage("nexrad-l2", JANE)
         bench.clock.advance(0 if lost else 24 * 3600)
-        # Recovery gives the claim up; the unit stays failed while its dataset is off, with attempts left.
+        # Recovery releases the claim; the unit stays failed, with attempts left, while its dataset is off.
         assert bench.ledger.release_lost(run_ids=lost) == RecoverReport(failed=(unit.wal_id,))
         assert bench.ledger.retry_due(now=bench.clock.now, limit=10) == {}
         assert bench.ledger.get(unit.wal_id).status == "failed"
@@ -475,7 +480,7 @@ def test_a_claim_lost_while_switched_off_is_retried_once_it_is_on(bench: Bench) 
 
 
 @pytest.mark.clause("WSM-15", "PCS-23")
-def test_what_is_not_compensable_gets_no_second_attempt(bench: Bench, contracts: ContractRegistry) -> None:
+def test_a_failure_that_is_not_compensable_gets_no_second_attempt(bench: Bench, contracts: ContractRegistry) -> None:
     bench = make_bench(bench.database, contracts, human_review={GateIssue.G4})
     unit = envelope()
     bench.ledger.ensure([unit])

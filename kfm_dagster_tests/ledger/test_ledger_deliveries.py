@@ -1,4 +1,4 @@
-"""Messages: when they may leave the queue, and that none is ever lost; each ignored record leaves a row."""
+"""Messages: the condition of their deletion, their accounting, and rows of ignored records."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def due(bench: Bench) -> list[tuple[str, str]]:
     return [(entry.message_id, entry.receipt_handle) for entry in bench.deliveries.due_for_deletion(limit=100)]
 
 
-def test_a_message_leaves_the_queue_when_the_last_of_its_units_is_terminal(bench: Bench) -> None:
+def test_a_message_is_due_for_deletion_when_its_last_unit_is_terminal(bench: Bench) -> None:
     one, two = envelope(1), envelope(2)
     receive(bench, message(1, one, two), units=(one, two))
     assert due(bench) == []
@@ -67,22 +67,22 @@ def test_a_message_leaves_the_queue_when_the_last_of_its_units_is_terminal(bench
     assert bench.deliveries.counts()[DeliveryState.DELETED] == 1
 
 
-def test_a_message_that_announces_nothing_of_ours_may_go_at_once(bench: Bench) -> None:
+def test_a_message_without_our_units_is_due_for_deletion_at_once(bench: Bench) -> None:
     receive(bench, message(1, state=DeliveryState.IGNORED))
     assert due(bench) == [("m1", "r-1")]
 
 
-def test_a_message_with_a_rejected_part_stays_though_its_other_unit_is_done(bench: Bench) -> None:
+def test_a_message_with_a_rejected_record_stays_after_its_other_unit_ended(bench: Bench) -> None:
     unit = envelope()
     receive(bench, message(1, unit), units=(unit,))
     bench.deliveries.reject([rejection(1), rejection(1, 2)])
-    bench.ledger.settle([finished(one) for one in bench.claim(unit)], run_id="run-1")
+    bench.ledger.settle([finished(claimed) for claimed in bench.claim(unit)], run_id="run-1")
     assert due(bench) == []
     assert bench.deliveries.counts()[DeliveryState.REJECTED] == 1
     assert [entry.record_index for entry in bench.deliveries.rejected()] == [0, 2]
 
 
-def test_a_rejection_is_kept_redacted_once_per_record_and_only_for_a_known_message(bench: Bench) -> None:
+def test_a_rejection_is_stored_redacted_once_per_record_of_a_known_message(bench: Bench) -> None:
     receive(bench, message(1))
     entry = Rejection(message_id="m1", record_index=0, reason_code="signature_invalid", detail="from jane@noaa.gov")
     for _ in range(2):
@@ -110,27 +110,27 @@ def test_a_redelivery_renews_the_handle_and_a_deleted_message_is_in_flight_again
 
 
 @pytest.mark.clause("SEC-04", "SEC-11")
-def test_a_redelivery_moves_no_landing_and_makes_no_message_verified(bench: Bench) -> None:
+def test_a_redelivery_changes_neither_landing_nor_verification(bench: Bench) -> None:
     unchecked, verified = message(1), dataclasses.replace(message(2), authenticity="verified")
     receive(bench, unchecked, verified)
     for authenticity in ("verified", "unchecked"):
-        again = {"landing_sha256": "b" * 64, "authenticity": authenticity}
-        receive(bench, dataclasses.replace(unchecked, **again), dataclasses.replace(verified, **again))
+        changed = {"landing_sha256": "b" * 64, "authenticity": authenticity}
+        receive(bench, dataclasses.replace(unchecked, **changed), dataclasses.replace(verified, **changed))
     rows = bench.ask("SELECT message_id, landing_sha256, signature, receive_count FROM nodd_wal_deliveries ORDER BY 1")
     assert [tuple(row.values()) for row in rows] == [("m1", SHA, "unchecked", 3), ("m2", SHA, "verified", 3)]
     assert bench.deliveries.verified(["m1", "m2"]) == {"m2"}
 
 
 @pytest.mark.clause("BEY-03")
-def test_a_deletion_by_a_receipt_that_is_not_the_newest_leaves_the_message_due(bench: Bench) -> None:
+def test_a_deletion_with_an_older_receipt_leaves_the_message_due(bench: Bench) -> None:
     one, two = envelope(1), envelope(2)
     receive(bench, message(1, one), message(2, two), units=(one, two))
     bench.bring_to("succeeded", one)
     bench.bring_to("succeeded", two)
-    taken = bench.deliveries.due_for_deletion(limit=10)
-    # SQS takes both receipts, but the second message has come again by then.
+    due_messages = bench.deliveries.due_for_deletion(limit=10)
+    # SQS accepts both receipts, but the second message was redelivered meanwhile.
     receive(bench, message(2, two, receipt="new"), units=(two,))
-    bench.deliveries.mark_acknowledged(taken)
+    bench.deliveries.mark_acknowledged(due_messages)
     assert bench.deliveries.states(["m1", "m2"]) == {"m1": DeliveryState.DELETED, "m2": DeliveryState.IN_FLIGHT}
     assert due(bench) == [("m2", "new-2")]
     bench.deliveries.mark_acknowledged(bench.deliveries.due_for_deletion(limit=10))
@@ -138,13 +138,13 @@ def test_a_deletion_by_a_receipt_that_is_not_the_newest_leaves_the_message_due(b
     assert bench.deliveries.conservation().messages["deleted"] == 2
 
 
-def test_two_messages_of_one_unit_are_one_duplicate(bench: Bench) -> None:
+def test_two_messages_of_one_unit_count_as_one_duplicate(bench: Bench) -> None:
     unit, other = envelope(1), envelope(2)
     receive(bench, message(1, unit), message(2, unit, other), message(3, unit), units=(unit, other))
     assert bench.deliveries.duplicates() == {"nexrad-l2": 2}
 
 
-def test_a_failed_unit_holds_its_message_back_until_its_next_attempt(bench: Bench) -> None:
+def test_a_failed_unit_hides_its_message_until_its_next_attempt(bench: Bench) -> None:
     one, two, fine = envelope(1), envelope(2), envelope(3)
     receive(bench, message(1, one, two), message(2, fine), units=(one, two, fine))
     bench.ledger.settle([failed(unit) for unit in bench.claim(one)], run_id="run-1")
@@ -160,12 +160,12 @@ def test_a_failed_unit_holds_its_message_back_until_its_next_attempt(bench: Benc
 
 
 @pytest.mark.clause("BEY-03")
-def test_a_message_found_among_the_dead_letters_is_dead_unless_it_waits_there_for_its_units(bench: Bench) -> None:
+def test_a_message_among_the_dead_letters_is_dead_unless_its_units_are_pending(bench: Bench) -> None:
     unit = envelope()
     drained = dataclasses.replace(message(2, unit), queue="kfm-nodd-dlq")
     receive(bench, message(1, unit), drained, message(3, unit), message(4, unit), units=(unit,))
     bench.deliveries.reject([rejection(3)])
-    bench.deliveries.mark_deleted(["m4"])  # in vain, as it turns out
+    bench.deliveries.mark_deleted(["m4"])  # although it was not deleted
     names = ["m1", "m2", "m3", "m4", "m5"]
     bench.deliveries.mark_dead_lettered(names, queue="kfm-nodd-dlq")
     assert bench.deliveries.states(names) == {
@@ -178,7 +178,7 @@ def test_a_message_found_among_the_dead_letters_is_dead_unless_it_waits_there_fo
 
 
 @pytest.mark.parametrize("what", ["deleted", "acknowledged", "rejected", "dead-lettered"])
-def test_runs_and_ticks_that_note_the_same_messages_at_once_do_not_deadlock(bench: Bench, what: str) -> None:
+def test_concurrent_notes_of_the_same_messages_do_not_deadlock(bench: Bench, what: str) -> None:
     deliveries = bench.deliveries
     names = [f"{random.Random(number).getrandbits(64):016x}" for number in range(1_500)]
     own_tx(deliveries).record(dataclasses.replace(message(0), message_id=name) for name in names)
@@ -195,7 +195,7 @@ def test_runs_and_ticks_that_note_the_same_messages_at_once_do_not_deadlock(benc
     def repeat(seed: int) -> set[str]:
         noted: set[str] = set()
         for number in range(6):
-            # The order in which a database meets the rows depends on how many they are.
+            # The database's order of rows depends on their number.
             part = random.Random(seed * 10 + number).sample(names, 700 + 130 * number)
             note[what](part)
             noted |= set(part)
@@ -220,32 +220,32 @@ def test_conservation_holds_through_every_state_of_units_and_messages(bench: Ben
     bench.deliveries.reject([rejection(11)])
     bench.deliveries.mark_deleted(["m2"])
     bench.deliveries.mark_dead_lettered(["m13"], queue="kfm-nodd-dlq")
-    found = bench.deliveries.conservation()
-    assert (found.residual_units, found.residual_messages) == (0, 0)
-    assert (found.units_received, dict(found.units)) == (5, dict.fromkeys(states, 1))
-    assert found.messages_received == 9
-    assert found.messages == {"in_flight": 5, "rejected": 1, "ignored": 1, "deleted": 1, "dead_lettered": 1}
+    account = bench.deliveries.conservation()
+    assert (account.residual_units, account.residual_messages) == (0, 0)
+    assert (account.units_received, dict(account.units)) == (5, dict.fromkeys(states, 1))
+    assert account.messages_received == 9
+    assert account.messages == {"in_flight": 5, "rejected": 1, "ignored": 1, "deleted": 1, "dead_lettered": 1}
 
 
 @pytest.mark.clause("BEY-03")
-def test_conservation_shows_what_nothing_will_ever_end(bench: Bench) -> None:
+def test_conservation_counts_units_and_messages_that_cannot_end(bench: Bench) -> None:
     receive(bench, message(1, envelope(1)), message(2), message(3, envelope(1), envelope(2)))
-    found = bench.deliveries.conservation()
-    # Two units that nobody gave a record, and a message in flight that waits for no unit.
-    assert (found.residual_units, found.residual_messages) == (2, 1)
+    account = bench.deliveries.conservation()
+    # Two units without a record, and a message in flight without a pending unit.
+    assert (account.residual_units, account.residual_messages) == (2, 1)
     bench.ledger.ensure([envelope(1), envelope(2)])
     bench.deliveries.reject([rejection(2)])
-    found = bench.deliveries.conservation()
-    assert (found.residual_units, found.residual_messages) == (0, 0)
+    account = bench.deliveries.conservation()
+    assert (account.residual_units, account.residual_messages) == (0, 0)
     bench.type_by_hand("UPDATE nodd_wal_deliveries SET state = 'rejected' WHERE message_id = 'm3'")
     assert bench.deliveries.conservation().residual_messages == 1
 
 
 @pytest.mark.clause("BEY-03")
 def test_an_announced_unit_without_a_record_keeps_its_message_on_the_queue(bench: Bench) -> None:
-    known, unknown = envelope(1), envelope(2)
-    receive(bench, message(1, known, unknown), units=(known,))
-    bench.ledger.settle([finished(unit) for unit in bench.claim(known)], run_id="run-1")
+    recorded, unrecorded = envelope(1), envelope(2)
+    receive(bench, message(1, recorded, unrecorded), units=(recorded,))
+    bench.ledger.settle([finished(unit) for unit in bench.claim(recorded)], run_id="run-1")
     assert due(bench) == []
 
 
@@ -274,12 +274,12 @@ def rows(bench: Bench, view: View, *, limit: int = 10_000) -> Sequence[Any]:
 
 def kept(bench: Bench) -> list[IgnoredRecord]:
     names = [field.name for field in dataclasses.fields(IgnoredRecord)]
-    found = rows(bench, IGNORED)
-    return [IgnoredRecord(**{name: getattr(one, name) for name in names}) for one in found]
+    ignored = rows(bench, IGNORED)
+    return [IgnoredRecord(**{name: getattr(row, name) for name in names}) for row in ignored]
 
 
 @pytest.mark.clause("OPR-19")
-def test_a_message_that_comes_again_leaves_its_first_trace(bench: Bench) -> None:
+def test_a_redelivered_message_keeps_its_first_rows(bench: Bench) -> None:
     receive_ignored(bench, sidecar(0))
     bench.clock.advance(900)
     receive_ignored(bench, sidecar(0), sidecar(1))
@@ -289,13 +289,13 @@ def test_a_message_that_comes_again_leaves_its_first_trace(bench: Bench) -> None
 
 @pytest.mark.clause("OPR-19")
 @pytest.mark.parametrize("beyond", [0, 1, 4_000])
-def test_beyond_its_bound_a_message_s_records_are_counted_by_reason_and_dataset(bench: Bench, beyond: int) -> None:
+def test_records_beyond_the_limit_of_a_message_are_counted_by_reason_and_dataset(bench: Bench, beyond: int) -> None:
     named = [sidecar(index) for index in range(NAMED_PER_MESSAGE)]
     more = [sidecar(NAMED_PER_MESSAGE + index, dataset=f"d{index % 2}") for index in range(beyond)]
     receive_ignored(bench, *named, *more)
     groups = min(beyond, 2)
     assert len(kept(bench)) == NAMED_PER_MESSAGE + groups
-    assert [one.key for one in kept(bench)[NAMED_PER_MESSAGE:]] == [None] * groups
+    assert [record.key for record in kept(bench)[NAMED_PER_MESSAGE:]] == [None] * groups
     counts = {row.dataset: row.records for row in rows(bench, IGNORED_COUNTS)}
     assert counts.pop("hrrr") == NAMED_PER_MESSAGE
     assert sum(counts.values()) == beyond
@@ -308,7 +308,7 @@ def test_beyond_its_bound_a_message_s_records_are_counted_by_reason_and_dataset(
         st.tuples(st.sampled_from(["sidecar", "known_neighbour"]), st.sampled_from([None, "a", "b"])), max_size=300
     )
 )
-def test_no_record_is_counted_twice_or_not_at_all(records: list[tuple[str, str | None]]) -> None:
+def test_each_record_is_counted_once(records: list[tuple[str, str | None]]) -> None:
     rows = ignored_rows(
         "m",
         [

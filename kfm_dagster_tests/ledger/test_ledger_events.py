@@ -1,4 +1,4 @@
-"""Every end of an attempt, quarantine and recovery is one event of the log, and every quarantine one of governance."""
+"""Each end of an attempt, quarantine and recovery is one log event; each quarantine is one governance entry."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FIELDS = {"event", "wal_id", "dataset", "last_error_code", "attempt", "run_id"}
 
 
 class TakenBackError(Exception):
-    """What a test raises to have a transaction rolled back."""
+    """Raised by a test to roll back a transaction."""
 
 
 @dataclass
 class Scene:
-    """A ledger, and a unit with a newer version of its object."""
+    """A ledger and a unit with a newer version of its object."""
 
     bench: Bench
     contracts: ContractRegistry
@@ -44,14 +44,14 @@ class Scene:
     newer: Envelope
 
     def under(self, **retry: Any) -> Self:
-        """Go on under contracts with another policy, at the same time."""
+        """Continue under contracts with another retry policy, at the same time."""
         clock = self.bench.clock
         self.bench = make_bench(self.bench.database, with_retry(self.contracts, **retry))
         self.bench.clock.now = clock.now
         return self
 
     def claimed(self, attempt: int = 1) -> Envelope:
-        """Give the unit a record and claim it for its n-th attempt."""
+        """Record the unit and claim it for its n-th attempt."""
         self.bench.ledger.ensure([self.unit])
         [claim] = self.bench.claim(self.unit)
         while claim.attempt < attempt:
@@ -105,7 +105,7 @@ Act = Callable[[Scene, Transaction], object]
 
 @dataclass(frozen=True)
 class Way:
-    """What stands before, the call, and the events that follow: each with its code and, of a quarantine, why."""
+    """A start state, a call, and the expected events with code and, for a quarantine, reason."""
 
     before: Before
     act: Act
@@ -121,12 +121,12 @@ def attempted(number: int) -> Before:
 
 
 def calling(name: str, **arguments: Any) -> Act:
-    """Call the ledger in the transaction of the way."""
+    """Call the ledger in the case's transaction."""
     return lambda scene, tx: getattr(scene.bench.ledger, name)(**arguments, tx=tx)
 
 
 def ending(end: Callable[[Envelope], Envelope], attempt: int = 1) -> Act:
-    """Settle the unit's attempt as it ends."""
+    """Settle the unit's attempt with an outcome."""
     return lambda scene, tx: scene.bench.ledger.settle([end(scene.unit.evolve(attempt=attempt))], run_id=RUN, tx=tx)
 
 
@@ -237,7 +237,7 @@ WAYS = {
         lambda scene, tx: scene.override(tx, Status.QUARANTINED, GovernanceAction.RELEASE),
         ("recovered", "test"),
     ),
-    # Nothing had failed: a decision, and no recovery.
+    # No failure precedes it, so it is a decision and not a recovery.
     "a person has a success done again": way(
         brought_to("succeeded"), lambda scene, tx: scene.override(tx, Status.SUCCEEDED, GovernanceAction.REPEAT)
     ),
@@ -259,9 +259,7 @@ def log() -> Iterator[Heard]:
 
 @pytest.mark.clause("WSM-20", "SEC-02", "TEL-06")
 @pytest.mark.parametrize("name", WAYS)
-def test_each_change_is_one_event_and_each_quarantine_one_entry_once_it_is_committed(
-    name: str, scene: Scene, log: Heard
-) -> None:
+def test_each_committed_change_is_one_event_and_each_quarantine_one_entry(name: str, scene: Scene, log: Heard) -> None:
     way = WAYS[name]
     way.before(scene)
     log.clear()
@@ -277,21 +275,23 @@ def test_each_change_is_one_event_and_each_quarantine_one_entry_once_it_is_commi
         way.act(scene, tx)
         assert log == []
     new = scene.history[changes:]
-    assert [(one["event"], one["last_error_code"]) for one in log] == [(*change, None)[:2] for change in way.expected]
+    assert [(event["event"], event["last_error_code"]) for event in log] == [
+        (*change, None)[:2] for change in way.expected
+    ]
     assert log == [event for change in new if (event := expected_event(change, scene.unit.dataset))]
-    assert all(set(one) == FIELDS | ({"stac_item_id"} if one["event"] == "succeeded" else set()) for one in log)
+    assert all(set(event) == FIELDS | ({"stac_item_id"} if event["event"] == "succeeded" else set()) for event in log)
     written = scene.entries[: len(scene.entries) - entries]
     quarantined = [change for change in new if change.to_status == Status.QUARANTINED]
-    assert [(one.record_version, one.from_status, one.to_status, one.actor) for one in written] == [
+    assert [(entry.record_version, entry.from_status, entry.to_status, entry.actor) for entry in written] == [
         (change.version, change.from_status, change.to_status, change.actor) for change in quarantined
     ]
-    assert [one.reason for one in written] == [change[2] for change in way.expected if change[0] == "quarantined"]
+    assert [entry.reason for entry in written] == [change[2] for change in way.expected if change[0] == "quarantined"]
 
 
-def test_the_table_has_every_way_there_is() -> None:
-    taken = {(change[0], code) for way in WAYS.values() for change in way.expected for code in change[1:]}
+def test_the_table_has_every_kind_of_change() -> None:
+    covered = {(change[0], code) for way in WAYS.values() for change in way.expected for code in change[1:]}
     of_ledger = {code.value for code in LedgerCode}
-    assert of_ledger - {code for _, code in taken} == set()
+    assert of_ledger - {code for _, code in covered} == set()
     kinds = {
         (rule.from_status, rule.to_status): expected_event(_change(rule.from_status, rule.to_status), "d")
         for rule in (*TRANSITIONS, *OVERRIDES)
@@ -318,7 +318,7 @@ def _change(before: Status | None, after: Status) -> HistoryEntry:
 
 
 @pytest.mark.clause("SEC-04", "TEL-06")
-def test_an_event_is_a_line_of_json_that_names_unit_and_run_and_quotes_nobody(scene: Scene, log: Heard) -> None:
+def test_an_event_is_a_json_line_with_unit_and_run_and_without_free_text(scene: Scene, log: Heard) -> None:
     claim = scene.claimed()
     error = failed(claim)
     secret = replace(error.integrity.issues[0], message="s3://bucket/key?X-Amz-Signature=geheim of jane@example.org")
@@ -337,8 +337,8 @@ def test_an_event_is_a_line_of_json_that_names_unit_and_run_and_quotes_nobody(sc
 
 
 @pytest.mark.clause("WSM-20")
-def test_a_quarantine_warns_unless_a_person_decided_it(scene: Scene, log: Heard) -> None:
-    """The command says what its user did; a warning beside it would be about nothing."""
+def test_a_quarantine_logs_a_warning_unless_a_person_decided_it(scene: Scene, log: Heard) -> None:
+    """The command already prints the decision, so a warning would be noise."""
     scene.bench.bring_to("failed", scene.unit)
     log.records.clear()
     with scene.bench.database.transaction() as tx:
@@ -352,22 +352,24 @@ def test_a_quarantine_warns_unless_a_person_decided_it(scene: Scene, log: Heard)
 
 
 @pytest.mark.clause("WSM-20")
-def test_two_ways_in_one_call_are_one_event_each(scene: Scene, log: Heard) -> None:
-    """A run that is named, and one whose lease is over, are taken back together."""
-    other = envelope(1)
+def test_two_reasons_in_one_call_are_one_event_each(scene: Scene, log: Heard) -> None:
+    """A named run and a run with an expired lease are released in one call."""
+    second = envelope(1)
     expired(scene)
-    scene.bench.ledger.ensure([other])
-    scene.bench.claim(other, run_id="run-2")
+    scene.bench.ledger.ensure([second])
+    scene.bench.claim(second, run_id="run-2")
     scene.bench.ledger.release_lost(run_ids=["run-2"])
-    assert sorted((one["event"], one["wal_id"], one["last_error_code"], one["run_id"]) for one in log) == sorted(
+    assert sorted(
+        (event["event"], event["wal_id"], event["last_error_code"], event["run_id"]) for event in log
+    ) == sorted(
         (event, unit.wal_id, code, run_id)
-        for unit, code, run_id in ((other, "worker_lost", "run-2"), (scene.unit, "lease_expired", RUN))
+        for unit, code, run_id in ((second, "worker_lost", "run-2"), (scene.unit, "lease_expired", RUN))
         for event in ("failed", "recovered")
     )
 
 
 @pytest.mark.clause("WSM-20")
-def test_events_cost_no_statement(bench: Bench, log: Heard) -> None:
+def test_events_need_no_further_statement(bench: Bench, log: Heard) -> None:
     def statements(units: list[Envelope]) -> int:
         bench.ledger.ensure(units)
         claimed = bench.claim(*units)
@@ -378,7 +380,7 @@ def test_events_cost_no_statement(bench: Bench, log: Heard) -> None:
             executed.append(statement)
 
         sa.event.listen(bench.database.engine, "before_cursor_execute", execute)
-        bench.ledger.settle([failed(one, "size_zero") for one in claimed], run_id=RUN)
+        bench.ledger.settle([failed(unit, "size_zero") for unit in claimed], run_id=RUN)
         sa.event.remove(bench.database.engine, "before_cursor_execute", execute)
         assert len(log) == 2 * len(units)
         return len(executed)

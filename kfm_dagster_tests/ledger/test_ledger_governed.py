@@ -1,4 +1,4 @@
-"""Both databases by themselves let nobody override, forge or forget: what a person types by hand is refused, too."""
+"""Both databases refuse ungoverned overrides, forged decisions and deletions, also in hand-typed SQL."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kfm_dagster_tests.transactions import own_tx
 T = "2025-12-03T12:00:00.000000Z"
 LATER = "2025-12-03T13:00:00.000000Z"
 
-# Everything that the way back needs besides its decision, so that only the decision can be what is missing.
+# All requirements of a transition back except its decision, so that only the decision is missing.
 BACK = f"""
 UPDATE nodd_wal_records SET
     status = 'pending', version = version + 1, updated_at = '{LATER}', changed_by = 'person',
@@ -43,7 +43,7 @@ TERMINAL = ("quarantined", "succeeded")
 
 
 def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, Any]:
-    """The row that allows a unit to leave its terminal state, with something wrong if need be."""
+    """Return the governance row that lets a unit leave its terminal state, with optional changes."""
     right = {
         "actor": "person", "action": "release", "wal_id": unit, "record_version": version + 1, "from_status": status,
         "to_status": "pending", "reason": "by hand", "change_ref": "CHG-1",
@@ -52,7 +52,7 @@ def decision(unit: str, status: str, version: int, **changes: Any) -> dict[str, 
 
 
 def type_together(bench: Bench, *statements: tuple[str, Mapping[str, Any]]) -> None:
-    """Type statements into one transaction."""
+    """Execute statements in one transaction."""
     with bench.database.engine.begin() as connection:
         for sql, parameters in statements:
             connection.execute(sa.text(sql), dict(parameters))
@@ -72,7 +72,7 @@ NOT_ENOUGH: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.clause("WSM-02", "WSM-16")
 @pytest.mark.parametrize("status", TERMINAL)
-def test_no_unit_leaves_a_terminal_state_without_a_decision_on_exactly_that(bench: Bench, status: str) -> None:
+def test_no_unit_leaves_a_terminal_state_without_its_own_decision(bench: Bench, status: str) -> None:
     unit = envelope()
     bench.bring_to(status, unit)
     bench.ledger.ensure([envelope(99)])
@@ -92,14 +92,14 @@ def test_no_unit_leaves_a_terminal_state_without_a_decision_on_exactly_that(benc
 
 @pytest.mark.clause("WSM-16")
 @pytest.mark.parametrize("status", TERMINAL)
-def test_a_decision_that_is_not_carried_out_with_it_is_refused_when_it_is_committed(bench: Bench, status: str) -> None:
+def test_a_decision_without_its_transition_is_refused_at_commit(bench: Bench, status: str) -> None:
     unit = envelope()
     bench.bring_to(status, unit)
     record = bench.ledger.get(unit.wal_id)
     with pytest.raises(DBAPIError, match=r"(?i)foreign key|decision_was_carried_out"):
         type_together(bench, (DECIDE, decision(unit.wal_id, status, record.version)))
     assert [entry.actor for entry in own_tx(bench.ledger.log).entries(action=GovernanceAction.RELEASE)] == []
-    # So it cannot lie in wait for a transition that somebody makes later.
+    # So an unused decision cannot permit a later transition.
     with pytest.raises(IllegalTransitionError, match=f"{status} > pending"), explained():
         type_together(bench, (BACK, {"wal_id": unit.wal_id}))
 
@@ -121,27 +121,27 @@ def test_a_decision_opens_no_other_way_out_of_a_terminal_state(bench: Bench) -> 
 
 @pytest.mark.clause("WSM-16", "SEC-02")
 @pytest.mark.parametrize("status", [Status.QUARANTINED, Status.SUCCEEDED])
-def test_an_override_names_who_why_and_under_which_change(bench: Bench, status: Status) -> None:
+def test_an_override_records_actor_reason_and_change_reference(bench: Bench, status: Status) -> None:
     unit = envelope()
     bench.bring_to(status, unit)
     record = bench.ledger.get(unit.wal_id)
-    seen = {unit.wal_id: record.version}
+    versions = {unit.wal_id: record.version}
     action = GovernanceAction.RELEASE if status is Status.QUARANTINED else GovernanceAction.REPEAT
     with pytest.raises(UnattributedDecisionError, match="change reference"):
-        bench.ledger.override(seen, from_status=status, action=action, decision=Decision(actor="jane", reason="x"))
+        bench.ledger.override(versions, from_status=status, action=action, decision=Decision(actor="jane", reason="x"))
     for name, longest in (("actor", 200), ("reason", 1000), ("change_ref", 200)):
         for text in ("", " ", "x" * (longest + 1)):
             with pytest.raises(UnattributedDecisionError):
                 Decision(**{"actor": "jane", "reason": "x", "change_ref": "CHG-1", name: text})
     with pytest.raises(UnknownReplayReasonError):
-        bench.ledger.override(seen, from_status=status, action=action, decision=JANE, replay_reason="whim")
-    # Compare-and-swap: neither another version nor another state.
+        bench.ledger.override(versions, from_status=status, action=action, decision=JANE, replay_reason="whim")
+    # Compare-and-swap: other versions and states are refused.
     for wrong in ({unit.wal_id: record.version + 1}, {unit.wal_id: record.version - 1}, {}):
         assert bench.ledger.override(wrong, from_status=status, action=action, decision=JANE) == frozenset()
-    other = Status.SUCCEEDED if status is Status.QUARANTINED else Status.QUARANTINED
-    assert bench.ledger.override(seen, from_status=other, action=action, decision=JANE) == frozenset()
+    other_status = Status.SUCCEEDED if status is Status.QUARANTINED else Status.QUARANTINED
+    assert bench.ledger.override(versions, from_status=other_status, action=action, decision=JANE) == frozenset()
     assert bench.ledger.get(unit.wal_id) == record
-    assert bench.ledger.override(seen, from_status=status, action=action, decision=JANE) == {unit.wal_id}
+    assert bench.ledger.override(versions, from_status=status, action=action, decision=JANE) == {unit.wal_id}
     [entry] = own_tx(bench.ledger.log).entries(action=action)
     assert (entry.wal_id, entry.record_version, entry.from_status, entry.to_status) == (
         unit.wal_id,
@@ -162,7 +162,7 @@ CLOSE_CASE = f"UPDATE quarantine_cases SET state = :state, closed_at = '{LATER}'
 
 @pytest.mark.clause("BEY-06")
 @pytest.mark.parametrize("status", ["succeeded", "quarantined"])
-def test_nobody_opens_a_case_but_the_quarantine_itself(bench: Bench, status: str) -> None:
+def test_only_a_quarantine_opens_a_case(bench: Bench, status: str) -> None:
     bench.bring_to(status, envelope())
     open_case = "INSERT INTO quarantine_cases (wal_id, quarantined_version, opened_at, reason, state) "
     for version in ("version", "1"):
@@ -171,11 +171,11 @@ def test_nobody_opens_a_case_but_the_quarantine_itself(bench: Bench, status: str
 
 
 @pytest.mark.clause("BEY-06", "SEC-02")
-def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Bench) -> None:
-    unit, other = envelope(1), envelope(2)
-    for one in (unit, other):
+def test_a_case_is_closed_only_by_its_logged_decision(bench: Bench) -> None:
+    unit, other_unit = envelope(1), envelope(2)
+    for one in (unit, other_unit):
         bench.bring_to("quarantined", one)
-    own_tx(bench.ledger.log).record(GovernanceAction.DISCARD, JANE, wal_id=other.wal_id)
+    own_tx(bench.ledger.log).record(GovernanceAction.DISCARD, JANE, wal_id=other_unit.wal_id)
     own_tx(bench.ledger.log).record(GovernanceAction.REPLAY_STARTED, JANE, wal_id=unit.wal_id)
     where = f" WHERE wal_id = '{unit.wal_id}'"
     entries = {(row["action"], row["wal_id"]): row["entry_id"] for row in bench.ask("SELECT * FROM governance_log")}
@@ -183,9 +183,9 @@ def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Ben
     for state, entry in (
         ("discarded", None),
         ("discarded", 999),
-        ("discarded", entries["discard", other.wal_id]),
+        ("discarded", entries["discard", other_unit.wal_id]),
         ("discarded", entries["replay_started", unit.wal_id]),
-        ("released", entries["discard", other.wal_id]),
+        ("released", entries["discard", other_unit.wal_id]),
         ("released", entries["quarantine", unit.wal_id]),
         ("open", entries["quarantine", unit.wal_id]),
         ("forgotten", entries["quarantine", unit.wal_id]),
@@ -198,16 +198,16 @@ def test_a_case_is_closed_only_by_the_decision_that_the_log_has_on_it(bench: Ben
     assert bench.type_by_hand(CLOSE_CASE + where, state="discarded", entry=right["entry"]) == 1
     with pytest.raises(DBAPIError, match="cases_are_filled_and_closed_once"):
         bench.type_by_hand(f"UPDATE quarantine_cases SET state = 'open', closed_at = NULL, closing_entry = NULL{where}")
-    # And what is discarded stays out, with the best of decisions.
+    # A discarded unit stays out, even with a decision.
     with pytest.raises(IllegalTransitionError, match="discarded_stays_out"), explained():
         type_together(bench, (DECIDE, decision(unit.wal_id, "quarantined", 2)), (BACK, {"wal_id": unit.wal_id}))
 
 
 @pytest.mark.clause("BEY-06", "WSM-20")
-def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_and_its_entry_all_the_same(bench: Bench) -> None:
+def test_hand_typed_quarantine_and_release_also_write_case_and_entry(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("failed", unit)
-    # The name is longer than an entry takes: that is no reason to stay where it was.
+    # A name longer than the entry's column must not prevent the transition.
     bench.type_by_hand(
         "UPDATE nodd_wal_records SET status = 'quarantined', next_attempt_at = NULL, version = version + 1, "
         "changed_by = :by, change_reason = 'by hand'",
@@ -225,18 +225,20 @@ def test_a_unit_that_is_quarantined_and_released_by_hand_has_its_case_and_its_en
 
 
 @pytest.mark.clause("SEC-02")
-def test_entries_are_found_by_each_filter_alone_and_together(bench: Bench) -> None:
+def test_entries_are_selected_by_each_filter_alone_and_combined(bench: Bench) -> None:
     log, units = bench.ledger.log, [envelope(number).wal_id for number in range(2)]
     bench.ledger.ensure([envelope(0), envelope(1)])
     actions = (GovernanceAction.REPLAY_STARTED, GovernanceAction.REPLAY_STOPPED)
-    made = list(itertools.product(actions, ("hrrr", "nexrad-l2"), units))
-    for action, dataset, wal_id in made:
+    entries_made = list(itertools.product(actions, ("hrrr", "nexrad-l2"), units))
+    for action, dataset, wal_id in entries_made:
         own_tx(log).record(action, JANE, dataset=dataset, wal_id=wal_id, details={"run_id": "r1"})
-    for wanted in itertools.product((None, actions[0]), (None, "hrrr"), (None, units[0])):
-        filters = dict(zip(("action", "dataset", "wal_id"), wanted, strict=True))
-        found = [(entry.action, entry.dataset, entry.wal_id) for entry in own_tx(log).entries(**filters)]
-        assert found == [
-            row for row in reversed(made) if all(want in {None, has} for want, has in zip(wanted, row, strict=True))
+    for filter_values in itertools.product((None, actions[0]), (None, "hrrr"), (None, units[0])):
+        filters = dict(zip(("action", "dataset", "wal_id"), filter_values, strict=True))
+        matching = [(entry.action, entry.dataset, entry.wal_id) for entry in own_tx(log).entries(**filters)]
+        assert matching == [
+            row
+            for row in reversed(entries_made)
+            if all(want in {None, has} for want, has in zip(filter_values, row, strict=True))
         ]
     assert len(own_tx(log).entries(limit=3)) == 3
     of_run = {"action": actions[0], "dataset": "hrrr", "run_id": "r1"}
@@ -246,7 +248,7 @@ def test_entries_are_found_by_each_filter_alone_and_together(bench: Bench) -> No
 
 
 @pytest.mark.clause("WAL-10")
-def test_a_switch_is_on_to_the_last_moment_before_it_expires(bench: Bench) -> None:
+def test_a_switch_is_engaged_until_the_moment_of_its_expiry(bench: Bench) -> None:
     switches, now, waiting = bench.ledger.switches, bench.clock.now, envelope()
     bench.bring_to("pending", waiting)
     with pytest.raises(RefusedError, match="before it begins"):
@@ -265,7 +267,7 @@ def test_a_switch_is_on_to_the_last_moment_before_it_expires(bench: Bench) -> No
         switches.release("gfs", JANE)
     switches.engage("hrrr", JANE)
     switches.engage("gfs", JANE)
-    # An expired switch that is turned again stands as closed by its expiry.
+    # An expired switch that is engaged again is recorded as released by its expiry.
     closed = bench.ask("SELECT dataset, released_by FROM kill_switches WHERE released_at IS NOT NULL ORDER BY dataset")
     assert [(row["dataset"], row["released_by"]) for row in closed] == [("gfs", "expiry"), ("hrrr", "expiry")]
     switches.release("hrrr", JANE)

@@ -1,4 +1,4 @@
-"""Whatever the size of the ledger, a statement reads what it is about, and each record has one winner."""
+"""Query plans read only the needed rows at any size, and contending claims have one winner per record."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ PLANS: list[tuple[str, dict[str, Any], str]] = [
     ("lineage.unpublished_steps", {}, IN_ORDER),
 ]
 LITTLE = "in_progress|to_claim|by_due_time|by_open_state|unpublished"
-"""Partial indexes: they hold what is under way, and a plan may read one to its end."""
+"""Partial indexes over active rows, which a plan may read completely."""
 GROWING = {
     "nodd_wal_records",
     "nodd_wal_transitions",
@@ -107,13 +107,15 @@ def test_no_daily_statement_reads_a_whole_table_that_grows(
         with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
     else:
-        # Nobody analyses it, so what it holds changes no plan.
+        # Without ANALYZE, the table's content does not change plans.
         bench = make_bench(database, contracts)
         for number in range(20):
             bench.bring_to("failed", envelope(number))
     with database.transaction() as tx:
-        known = tx.connection.execute(sa.text("SELECT * FROM nodd_wal_records WHERE status = 'failed' LIMIT 20")).all()
-    usual = _parameters(known, contracts)
+        failed_rows = tx.connection.execute(
+            sa.text("SELECT * FROM nodd_wal_records WHERE status = 'failed' LIMIT 20")
+        ).all()
+    usual = _parameters(failed_rows, contracts)
     faults = []
     for name, parameters, expected in PLANS:
         plan = _plan(database, name, usual | parameters)
@@ -124,7 +126,7 @@ def test_no_daily_statement_reads_a_whole_table_that_grows(
 
 
 def _end_steps(database: Database, run_id: str) -> None:
-    """Intents of one run that had nothing to do."""
+    """Record intents of a run without work."""
     intents = Intents(database, clock=lambda: NOW)
     payload = {"inputs": [], "code": CODE.canonical()}
     with database.transaction() as tx:
@@ -140,14 +142,14 @@ def _plan(database: Database, name: str, parameters: dict[str, Any]) -> str:
     values = dict.fromkeys(clause.compile().params) | parameters
     with database.transaction() as tx:
         if database.dialect == "postgresql":
-            # Forty thousand rows are read and hashed in no time; a million would not be.
+            # At forty thousand rows a scan or hash join is cheap; at a million it is not.
             for way in ("seqscan", "hashjoin", "mergejoin"):
                 tx.connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
         return "\n".join(str(row[-1]) for row in tx.connection.execute(clause, values))
 
 
 def _read_whole(plan: str, text: str) -> set[str]:
-    """Growing tables that a plan reads from end to end; a plan names them as the statement does."""
+    """Return the growing tables that a plan reads completely; a plan names them as the statement does."""
     aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
     names = aliases | {table: table for table in GROWING}
     lines = [line for line in plan.splitlines() if not re.search(LITTLE, line)]
@@ -156,7 +158,7 @@ def _read_whole(plan: str, text: str) -> set[str]:
 
 
 def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]:
-    """Values for the parameters of every statement that are not null: those of some failed records of one day."""
+    """Return non-null parameters for every statement, from failed records of one day."""
     first = known[0]
     wal_ids = [row.wal_id for row in known]
     batch = [{"wal_id": row.wal_id, "attempt": row.attempts, "version": row.version} for row in known]
@@ -206,7 +208,7 @@ def _parameters(known: list[Any], contracts: ContractRegistry) -> dict[str, Any]
 
 PROCESSES = 8
 RECORDS = 3_000
-"""A sample of what `make soak` has."""
+"""A smaller case of the test in `make soak`."""
 
 
 @pytest.mark.clause("WSM-13", "WSM-04", "WAL-12")
@@ -215,18 +217,18 @@ def test_contending_processes_give_every_record_one_winner_and_one_attempt(
 ) -> None:
     bench = make_bench(database, contracts)
     bench.ledger.ensure([envelope(number) for number in range(RECORDS)])
-    found = contend(database.engine.url.render_as_string(hide_password=False), day=DAY, processes=PROCESSES)
+    contention = contend(database.engine.url.render_as_string(hide_password=False), day=DAY, processes=PROCESSES)
     records = bench.ledger.find(limit=RECORDS + 1)
-    winners = {wal_id: name for name, ids in found.won.items() for wal_id in ids}
-    assert sum(len(ids) for ids in found.won.values()) == len(winners) == RECORDS
+    winners = {wal_id: name for name, ids in contention.won.items() for wal_id in ids}
+    assert sum(len(ids) for ids in contention.won.values()) == len(winners) == RECORDS
     assert {record.wal_id: record.ingest_run_id for record in records} == winners
     assert Counter((record.status, record.attempts, record.version) for record in records) == {
         ("in_progress", 1, 2): RECORDS
     }
-    # Of some hundred transactions that counted side by side, no count is lost, and few rows are left to add up.
+    # Hundreds of concurrent transactions lose no count and leave few rows to sum.
     claims = [count for count in bench.ledger.move_counts() if count.to_status == "in_progress"]
     assert [(count.attempt, count.moves) for count in claims] == [(1, RECORDS)]
     assert bench.ask("SELECT count(*) AS rows FROM metric_totals")[0]["rows"] < RECORDS / BITE / 2
-    # A race in which one process took everything would prove nothing.
-    assert sum(1 for ids in found.won.values() if ids) > PROCESSES // 2
-    figure(f"{RECORDS / found.seconds:,.0f} claims a second by {PROCESSES} processes on {database.dialect}")
+    # The race proves nothing if one process won every claim.
+    assert sum(1 for ids in contention.won.values() if ids) > PROCESSES // 2
+    figure(f"{RECORDS / contention.seconds:,.0f} claims a second by {PROCESSES} processes on {database.dialect}")

@@ -1,4 +1,4 @@
-"""Model, published schema and both tables are one shape; the history rebuilds the record."""
+"""Model, published schema and both databases' tables agree; the history rebuilds the record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SQL_TYPES = {
 
 
 def columns(bench: Bench) -> dict[str, tuple[str, bool]]:
-    """Type and nullability of each column of the live table, in order."""
+    """Return type and nullability of each column of the live table, in order."""
     if bench.database.dialect == "sqlite":
         rows = bench.ask("SELECT name, type, \"notnull\" AS required FROM pragma_table_info('nodd_wal_records')")
         return {row["name"]: (row["type"].upper(), not row["required"]) for row in rows}
@@ -41,17 +41,17 @@ def columns(bench: Bench) -> dict[str, tuple[str, bool]]:
 
 
 def schema_types() -> dict[str, tuple[str, bool]]:
-    """Type and nullability of each property of the published schema, in order."""
+    """Return type and nullability of each property of the published schema, in order."""
     schema = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    found = {}
+    types_by_name = {}
     for name, entry in schema["properties"].items():
         variants = [
             schema["$defs"][one["$ref"].rsplit("/", 1)[1]] if "$ref" in one else one
             for one in entry.get("anyOf", [entry])
         ]
         (kind,) = {variant.get("format", variant["type"]) for variant in variants} - {"null"}
-        found[name] = (kind, any(variant["type"] == "null" for variant in variants))
-    return found
+        types_by_name[name] = (kind, any(variant["type"] == "null" for variant in variants))
+    return types_by_name
 
 
 @pytest.mark.clause("WAL-01")
@@ -133,21 +133,21 @@ def test_a_field_added_in_one_file_is_in_ledger_artifact_and_record(database_url
 
 
 @pytest.mark.clause("WSM-17")
-def test_every_transition_leaves_who_when_from_to_version_reason_and_run(bench: Bench) -> None:
+def test_every_transition_records_actor_time_statuses_version_reason_and_run(bench: Bench) -> None:
     unit = envelope()
     start = bench.clock.now
     bench.ledger.ensure([unit])
     bench.clock.advance(1)
     claimed = bench.claim(run_id="run-1")
     bench.clock.advance(1)
-    bench.ledger.settle([failed(one) for one in claimed], run_id="run-1")
+    bench.ledger.settle([failed(unit) for unit in claimed], run_id="run-1")
     bench.clock.advance(1)
     bench.ledger.requeue([unit.wal_id], reason="incident", run_id="replay-1", actor="jane")
-    found = [
+    entries = [
         (one.version, (one.at - start).seconds, one.actor, one.from_status, one.to_status, one.reason, one.run_id)
         for one in bench.ledger.history(unit.wal_id)
     ]
-    assert found == [
+    assert entries == [
         (1, 0, "worker-1", None, "pending", "discovered", None),
         (2, 1, "worker-1", "pending", "in_progress", "claimed", "run-1"),
         (3, 2, "worker-1", "in_progress", "failed", "missing_object", "run-1"),
@@ -156,7 +156,7 @@ def test_every_transition_leaves_who_when_from_to_version_reason_and_run(bench: 
 
 
 @pytest.mark.clause("WSM-17")
-def test_a_change_typed_by_hand_has_its_history_too(bench: Bench) -> None:
+def test_a_hand_typed_change_has_its_history_too(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("pending", unit)
     bench.type_by_hand(
@@ -177,13 +177,13 @@ def test_a_change_typed_by_hand_has_its_history_too(bench: Bench) -> None:
     assert bench.ledger.history(unit.wal_id) == before
 
 
-def test_a_history_with_a_hole_is_refused(bench: Bench) -> None:
+def test_a_history_with_a_missing_entry_is_refused(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("failed", unit)
     bench.ledger.requeue([unit.wal_id])
-    bench.ledger.settle([failed(one) for one in bench.claim(unit)], run_id="run-1")
+    bench.ledger.settle([failed(claimed) for claimed in bench.claim(unit)], run_id="run-1")
     history = bench.ledger.history(unit.wal_id)
-    # Without a whole attempt the statuses still follow one another.
+    # Without one complete attempt the statuses still form a legal sequence.
     without_an_attempt = history[:2] + history[5:]
     for broken in (history[1:], history[:1] + history[2:], history[::-1], [], without_an_attempt):
         with pytest.raises(ValueError, match="history"):

@@ -1,4 +1,4 @@
-"""Python and both databases hold the same state machine, and each refuses by itself."""
+"""Python and both databases enforce the same state machine independently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kfm_dagster_tests.factories import envelope
 from kfm_dagster_tests.ledger.bench import Bench, make_bench
 from kfm_dagster_tests.storage.test_constraints import DAY, LATER, STANDING, TWO, T
 
-# Written out once more from the state machine document, section 3, so that code and test cannot err together.
+# Repeated from the state machine document, section 3, so that code and test do not share errors.
 LEGAL = {
     (None, "pending"),
     ("pending", "in_progress"),
@@ -50,7 +50,7 @@ COMPLETE = {
     "stac_status": "no-op",
     "provenance_status": "partial",
 }
-# Everything that any transition may need besides the pair itself, so that only the pair can be what is refused.
+# All requirements of any transition except a legal pair, so that only the pair can be refused.
 MOVE = """
 UPDATE nodd_wal_records SET
     status = :to, version = version + 1, updated_at = :later, changed_by = 'person', change_reason = 'by hand',
@@ -68,7 +68,7 @@ RECORD = STANDING["nodd_wal_records"][0]
 
 
 def move_by_hand(bench: Bench, wal_id: str, to: str | None) -> None:
-    # psycopg2 writes values into the text, so each place needs its type; the stamp is a column of its own there.
+    # psycopg2 writes values into the text, so each needs a cast; PostgreSQL has a timestamp column.
     stamp = "CAST(:later AS timestamptz)" if bench.database.dialect == "postgresql" else ":later"
     bench.type_by_hand(
         MOVE.replace(":stamp", stamp).replace("= :to,", "= CAST(:to AS text),"), to=to, later=LATER, wal_id=wal_id
@@ -76,7 +76,7 @@ def move_by_hand(bench: Bench, wal_id: str, to: str | None) -> None:
 
 
 def type_record(bench: Bench, *, verb: str = "", **changes: Any) -> None:
-    """Insert the record of a unit that was just announced, with something else about it."""
+    """Insert the record of a newly announced unit, with changes."""
     row = {**RECORD, **changes}
     with bench.database.engine.begin() as connection:
         typed = sa.insert(sa.table("nodd_wal_records", *map(sa.column, row))).prefix_with(verb)
@@ -91,7 +91,7 @@ def type_pair(bench: Bench, unit: Envelope, before: str | None, after: str | Non
 
 
 def refusal_of(action: Callable[[], object]) -> str | None:
-    """What the database says against it, or None when it lets it pass."""
+    """Return the database's refusal of an action, or None if it accepts it."""
     try:
         action()
     except DBAPIError as error:
@@ -108,11 +108,11 @@ def test_python_refuses_every_pair_that_is_not_legal() -> None:
             continue
         with pytest.raises(IllegalTransitionError, match=f"w-1: {before or 'null'} > {after}") as refused:
             check_transition("w-1", begin, end)
-        # What is told instead is what this status allows: of itself, or by a governed override.
+        # The error names the allowed transitions: automatic ones and governed overrides.
         overrides = {(rule.from_status, rule.to_status) for rule in OVERRIDES}
         allowed = {f"{start or 'null'} > {to} (" for start, to in LEGAL | overrides if start == before}
-        told = str(refused.value.expected)
-        assert (before, after) in overrides or {part for part in allowed if part in told} == allowed != set()
+        expected = str(refused.value.expected)
+        assert (before, after) in overrides or {part for part in allowed if part in expected} == allowed != set()
 
 
 @pytest.mark.clause("WSM-01", "WSM-02")
@@ -132,7 +132,7 @@ def test_hand_typed_sql_is_refused_for_every_pair_that_is_not_legal(bench: Bench
     assert accepted == LEGAL == {(rule.from_status, rule.to_status) for rule in TRANSITIONS}
 
 
-def test_the_databases_refusal_becomes_an_error_with_the_facts(bench: Bench) -> None:
+def test_the_databases_refusal_becomes_an_error_with_statuses_and_unit(bench: Bench) -> None:
     unit = envelope()
     bench.bring_to("succeeded", unit)
     with pytest.raises(IllegalTransitionError, match="illegal_transition") as refused, explained():
@@ -188,7 +188,7 @@ NO_BEGINNING: list[dict[str, Any]] = [
 
 
 @pytest.mark.clause("WSM-03")
-def test_a_record_that_does_not_begin_at_the_beginning_is_refused(bench: Bench) -> None:
+def test_a_record_that_does_not_start_as_pending_is_refused(bench: Bench) -> None:
     for change in NO_BEGINNING:
         with pytest.raises(DBAPIError, match="record_begins_pending"):
             type_record(bench, **change)
@@ -205,15 +205,15 @@ def test_a_second_record_of_a_unit_is_refused_under_its_own_and_under_another_id
             with pytest.raises(DBAPIError):
                 type_record(bench, verb=verb, wal_id=wal_id)
     assert [entry.version for entry in bench.ledger.history(RECORD["wal_id"])] == [1]
-    others = {
+    other_records = {
         "object_uri": "s3://b/2",
         "dataset": "e",
         "time_range_start": f"{DAY}T11:00:00.000000Z",
         "object_version": "v",
     }
-    for number, (name, value) in enumerate(others.items(), 2):
+    for number, (name, value) in enumerate(other_records.items(), 2):
         type_record(bench, wal_id=f"{TWO[:-1]}{number}", **{name: value})
-    assert len(bench.ledger.find()) == 1 + len(others)
+    assert len(bench.ledger.find()) == 1 + len(other_records)
 
 
 STAMP = "version = version + 1, changed_by = 'person', change_reason = 'by hand'"
@@ -239,7 +239,7 @@ UNSOUND = {
 
 
 @pytest.mark.clause("WSM-04", "WSM-07", "WAL-07", "WAL-09")
-def test_an_unsound_change_is_refused_by_name_and_leaves_the_row(bench: Bench) -> None:
+def test_an_unsound_change_is_refused_by_its_constraint_and_changes_no_row(bench: Bench) -> None:
     for number, (rule, (state, assignment)) in enumerate(UNSOUND.items()):
         unit = envelope(number)
         bench.bring_to(state, unit)
@@ -251,8 +251,8 @@ def test_an_unsound_change_is_refused_by_name_and_leaves_the_row(bench: Bench) -
 
 @pytest.mark.one_database
 @pytest.mark.clause("WSM-07", "WSM-16")
-def test_a_connection_without_foreign_keys_takes_no_reason_and_no_decision(tmp_path: Path, contracts: Any) -> None:
-    """SQLite has them off by default: any word would be a reason, and a decision could stay open."""
+def test_a_connection_without_foreign_keys_accepts_no_reason_and_no_decision(tmp_path: Path, contracts: Any) -> None:
+    """SQLite has them off by default: reasons would be unchecked, and decisions could stay open."""
     bench = make_bench(Database.open(f"sqlite:///{tmp_path / 'kfm.db'}"), contracts)
     bench.bring_to("failed", envelope(1))
     bench.bring_to("quarantined", envelope(2))
@@ -286,7 +286,7 @@ def test_enums_and_check_constraints_have_the_same_words(dialect: str) -> None:
     schema = "\n".join(text for migration in migrations(dialect) for text in migration.statements)
     for column, enum in VOCABULARIES.items():
         [words] = re.findall(rf"nodd_wal_records_{column}_is_known\s+CHECK \(\w+ IN \((.*?)\)\)", schema)
-        assert set(re.findall("'([^']*)'", words)) == {one.value for one in enum}
+        assert set(re.findall("'([^']*)'", words)) == {member.value for member in enum}
 
 
 def test_the_built_in_replay_reasons_are_those_of_the_enum(bench: Bench) -> None:

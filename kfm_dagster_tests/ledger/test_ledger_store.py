@@ -1,4 +1,4 @@
-"""What each operation of the ledger does to records, and to whom it leaves them."""
+"""The effect of each ledger operation on records and their claims."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
     ]
     units[3] = units[3].evolve(event_time=units[2].event_time - timedelta(hours=1))
     bench.ledger.ensure(units)
-    # One by one it is the database that puts them into their order.
+    # Recorded one by one, so that the database must order them.
     for number in (3, 2, 1):
         claimed = bench.ledger.claim(dataset="nexrad-l2", partition=DAY, run_id=RUN, limit=1)
         assert [unit.wal_id for unit in claimed] == [units[number].wal_id]
@@ -89,7 +89,7 @@ def test_claims_take_urgent_then_old_units_up_to_the_limit(bench: Bench) -> None
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(unit=envelopes())
 def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Envelope) -> None:
-    # message-parse lets only printable ASCII into these two.
+    # message-parse admits only printable ASCII in these two.
     assume("\0" not in f"{unit.object_version}{unit.sequencer}")
     sections = dict.fromkeys(("integrity", "metadata", "stac", "provenance", "replay_reason", "replay_run_id"))
     parsed = unit.evolve(**sections, attempt=0, record_version=0)
@@ -99,8 +99,8 @@ def test_a_claimed_envelope_is_the_one_that_was_ensured(bench: Bench, unit: Enve
     claimed = bench.ledger.claim(
         dataset=unit.dataset, partition=unit.partition, run_id=RUN, limit=1, wal_ids=[unit.wal_id]
     )
-    # What it is held against the ledger gives.
-    assert [one.evolve(raw=RawReference(), peer_sizes=None) for one in claimed] == [
+    # The ledger adds the peers' sizes and the raw reference.
+    assert [unit.evolve(raw=RawReference(), peer_sizes=None) for unit in claimed] == [
         parsed.evolve(attempt=1, record_version=2, raw=RawReference(), peer_sizes=None)
     ]
     if "\0" not in f"{parsed.raw.sqs_message_id}{parsed.raw.subject}":
@@ -120,7 +120,7 @@ def test_settling_a_complete_unit_succeeds_and_keeps_its_item(bench: Bench) -> N
 
 
 @pytest.mark.clause("WSM-04")
-def test_a_writer_whose_clock_is_behind_keeps_the_time_that_the_record_has(bench: Bench) -> None:
+def test_a_writer_with_a_late_clock_keeps_the_record_s_time(bench: Bench) -> None:
     ahead = bench.clock.now
     bench.ledger.ensure([envelope(1), envelope(2)])
     bench.clock.advance(-60)
@@ -144,7 +144,7 @@ INCOMPLETE: list[dict[str, object]] = [
 
 
 @pytest.mark.clause("WSM-05", "WSM-18")
-def test_a_unit_without_a_complete_chain_fails_though_no_operator_complained(bench: Bench) -> None:
+def test_a_unit_without_a_complete_chain_fails_without_any_issue(bench: Bench) -> None:
     bench.ledger.ensure([envelope(number) for number in range(len(INCOMPLETE))])
     claimed = [finished(unit).evolve(**change) for unit, change in zip(bench.claim(), INCOMPLETE, strict=True)]
     assert bench.ledger.settle(claimed, run_id=RUN).failed == tuple(sorted(unit.wal_id for unit in claimed))
@@ -176,7 +176,7 @@ def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
     bench.bring_to("failed", envelope())
     failed = bench.ledger.get(envelope().wal_id)
     bench.ledger.requeue([envelope().wal_id])
-    # A replay leaves what it comes back from.
+    # A replay keeps the last error.
     assert bench.ledger.get(envelope().wal_id).last_error_code == failed.last_error_code is not None
     bench.ledger.settle([finished(unit) for unit in bench.claim()], run_id=RUN)
     record = bench.ledger.get(envelope().wal_id)
@@ -185,8 +185,8 @@ def test_a_success_clears_the_error_of_the_attempt_before(bench: Bench) -> None:
 
 @pytest.mark.clause("OPR-09")
 @pytest.mark.parametrize("ended", ["never", "earlier", "in the same batch", "failed in it", "lost in it"])
-def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ended: str) -> None:
-    """What is not settled yet may be taken back: the older unit's success would then stand for no Item at all."""
+def test_a_unit_is_superseded_only_by_a_newer_success(bench: Bench, ended: str) -> None:
+    """An unsettled newer unit may be rolled back; the older success would then have no Item."""
     newer, older = envelope(1), envelope(2)
     bench.ledger.ensure([newer, older])
     first, yielding = bench.claim(newer, older)
@@ -210,15 +210,15 @@ def test_a_unit_yields_only_to_a_newer_one_that_has_succeeded(bench: Bench, ende
     record = bench.ledger.get(older.wal_id)
     assert (record.status, record.last_error_code, record.stac_status) == ("failed", "catalog_conflict", "failed")
     assert newer.wal_id in (record.last_error_message or "")
-    # It keeps its own failure where it has one.
+    # A unit with its own failure keeps that.
     bench.ledger.requeue([older.wal_id])
-    (again,) = bench.claim(older)
-    bench.ledger.settle([failed(again).evolve(stac=outcome.stac)], run_id=RUN)
+    (reclaimed,) = bench.claim(older)
+    bench.ledger.settle([failed(reclaimed).evolve(stac=outcome.stac)], run_id=RUN)
     assert bench.ledger.get(older.wal_id).last_error_code == "missing_object"
 
 
 @pytest.mark.clause("WSM-07")
-def test_a_replay_sets_its_reason_and_who_asked(bench: Bench) -> None:
+def test_a_replay_records_reason_and_actor(bench: Bench) -> None:
     for number, reason in enumerate(("dlq-drain", "incident", "backfill", "test", "retry")):
         unit = envelope(number)
         bench.bring_to("failed", unit)
@@ -237,7 +237,7 @@ def test_an_unknown_replay_reason_is_refused_until_it_is_governed(bench: Bench, 
     governed = {"reprocess-2025": "the yearly reprocessing"}
     ledger = Ledger(bench.database, registry=contracts, worker_id="w", clock=bench.clock, reasons=governed)
     assert own_tx(ledger).requeue([envelope().wal_id], reason="reprocess-2025") == {envelope().wal_id}
-    # The word and its meaning stay on record, whatever a later configuration says.
+    # Reason and meaning stay recorded under any later configuration.
     assert bench.ledger.replay_reasons()["reprocess-2025"] == "the yearly reprocessing"
 
 
@@ -256,7 +256,7 @@ def test_a_redelivery_starts_a_second_attempt_only_where_the_record_has_failed(b
 
 
 @pytest.mark.clause("WSM-08")
-def test_quarantine_sets_a_reason_where_there_is_none_and_keeps_one_that_is_there(bench: Bench) -> None:
+def test_quarantine_sets_a_missing_reason_and_keeps_an_existing_one(bench: Bench) -> None:
     pending, broken = envelope(0), envelope(1)
     bench.bring_to("pending", pending)
     bench.bring_to("failed", broken)
@@ -270,7 +270,7 @@ def test_quarantine_sets_a_reason_where_there_is_none_and_keeps_one_that_is_ther
 
 
 @pytest.mark.clause("WSM-02", "WSM-08")
-def test_quarantine_of_anything_else_is_refused_and_changes_no_unit(bench: Bench) -> None:
+def test_quarantine_of_other_statuses_is_refused_and_changes_no_unit(bench: Bench) -> None:
     fine = envelope(0)
     bench.bring_to("pending", fine)
     for number, state in enumerate(("in_progress", "succeeded", "quarantined", None), start=1):
@@ -283,7 +283,7 @@ def test_quarantine_of_anything_else_is_refused_and_changes_no_unit(bench: Bench
 
 
 @pytest.mark.clause("WSM-11", "BEY-02")
-def test_a_claim_is_taken_back_once_its_lease_is_over_and_not_at_its_last_instant(bench: Bench) -> None:
+def test_a_claim_is_released_after_its_lease_and_not_at_its_last_instant(bench: Bench) -> None:
     old, live = envelope(0), envelope(1)
     bench.bring_to("in_progress", old)
     bench.clock.advance(DEFAULT_LEASE.total_seconds())
@@ -329,7 +329,7 @@ def test_a_record_names_the_worker_that_claimed_it_last(bench: Bench, contracts:
 
 
 @pytest.mark.clause("WSM-11")
-def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench) -> None:
+def test_claims_of_dead_runs_are_released_until_attempts_run_out(bench: Bench) -> None:
     unit, other = envelope(0), envelope(1)
     bench.ledger.ensure([unit, other])
     bench.claim(other, run_id="alive")
@@ -344,7 +344,7 @@ def test_claims_of_dead_runs_are_taken_back_until_attempts_run_out(bench: Bench)
 
 @pytest.mark.clause("WSM-11", "SEC-09")
 @pytest.mark.parametrize("is_rolled_back", [False, True], ids=["dead", "rolled back"])
-def test_a_run_that_dies_again_is_halved_until_its_cause_is_alone(bench: Bench, *, is_rolled_back: bool) -> None:
+def test_the_batch_of_a_dying_run_is_halved_until_the_cause_is_alone(bench: Bench, *, is_rolled_back: bool) -> None:
     units = [envelope(number) for number in range(20)]
     cause = units[13].wal_id
     bench.ledger.ensure(units)
@@ -370,7 +370,7 @@ def test_a_run_that_dies_again_is_halved_until_its_cause_is_alone(bench: Bench, 
 
 
 @pytest.mark.clause("SEC-09")
-def test_a_unit_that_is_to_be_alone_shares_its_run_with_no_unit_of_another_dataset(bench: Bench) -> None:
+def test_a_unit_that_must_run_alone_shares_no_run_with_another_dataset(bench: Bench) -> None:
     def claim(dataset: str, run_id: str) -> list[str]:
         return [unit.dataset for unit in bench.ledger.claim(dataset=dataset, partition=DAY, run_id=run_id, limit=50)]
 
@@ -388,7 +388,7 @@ def test_a_unit_that_is_to_be_alone_shares_its_run_with_no_unit_of_another_datas
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_rollback_for_what_no_unit_caused_charges_each_its_attempt(bench: Bench) -> None:
+def test_a_rollback_without_a_guilty_unit_costs_each_unit_its_attempt(bench: Bench) -> None:
     units = [envelope(number) for number in range(2)]
     bench.ledger.ensure(units)
     for attempt in (1, 2, 3):
@@ -398,7 +398,7 @@ def test_a_rollback_for_what_no_unit_caused_charges_each_its_attempt(bench: Benc
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_rollback_takes_back_what_its_run_claims_of_the_dataset_and_nothing_else(bench: Bench) -> None:
+def test_a_rollback_releases_only_its_run_s_claims_of_the_dataset(bench: Bench) -> None:
     unit, done, other = (envelope(number) for number in range(3))
     bench.ledger.ensure([unit, done])
     (_, claimed) = bench.claim(unit, done)
@@ -414,21 +414,21 @@ def test_a_rollback_takes_back_what_its_run_claims_of_the_dataset_and_nothing_el
     assert bench.ledger.get(other.wal_id).status == "in_progress"
 
 
-def test_the_units_that_a_day_fails_by_are_named_those_in_quarantine_first(bench: Bench) -> None:
+def test_the_failing_units_of_a_day_are_listed_quarantined_ones_first(bench: Bench) -> None:
     states = {"failed": envelope(0), "quarantined": envelope(1), "succeeded": envelope(2), "pending": envelope(3)}
     for status, unit in states.items():
         bench.bring_to(status, unit)
     bench.bring_to("failed", again := envelope(4))
     bench.ledger.requeue([again.wal_id])
     where = {"dataset": "nexrad-l2", "partition": DAY}
-    found = bench.ledger.failing_of_day(**where, limit=10)
-    assert [(one.status, one.object_uri) for one in found] == [
+    causes = bench.ledger.failing_of_day(**where, limit=10)
+    assert [(cause.status, cause.object_uri) for cause in causes] == [
         (status, states[status].object_uri) for status in ("quarantined", "failed")
     ]
-    assert {one.code: 1 for one in found} == bench.ledger.day(**where).failing
-    # Who put it there gave a reason, not an error.
-    assert [one.message for one in found] == ["", bench.ledger.get(states["failed"].wal_id).last_error_message]
-    assert bench.ledger.failing_of_day(**where, limit=1) == found[:1]
+    assert {cause.code: 1 for cause in causes} == bench.ledger.day(**where).failing
+    # A person's quarantine has a reason and no error.
+    assert [cause.message for cause in causes] == ["", bench.ledger.get(states["failed"].wal_id).last_error_message]
+    assert bench.ledger.failing_of_day(**where, limit=1) == causes[:1]
     for other in ({"dataset": "goes-abi"}, {"partition": "2025-04-02"}):
         assert bench.ledger.failing_of_day(**(where | other), limit=10) == []
 
@@ -442,7 +442,7 @@ KINDS = {
 
 
 @pytest.mark.clause("WSM-15")
-def test_backoff_grows_stays_bounded_and_spreads_units_as_its_kind_says(contracts: ContractRegistry) -> None:
+def test_backoff_grows_is_bounded_and_spreads_units_by_its_kind(contracts: ContractRegistry) -> None:
     for kind, bounds in KINDS.items():
         retry = contracts["nexrad-l2"].retry
         retry = retry.model_copy(update={"backoff": retry.backoff.model_copy(update={"kind": kind})})
@@ -450,7 +450,7 @@ def test_backoff_grows_stays_bounded_and_spreads_units_as_its_kind_says(contract
             waits = {backoff_seconds(retry.backoff, key=str(unit), attempt=attempt) for unit in range(200)}
             assert least <= min(waits) <= max(waits) <= most
             assert waits == {backoff_seconds(retry.backoff, key=str(unit), attempt=attempt) for unit in range(200)}
-            # Spread over the whole range, or not at all.
+            # Waits are spread over the whole range or all equal.
             assert (len(waits) == 200 and max(waits) - min(waits) > 0.9 * (most - least)) or len(waits) == 1 == (
                 least == most
             )
@@ -463,14 +463,14 @@ def test_the_override_of_the_backoff_reaches_the_record(bench: Bench, contracts:
     assert own_tx(quick.ledger).get(envelope().wal_id).next_attempt_at == quick.clock.now + timedelta(seconds=0.25)
 
 
-def test_units_that_fail_together_wait_for_times_of_their_own(bench: Bench, contracts: ContractRegistry) -> None:
+def test_units_that_fail_together_get_different_waits(bench: Bench, contracts: ContractRegistry) -> None:
     spread = replace(bench, ledger=own_tx(Ledger(bench.database, registry=contracts, worker_id="w", clock=bench.clock)))
     for number in range(3):
         spread.bring_to("failed", envelope(number))
     assert len({bench.ledger.get(envelope(number).wal_id).next_attempt_at for number in range(3)}) == 3
 
 
-def test_questions_are_answered_from_the_records(bench: Bench) -> None:
+def test_counts_and_lists_come_from_the_records(bench: Bench) -> None:
     units = [envelope(number) for number in range(6)]
     for unit, state in zip(
         units, ("pending", "pending", "in_progress", "failed", "succeeded", "quarantined"), strict=True
@@ -492,21 +492,21 @@ def test_questions_are_answered_from_the_records(bench: Bench) -> None:
 
 
 @pytest.mark.clause("WSM-11")
-def test_a_lost_claim_of_a_dataset_without_a_contract_fails_and_keeps_no_other_from_being_taken_back(
+def test_a_lost_claim_without_a_contract_fails_and_blocks_no_other_release(
     bench: Bench, contracts: ContractRegistry
 ) -> None:
-    orphan, known = envelope(1), envelope(2, dataset="hrrr")
-    bench.ledger.ensure([orphan, known])
+    orphan, with_contract = envelope(1), envelope(2, dataset="hrrr")
+    bench.ledger.ensure([orphan, with_contract])
     claimed = bench.claim(orphan, run_id="dead")
     claimed += bench.ledger.claim(dataset="hrrr", partition=DAY, run_id="dead", limit=1)
     assert len(claimed) == 2
     without = ContractRegistry.of([contract for contract in contracts if contract.stac.collection != orphan.dataset])
     report = own_tx(make_bench(bench.database, without).ledger).release_lost(run_ids=["dead"])
-    assert (report.failed, report.requeued) == ((orphan.wal_id,), (known.wal_id,))
+    assert (report.failed, report.requeued) == ((orphan.wal_id,), (with_contract.wal_id,))
 
 
 @pytest.mark.clause("BEY-02")
-def test_a_recovery_forgets_the_leases_that_nothing_is_held_under(bench: Bench) -> None:
+def test_a_recovery_removes_leases_without_claims(bench: Bench) -> None:
     first, second = envelope(1), envelope(2)
     bench.ledger.ensure([first, second])
     bench.claim(first, run_id="dead")
@@ -519,16 +519,16 @@ def test_a_recovery_forgets_the_leases_that_nothing_is_held_under(bench: Bench) 
 @pytest.mark.parametrize(
     ("action", "permitted"), [(GovernanceAction.REPAIR_AND_REPLACE, True), (GovernanceAction.REPEAT, False)]
 )
-def test_only_a_result_that_nobody_permitted_to_differ_is_a_mismatch_in_the_audit(
+def test_only_a_difference_without_permission_is_a_mismatch_in_the_audit(
     bench: Bench, action: GovernanceAction, permitted: bool
 ) -> None:
     unit = envelope()
     bench.bring_to("succeeded", unit)
     bench.ledger.override({unit.wal_id: 3}, from_status=Status.SUCCEEDED, action=action, decision=JANE)
-    [again] = [finished(one) for one in bench.claim(unit)]
-    other = again.evolve(stac=replace(again.stac, content_sha256="0" * 64))
-    assert bench.ledger.settle([other], run_id=RUN).mismatched == (() if permitted else (unit.wal_id,))
-    assert [found.permitted for found in bench.ledger.mismatches()] == [permitted]
+    [settled] = [finished(claimed) for claimed in bench.claim(unit)]
+    differing = settled.evolve(stac=replace(settled.stac, content_sha256="0" * 64))
+    assert bench.ledger.settle([differing], run_id=RUN).mismatched == (() if permitted else (unit.wal_id,))
+    assert [mismatch.permitted for mismatch in bench.ledger.mismatches()] == [permitted]
     audited = own_tx(bench.ledger.log).entries(action=GovernanceAction.REPLAY_MISMATCH)
     assert [entry.wal_id for entry in audited] == ([] if permitted else [unit.wal_id])
 
@@ -550,7 +550,7 @@ def test_a_discard_of_another_version_or_of_no_case_is_refused_and_closes_none(b
 
 
 @pytest.mark.clause("SEC-07", "BEY-02")
-def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: ContractRegistry) -> None:
+def test_only_its_holder_extends_a_lease(bench: Bench, contracts: ContractRegistry) -> None:
     unit = envelope(1)
     bench.ledger.ensure([unit])
     bench.claim(unit, run_id="run-1")
@@ -567,13 +567,13 @@ def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: Contra
     assert leases.renew("run-1", {envelope(2).wal_id: 1, unit.wal_id: 1}) == 1
     [renewed] = own_tx(leases).all()
     assert renewed.expires_at - begun.expires_at == timedelta(seconds=60)
-    # The run is executed again, and its first process wakes up.
+    # The run is executed again, and its first process resumes.
     bench.ledger.release_lost(run_ids=["run-1"])
     bench.claim(unit, run_id="run-1")
     bench.clock.advance(60)
     assert leases.renew("run-1", {unit.wal_id: 1}) == 0
     assert leases.renew("run-1", {unit.wal_id: 2}) == 1
-    # Another worker claims for the run: the lease is its own, over what it claimed itself.
+    # Another worker claims for the run: its lease covers only its own claims.
     other = envelope(2)
     own_tx(another).ensure([other])
     own_tx(another).claim(dataset="nexrad-l2", partition=DAY, run_id="run-1", limit=1, wal_ids=[other.wal_id])
@@ -585,7 +585,7 @@ def test_a_lease_is_extended_by_its_holder_alone(bench: Bench, contracts: Contra
 RADAR = "nexrad-l2"
 
 
-def test_what_waits_and_what_fails_is_counted_within_the_caller_s_transaction(bench: Bench) -> None:
+def test_pending_and_failing_units_are_counted_in_the_caller_s_transaction(bench: Bench) -> None:
     begun = bench.clock.now
     bench.bring_to("failed", envelope(0))
     bench.bring_to("quarantined", envelope(1))
@@ -602,13 +602,13 @@ def test_what_waits_and_what_fails_is_counted_within_the_caller_s_transaction(be
         bench.ledger.ensure([envelope(3)], tx=tx)
         bench.ledger.quarantine([envelope(2).wal_id], reason_code="test", decision=PERSON, tx=tx)
         assert tx.run("ledger.pending_units").all() == [(RADAR, 2, begun)]
-        assert [(one.code, one.units, one.first_at) for one in bench.ledger.failing(tx=tx)] == [
+        assert [(cause.code, cause.units, cause.first_at) for cause in bench.ledger.failing(tx=tx)] == [
             ("missing_object", 1, begun),
             ("test", 2, begun),
         ]
 
 
-def test_how_long_live_units_have_waited_is_said_by_shares_of_them(bench: Bench) -> None:
+def test_waiting_times_of_live_units_are_given_as_quantiles(bench: Bench) -> None:
     units = [envelope(number, event_time=bench.clock.now - timedelta(seconds=number)) for number in range(100)]
     bench.ledger.ensure(units)
 
@@ -616,17 +616,17 @@ def test_how_long_live_units_have_waited_is_said_by_shares_of_them(bench: Bench)
         return bench.clock.now - timedelta(seconds=seconds)
 
     with bench.database.snapshot() as tx:
-        [found] = tx.run("ledger.waiting").mappings()
+        [waiting] = tx.run("ledger.waiting").mappings()
     waited = {"half_at": ago(49), "most_at": ago(89), "nearly_all_at": ago(98), "oldest_at": ago(99)}
-    assert found == {"queue": units[0].queue, **waited}
+    assert waiting == {"queue": units[0].queue, **waited}
 
 
-def test_attempts_are_added_up_by_how_they_ended(bench: Bench) -> None:
+def test_attempts_are_summed_by_their_end(bench: Bench) -> None:
     bench.bring_to("succeeded", envelope(0))
     bench.bring_to("failed", envelope(1))
     with bench.database.snapshot() as view:
-        kept = {(total, label): amount for (total, _, label), amount in kept_totals(view).items()}
-    assert kept[Total.VALIDATION_ERRORS, "missing_object"] == 1
-    assert [name for total, name in kept if total is Total.VALIDATION_ERRORS] == ["missing_object"]
-    assert kept[Total.STAC_WRITES, "created"] == 1
-    assert kept[Total.BYTES_INGESTED, ""] > 0
+        totals = {(total, label): amount for (total, _, label), amount in kept_totals(view).items()}
+    assert totals[Total.VALIDATION_ERRORS, "missing_object"] == 1
+    assert [name for total, name in totals if total is Total.VALIDATION_ERRORS] == ["missing_object"]
+    assert totals[Total.STAC_WRITES, "created"] == 1
+    assert totals[Total.BYTES_INGESTED, ""] > 0

@@ -1,6 +1,6 @@
-"""Walks: whatever two runs, recovery and a person do to three units in any order, the ledger keeps its rules.
+"""Random walks: the ledger keeps its rules under any order of actions by two runs, recovery and a person.
 
-On both databases, one call after the other; what crashes and overlaps is the simulation's (`simulation/`).
+On both databases, one call after the other; `simulation/` tests crashes and concurrency.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kfm_dagster_tests.ledger.bench import JANE, Bench, expected_event, heard
 from kfm_dagster_tests.transactions import own_tx
 
 NUMBERS = itertools.count()
-"""Units of their own for every Hypothesis example, which share a database."""
+"""Different units for each Hypothesis example, since examples share a database."""
 RUNS = ("run-1", "run-2")
 DATASET = "nexrad-l2"
 CLAIM_LOST = FenceIssue.CLAIM_LOST
@@ -36,13 +36,13 @@ LEAVING = {("succeeded", "pending"), ("quarantined", "pending")}
 
 @dataclass(kw_only=True)
 class Walk:
-    """Three units, and whatever may happen to them; each method takes the units and the run that are chosen."""
+    """Three units and the actions on them; each method gets the chosen units and run."""
 
     bench: Bench
     units: Sequence[Envelope]
     held: dict[tuple[str, str], list[Envelope]] = field(default_factory=lambda: defaultdict(list))
-    """Every claimed envelope by run, oldest first, also long after its claim is gone: what a slow worker would write
-    and settle, also while its own run has claimed the unit again."""
+    """Every claimed envelope by run, oldest first, also after its claim ended: a slow worker would write and settle it,
+    even after its own run claimed the unit again."""
     off: bool = False
 
     def ensure(self, chosen: list[Envelope], _run: str) -> None:
@@ -60,7 +60,7 @@ class Walk:
             self.held[run, unit.wal_id].append(unit)
 
     def write(self, chosen: list[Envelope], run: str) -> None:
-        """Ask the fence as a writer does: it lets through exactly what the run holds now, and nothing that is off."""
+        """Check the fence: it passes exactly the run's current claims of datasets that are on."""
         for claimed in self.claims(chosen, run):
             with self.bench.database.transaction() as tx:
                 refused = self.bench.ledger.leases.fence(run)(tx, {claimed.wal_id: claimed.attempt})
@@ -68,7 +68,7 @@ class Walk:
             assert refused.get(claimed.wal_id) == expected
 
     def renew(self, chosen: list[Envelope], run: str) -> None:
-        """Renew as a worker does that may have lost its units: it prolongs a lease only over what it holds now."""
+        """Renew the lease: only current claims are extended."""
         for claimed in self.claims(chosen, run):
             held = self.is_held(claimed, run)
             assert self.bench.ledger.leases.renew(run, {claimed.wal_id: claimed.attempt}) == held
@@ -83,11 +83,11 @@ class Walk:
         self.settle(chosen, run, partial(failed, code="governance_hard_fail"))
 
     def settle(self, chosen: list[Envelope], run: str, end: Callable[[Envelope], Envelope]) -> None:
-        # An old claim first: were it taken for the current one, the unit would be settled by the wrong attempt.
+        # Old claims first: taken for the current one, they would settle the unit by a wrong attempt.
         for unit in self.claims(chosen, run):
             before, held = self.record(unit.wal_id), self.is_held(unit, run)
             report = self.bench.ledger.settle([end(unit)], run_id=run)
-            # A success of the run itself is nothing that it has lost.
+            # The run's own success does not count as lost.
             own = (before.status, before.ingest_run_id) == (Status.SUCCEEDED, run)
             assert (unit.wal_id in report.lost) is not (held or own)
             assert held or self.record(unit.wal_id) == before
@@ -126,7 +126,7 @@ class Walk:
 
     def override(self, chosen: list[Envelope], status: Status, action: GovernanceAction) -> None:
         records = [found for unit in chosen if (found := self.bench.ledger.get(unit.wal_id)) is not None]
-        # The version that each had before its last change is out of date: such a decision moves nothing.
+        # A decision on an outdated version changes nothing.
         late = {record.wal_id: record.version - 1 for record in records if record.version > 1}
         ledger = self.bench.ledger
         assert not own_tx(ledger).override(late, from_status=status, action=action, decision=JANE)
@@ -196,7 +196,7 @@ def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
     units = [
         envelope(first, sequencer="00A1"),
         envelope(next(NUMBERS)),
-        envelope(first, sequencer="00A2", object_version="f" * 32),  # the first one's object, rewritten in place
+        envelope(first, sequencer="00A2", object_version="f" * 32),  # the first unit's object, overwritten
     ]
     walk = Walk(bench=bench, units=units)
     with heard() as events:
@@ -214,7 +214,7 @@ def test_any_walk_keeps_the_rules_and_its_history_rebuilds_the_record(
 
 
 def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:
-    """What holds of a unit, whatever happened to it."""
+    """Check the rules that hold for a unit after any actions."""
     history = bench.ledger.history(wal_id)
     record = bench.ledger.get(wal_id)
     assert (record is None) is (history == [])
@@ -223,17 +223,19 @@ def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:
     assert replay_history(history) == record
     assert record.version == len(history)
     changes = [(entry.from_status, entry.to_status) for entry in history]
-    left = [entry.version for entry in history if (entry.from_status, entry.to_status) in LEAVING]
+    overrides = [entry.version for entry in history if (entry.from_status, entry.to_status) in LEAVING]
     assert set(changes) <= LEGAL | LEAVING
-    # A run that dies with several units charges none of them.
+    # A run that dies with several units costs none an attempt.
     lost = sum(entry.reason in {"worker_lost", "lease_expired"} for entry in history)
-    assert record.attempts == sum(after == "in_progress" for _, after in changes) <= MAX_ATTEMPTS + len(left) + lost
+    assert (
+        record.attempts == sum(after == "in_progress" for _, after in changes) <= MAX_ATTEMPTS + len(overrides) + lost
+    )
     assert events == [event for entry in history if (event := expected_event(entry, DATASET))]
     decided = own_tx(bench.ledger.log).entries(wal_id=wal_id, limit=1000)
     assert sorted(entry.record_version or 0 for entry in decided if entry.action == GovernanceAction.QUARANTINE) == [
         entry.version for entry in history if entry.to_status == Status.QUARANTINED
     ]
-    assert set(left) <= {entry.record_version for entry in decided if entry.change_ref == JANE.change_ref}
+    assert set(overrides) <= {entry.record_version for entry in decided if entry.change_ref == JANE.change_ref}
     superseded = [version for version in bench.ledger.versions(wal_id) if version.superseded_by is not None]
     assert all(version.sequencer == "00A1" for version in superseded)
     assert len(superseded) == (len(bench.ledger.versions(wal_id)) > 1)

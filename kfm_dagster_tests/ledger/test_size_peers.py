@@ -1,4 +1,4 @@
-"""Size peers: what a unit is held against is fixed when it is admitted, whatever comes twice, late or at once."""
+"""Size peers: a unit's peers are fixed at its admission, also for repeated, late and concurrent messages."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def volume(number: int, *, size: int | None, site: str = "KTLX", start: datetime
 
 
 def admitted(bench: Bench, *units: Envelope) -> list[tuple[int, ...] | None]:
-    """Record the units together; return what each is held against, as its record says."""
+    """Record the units together; return the recorded peers of each."""
     bench.ledger.ensure(units)
     return [evidence(bench, unit) for unit in units]
 
 
 def evidence(bench: Bench, unit: Envelope) -> tuple[int, ...] | None:
     record = bench.ledger.get(unit.wal_id)
-    found = record.extension.get("peer_sizes")
-    return None if found is None else tuple(found)
+    peer_sizes = record.extension.get("peer_sizes")
+    return None if peer_sizes is None else tuple(peer_sizes)
 
 
 def kept(bench: Bench) -> list[tuple[str, str, list[int]]]:
@@ -45,20 +45,20 @@ def kept(bench: Bench) -> list[tuple[str, str, list[int]]]:
     return [(row["product"], row["month"], [int(size) for size in row["sizes"].strip("[]").split(",")]) for row in rows]
 
 
-def test_a_unit_is_held_against_what_was_admitted_before_it(bench: Bench) -> None:
+def test_a_unit_s_peers_are_the_units_admitted_before_it(bench: Bench) -> None:
     first = [volume(number, size=100 + number) for number in range(3)]
-    assert admitted(bench, *first) == [None] * 3  # units of one batch are no peers of each other
+    assert admitted(bench, *first) == [None] * 3  # units of one batch are not each other's peers
     assert admitted(bench, volume(9, size=7)) == [(3, 100, 102)]
     assert admitted(bench, volume(10, size=7, site="KFTG")) == [None]  # another product
     assert admitted(bench, volume(11, size=None)) == [(4, 7, 102)]
-    assert admitted(bench, volume(12, size=0)) == [(4, 7, 102)]  # what had no size is no peer
+    assert admitted(bench, volume(12, size=0)) == [(4, 7, 102)]  # units without a size are not peers
     assert kept(bench) == [
         ("site=KFTG version=06", "2025-12", [7]),
         ("site=KTLX version=06", "2025-12", [100, 101, 102, 7]),
     ]
 
 
-def test_what_is_announced_again_is_no_peer_and_keeps_what_it_was_held_against(bench: Bench) -> None:
+def test_a_repeated_announcement_is_not_a_peer_and_keeps_its_peers(bench: Bench) -> None:
     unit = volume(0, size=100)
     admitted(bench, unit)
     admitted(bench, *(volume(number, size=900) for number in range(1, 9)))
@@ -67,11 +67,11 @@ def test_what_is_announced_again_is_no_peer_and_keeps_what_it_was_held_against(b
     assert sizes == [100] + [900] * 8
 
 
-def test_only_the_newest_are_kept_and_another_month_has_its_own(bench: Bench) -> None:
+def test_only_the_newest_peers_are_kept_separately_by_month(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=1 + number) for number in range(PEERS_KEPT + 5)))
     ((_, _, sizes),) = kept(bench)
     assert sizes == list(range(6, PEERS_KEPT + 6))
-    # At the beginning of a month those of the month before are recent; those of a year ago are not, nor those to come.
+    # At the start of a month, peers of the previous month count; those of a year ago or of later months do not.
     january = datetime(2026, 1, 1, tzinfo=UTC)
     assert admitted(bench, volume(0, size=1000, start=january)) == [tuple(PeerSizes.of(sizes) or ())]
     assert admitted(bench, volume(1, size=1000, start=january)) == [tuple(PeerSizes.of([*sizes[1:], 1000]) or ())]
@@ -79,23 +79,23 @@ def test_only_the_newest_are_kept_and_another_month_has_its_own(bench: Bench) ->
         assert admitted(bench, volume(0, size=1, start=other)) == [None]
 
 
-def test_attempts_and_replays_find_what_the_first_attempt_found(bench: Bench) -> None:
+def test_attempts_and_replays_use_the_peers_of_the_first_attempt(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=100) for number in range(8)))
     unit = volume(20, size=90)
     bench.ledger.ensure([unit])
     [claimed] = bench.claim(unit)
     assert claimed.peer_sizes == (8, 100, 100)
     bench.ledger.settle([finished(claimed)], run_id="run-1")
-    # The peers are others by now.
+    # Other peers have been recorded by now.
     admitted(bench, *(volume(number, size=10**6) for number in range(30, 60)))
     version = bench.ledger.history(unit.wal_id)[-1].version
     repeat = {"from_status": Status.SUCCEEDED, "action": GovernanceAction.REPEAT, "decision": PERSON}
     assert bench.ledger.override({unit.wal_id: version}, **repeat) == {unit.wal_id}  # type: ignore[arg-type]
-    [again] = bench.claim(unit, run_id="run-2")
-    assert (again.attempt, again.peer_sizes) == (2, (8, 100, 100))
+    [reclaimed] = bench.claim(unit, run_id="run-2")
+    assert (reclaimed.attempt, reclaimed.peer_sizes) == (2, (8, 100, 100))
 
 
-def test_a_completion_is_held_against_what_its_objects_unit_was_and_is_no_peer(bench: Bench) -> None:
+def test_a_completion_uses_the_peers_of_its_object_s_unit_and_is_not_a_peer(bench: Bench) -> None:
     admitted(bench, *(volume(number, size=100) for number in range(8)))
     unit = volume(20, size=90)
     bench.ledger.ensure([unit])
@@ -116,7 +116,7 @@ def test_a_dataset_without_the_rule_has_no_peers(bench: Bench) -> None:
     assert kept(bench) == []
 
 
-def test_admissions_at_the_same_time_lose_no_peer(database: Database, contracts: ContractRegistry) -> None:
+def test_concurrent_admissions_lose_no_peer(database: Database, contracts: ContractRegistry) -> None:
     ledgers = [make_bench(database, contracts) for _ in range(4)]
     ready = threading.Barrier(len(ledgers))
 
