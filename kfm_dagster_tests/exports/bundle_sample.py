@@ -1,4 +1,4 @@
-"""A release as a day of four runs leaves it: retries, a gate that failed, a rollback, a replay."""
+"""A sample release of four runs in a day: retries, a failed gate, a rollback and a replay."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ BEGAN = datetime(2025, 12, 3, 6, tzinfo=UTC)
 OPERATORS = operators()
 RUNS = [f"{number}1111111-0000-4000-8000-00000000000{number}" for number in range(4)]
 NOTE = '“caught” \u2028 🌪 \\ "quoted"'
-"""What an operator wrote: text that JSON, YAML and line readers could each take for something else."""
+"""An operator's note with characters that JSON, YAML and line readers treat specially."""
 
 
 def transitions() -> list[StageTransition]:
-    """Four runs of six stages; in the last one stac_register fails and is rolled back, and settle never begins."""
-    told: list[StageTransition] = []
+    """Return four runs of six stages; in the last run stac_register is rolled back, and settle does not begin."""
+    recorded: list[StageTransition] = []
     for run, run_id in enumerate(RUNS):
         for position, operator in enumerate(OPERATORS):
             at = BEGAN + timedelta(hours=run, minutes=2 * position)
             path = [None, "pending", "running", "succeeded"]
             if run == 3 and position >= 3:
                 path = [None, "pending", "running", "failed", "rolled_back"] if position == 3 else [None, "pending"]
-            told += [
+            recorded += [
                 StageTransition(
                     at=at + timedelta(seconds=step, microseconds=250),
                     stage=f"nexrad-l2.{operator}",
@@ -44,11 +44,11 @@ def transitions() -> list[StageTransition]:
                 for step, (start, end) in enumerate(pairwise(path))
                 if end is not None
             ]
-    return told
+    return recorded
 
 
 def attempts() -> list[Attempt]:
-    """Three retries of stac_register, the last still at it, and a replay of metadata_extract."""
+    """Return three retries of stac_register, the last unfinished, and a replay of metadata_extract."""
     at, replayed = BEGAN + timedelta(hours=3, minutes=6), BEGAN + timedelta(hours=2, minutes=30)
     begun = {number: at + timedelta(seconds=4**number) for number in (1, 2, 3)}
     retry = {"stage": "nexrad-l2.stac_register", "kind": AuditKind.RETRY}
@@ -60,8 +60,8 @@ def attempts() -> list[Attempt]:
     ]
 
 
-def audit_lines(told: Sequence[StageTransition]) -> Iterator[bytes]:
-    for number, each in enumerate(told):
+def audit_lines(recorded: Sequence[StageTransition]) -> Iterator[bytes]:
+    for number, each in enumerate(recorded):
         event: dict[str, Any] = {
             "seq": number,
             "event": "transition",
@@ -76,18 +76,18 @@ def audit_lines(told: Sequence[StageTransition]) -> Iterator[bytes]:
 
 
 def release(*, transitions_of: Sequence[StageTransition] | None = None) -> Release:
-    told = transitions() if transitions_of is None else transitions_of
+    recorded = transitions() if transitions_of is None else transitions_of
     return Release(
         code=CodeFingerprint(code_sha="5efb3d1" + "0" * 33, lockfile_hash="ab" * 32, image_digest=None),
         card=Card.load(CONFIGS),
         dim_report={"p_dim": 1.0, "checked": 412, "failed": [], "units": {"n_eff": "1", "d_ell": "m"}},
         validate_report={"gates": {"G5": {"passed": 23, "failed": 1}}, "stops": ["S2"], "note": NOTE, "sigma_y": 1e-11},
-        audit_lines=list(audit_lines(told)),
-        transitions=told,
+        audit_lines=list(audit_lines(recorded)),
+        transitions=recorded,
         attempts=attempts(),
     )
 
 
-def nothing() -> Release:
-    """A release of a place where nothing has run yet."""
+def empty_release() -> Release:
+    """Return the release of a deployment without runs."""
     return replace(release(transitions_of=[]), attempts=[])

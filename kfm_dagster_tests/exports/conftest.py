@@ -1,4 +1,4 @@
-"""What the exports are made from: real runs of the chain, and a node of another team with awkward names."""
+"""The data of the exports: real runs of the chain, and another team's node with awkward names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
 
 DAY = chain.DAY.isoformat()
-WORKED = "11111111-0000-4000-8000-000000000001"
-AGAIN = "11111111-0000-4000-8000-000000000002"
+FIRST_RUN = "11111111-0000-4000-8000-000000000001"
+SECOND_RUN = "11111111-0000-4000-8000-000000000002"
 AWKWARD = 'it\'s \\ "a" node;\nMERGE (n:Hack) // ünïcödé \u2028 🌪 ,'
 
 
 def _run_twice(folder: Path, database_url: str) -> Pipeline:
     chain.put(folder / "objects", chain.volumes(2))
     opened = chain.open_pipeline(folder / "home", folder / "objects", url=database_url)
-    for run_id in (WORKED, AGAIN):
+    for run_id in (FIRST_RUN, SECOND_RUN):
         chain.run_chain(opened, "nexrad-l2", DAY, run_id)
         opened.clock.forward(3600)
     return opened
@@ -32,7 +32,7 @@ def _run_twice(folder: Path, database_url: str) -> Pipeline:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with home, objects and SQLite database of both runs, for the tests to copy."""
+    """Create a folder with home, objects and SQLite database of both runs, for the tests to copy."""
     folder = tmp_path_factory.mktemp("two-runs")
     _run_twice(folder, migrated_sqlite(folder / "kfm.db")).close()
     return folder
@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pipeline(recorded: Path, tmp_path: Path, database_url: str) -> Iterator[Pipeline]:
-    """Two runs of a day, the second with nothing new, once on SQLite and once on PostgreSQL."""
+    """Open a pipeline after two runs of a day, the second without new objects, on SQLite and PostgreSQL."""
     if database_url.startswith("sqlite"):
         opened = chain.open_copy(recorded, tmp_path, url=database_url, seconds=7200)
     else:
@@ -51,7 +51,7 @@ def pipeline(recorded: Path, tmp_path: Path, database_url: str) -> Iterator[Pipe
 
 @pytest.fixture
 def with_awkward_names(pipeline: Pipeline, tmp_path: Path) -> None:
-    """A node whose name and files hold what CSV, openCypher and shells take for their own."""
+    """Run a node whose name and files have special characters of CSV, openCypher and shells."""
     file = tmp_path / 'a\'b,"c".txt'
     file.write_text("one line\n")
     node = counting.CountLines(files=[file], folder=tmp_path / "out", name=AWKWARD)
@@ -60,7 +60,7 @@ def with_awkward_names(pipeline: Pipeline, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def governed(contracts: ContractRegistry) -> ContractRegistry:
-    """The contracts, with those of the Collection nexrad-l2 governed."""
+    """Return the contracts, those of the Collection nexrad-l2 with restricted sensitivity."""
     return ContractRegistry.of(
         contract.model_copy(
             update={"governance": contract.governance.model_copy(update={"sensitivity": "restricted"})}
@@ -73,6 +73,6 @@ def governed(contracts: ContractRegistry) -> ContractRegistry:
 
 @pytest.fixture
 def gpg() -> Iterator[Gpg]:
-    """GnuPG with a keyring of the test's own."""
+    """Provide GnuPG with the test's own keyring."""
     with own_gpg() as run:
         yield run

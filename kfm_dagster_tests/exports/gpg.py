@@ -1,4 +1,4 @@
-"""GnuPG with a home of its own: what anybody else would verify a bundle with."""
+"""GnuPG in a temporary home, to verify bundles as their recipients do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Gpg = Callable[..., subprocess.CompletedProcess[str]]
 
 @contextmanager
 def own_gpg() -> Iterator[Gpg]:
-    """Let gpg be run; its agent, should one be needed, ends with the block. Skips the test where there is none."""
+    """Yield a function that runs gpg, and end its agent after the block; skip the test without gpg."""
     if shutil.which("gpg") is None:
         if os.environ.get("KFM_REQUIRE_GPG") == "1":
             pytest.fail("KFM_REQUIRE_GPG=1, and no gpg is on the PATH")
         pytest.skip("no gpg on the PATH")
-    # A short path: the agent's socket is in it, and the name of a socket has 107 bytes at most.
+    # The path must be short: it has the agent's socket, whose name is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="kfm-gpg-", ignore_cleanup_errors=True) as home:
 
         def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The DCAT export: every collection a dcat:Dataset that RDF tools read, with the run-state of its latest run."""
+"""The DCAT export: each Collection is a dcat:Dataset, with the run-state of its latest run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kfm_dagster.exports import dcat
 from kfm_dagster.exports.dcat import export_dcat, wkt
 from kfm_dagster.ingest.nodes import operators
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster_tests.exports.conftest import AGAIN
+from kfm_dagster_tests.exports.conftest import SECOND_RUN
 from kfm_dagster_tests.integration import chain
 
 ADMS = rdflib.Namespace("http://www.w3.org/ns/adms#")
@@ -53,11 +53,11 @@ def read(file: Path) -> rdflib.Graph:
 
 
 @pytest.mark.clause("RSP-14")
-def test_every_collection_is_a_dataset_with_what_dcat_asks_for(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_every_collection_is_a_dataset_with_the_properties_of_dcat(pipeline: Pipeline, tmp_path: Path) -> None:
     file = export(pipeline, tmp_path / "out")
     graph, content = read(file), file.read_bytes()
     assert isinstance(json.loads(content)["@context"], dict), "a string would be fetched"
-    # The same database gives the same bytes, and an earlier export is replaced by the next one.
+    # The same database gives the same bytes, and an export replaces an earlier one.
     assert [export(pipeline, tmp_path / name).read_bytes() for name in ("second", "out")] == [content] * 2
     [catalog] = graph.subjects(RDF.type, DCAT.Catalog)
     assert list(graph.objects(catalog, DCAT.dataset)) == [DATASET] == list(graph.subjects(RDF.type, DCAT.Dataset))
@@ -69,78 +69,76 @@ def test_every_collection_is_a_dataset_with_what_dcat_asks_for(pipeline: Pipelin
     assert {str(word) for word in graph.objects(DATASET, DCAT.keyword)} == set(contract.stac.keywords)
     for party in (DCTERMS.publisher, DCTERMS.creator):
         assert graph.value(graph.value(DATASET, party), FOAF.name)
-    when = graph.value(DATASET, DCTERMS.temporal)
-    assert str(graph.value(when, DCAT.startDate)).startswith(chain.DAY.isoformat())
-    assert graph.value(when, DCAT.startDate).datatype == rdflib.XSD.dateTime
-    where = graph.value(graph.value(DATASET, DCTERMS.spatial), DCAT.bbox)
-    assert where.datatype == GEO.wktLiteral
-    assert from_wkt(str(where)).is_valid
+    period = graph.value(DATASET, DCTERMS.temporal)
+    assert str(graph.value(period, DCAT.startDate)).startswith(chain.DAY.isoformat())
+    assert graph.value(period, DCAT.startDate).datatype == rdflib.XSD.dateTime
+    box = graph.value(graph.value(DATASET, DCTERMS.spatial), DCAT.bbox)
+    assert box.datatype == GEO.wktLiteral
+    assert from_wkt(str(box)).is_valid
     version = str(graph.value(DATASET, rdflib.URIRef(f"{DCAT}version")))
     assert datetime.fromisoformat(version) == graph.value(DATASET, DCTERMS.modified).toPython()
     assert "2 Items" in str(graph.value(DATASET, ADMS.versionNotes))
-    themes = {str(graph.value(one, SKOS.prefLabel)): str(one) for one in graph.objects(DATASET, DCAT.theme)}
+    themes = {str(graph.value(theme, SKOS.prefLabel)): str(theme) for theme in graph.objects(DATASET, DCAT.theme)}
     assert themes.keys() == {"radar", "Climatology, meteorology, atmosphere"}
     assert f"{TOPICS}/climatologyMeteorologyAtmosphere" in themes.values()
-    often = graph.value(DATASET, DCTERMS.accrualPeriodicity)
-    assert (often, RDF.type, DCTERMS.Frequency) in graph
-    assert (str(often), str(graph.value(often, RDFS.label))) == (f"{FREQUENCY}/UPDATE_CONT", "R/PT1S")
-    asked = graph.value(DATASET, DCAT.contactPoint)
-    assert (asked, RDF.type, VCARD.Organization) in graph
-    assert str(graph.value(asked, VCARD.fn)) == "NOAA NWS"
-    assert graph.value(asked, VCARD.hasURL) == rdflib.URIRef("https://www.roc.noaa.gov")
+    frequency = graph.value(DATASET, DCTERMS.accrualPeriodicity)
+    assert (frequency, RDF.type, DCTERMS.Frequency) in graph
+    assert (str(frequency), str(graph.value(frequency, RDFS.label))) == (f"{FREQUENCY}/UPDATE_CONT", "R/PT1S")
+    contact = graph.value(DATASET, DCAT.contactPoint)
+    assert (contact, RDF.type, VCARD.Organization) in graph
+    assert str(graph.value(contact, VCARD.fn)) == "NOAA NWS"
+    assert graph.value(contact, VCARD.hasURL) == rdflib.URIRef("https://www.roc.noaa.gov")
 
 
 @pytest.mark.clause("RSP-14")
-def test_a_dataset_is_distributed_as_stac_and_as_data_and_refers_to_the_run_state_of_its_latest_run(
+def test_a_dataset_has_its_distributions_and_the_run_state_of_its_latest_run(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
     graph = read(export(pipeline, tmp_path / "out"))
-    found = {
-        str(graph.value(one, DCAT.accessURL)): str(graph.value(one, DCAT.mediaType)).rpartition("media-types/")[2]
-        for one in graph.objects(DATASET, DCAT.distribution)
-        if (one, RDF.type, DCAT.Distribution) in graph
+    media_types = {
+        str(graph.value(item, DCAT.accessURL)): str(graph.value(item, DCAT.mediaType)).rpartition("media-types/")[2]
+        for item in graph.objects(DATASET, DCAT.distribution)
+        if (item, RDF.type, DCAT.Distribution) in graph
     }
     collection = Path(pipeline.settings.catalog) / "nexrad-l2" / "collection.json"
     assert collection.is_file()
-    assert found == {
+    assert media_types == {
         collection.as_uri(): "application/json",
         "https://unidata-nexrad-level2.s3.us-east-1.amazonaws.com/": "application/octet-stream",
     }
     [data] = graph.subjects(DCTERMS.identifier, rdflib.Literal("s3://unidata-nexrad-level2/"))
-    for one in graph.objects(DATASET, DCAT.distribution):
-        assert graph.value(one, DCTERMS.license) == rdflib.URIRef("https://spdx.org/licenses/CC0-1.0")
-        written = graph.value(one, DCTERMS["format"])
-        assert (written, RDF.type, DCTERMS.MediaTypeOrExtent) in graph
-        assert str(graph.value(written, RDFS.label)) == ("Level II archive volume" if one == data else "JSON")
+    for item in graph.objects(DATASET, DCAT.distribution):
+        assert graph.value(item, DCTERMS.license) == rdflib.URIRef("https://spdx.org/licenses/CC0-1.0")
+        file_format = graph.value(item, DCTERMS["format"])
+        assert (file_format, RDF.type, DCTERMS.MediaTypeOrExtent) in graph
+        assert str(graph.value(file_format, RDFS.label)) == ("Level II archive volume" if item == data else "JSON")
     note = graph.value(DATASET, DCTERMS.provenance)
     assert (note, RDF.type, DCTERMS.ProvenanceStatement) in graph
-    assert AGAIN in str(graph.value(note, RDFS.label))
-    assert graph.value(DATASET, PROV.wasGeneratedBy) == rdflib.URIRef(f"urn:uuid:{AGAIN}")
-    told = {
+    assert SECOND_RUN in str(graph.value(note, RDFS.label))
+    assert graph.value(DATASET, PROV.wasGeneratedBy) == rdflib.URIRef(f"urn:uuid:{SECOND_RUN}")
+    exported = {
         (str(graph.value(state, KFM.dataset_id)), str(graph.value(state, KFM.run_id)),
          str(graph.value(state, KFM.inputs_hash)), str(graph.value(state, KFM.outcome)))
         for state in graph.objects(note, KFM.run_state)
     }  # fmt: skip
-    recorded = pipeline.stages.run_states.of_run(AGAIN)
-    assert told == {(state.dataset_id, AGAIN, state.inputs_hash, state.outcome.value) for state in recorded}
-    assert len(told) == len(operators())
+    recorded = pipeline.stages.run_states.of_run(SECOND_RUN)
+    assert exported == {(state.dataset_id, SECOND_RUN, state.inputs_hash, state.outcome.value) for state in recorded}
+    assert len(exported) == len(operators())
 
 
-def test_a_catalog_that_is_published_is_named_by_its_public_address_and_contact(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
-    where, whom = "https://weather.example.org/stac/", "mailto:catalog@example.org"
-    graph = read(export(pipeline, tmp_path / "out", catalog=where, contact=whom))
+def test_a_published_catalog_has_its_public_address_and_contact(pipeline: Pipeline, tmp_path: Path) -> None:
+    address, contact = "https://weather.example.org/stac/", "mailto:catalog@example.org"
+    graph = read(export(pipeline, tmp_path / "out", catalog=address, contact=contact))
     places = {str(place) for place in graph.objects(None, DCAT.accessURL)}
-    assert f"{where}nexrad-l2/collection.json" in places
+    assert f"{address}nexrad-l2/collection.json" in places
     assert all(place.startswith("https://") for place in places)
     [catalog] = graph.subjects(RDF.type, DCAT.Catalog)
-    for one in (catalog, DATASET):
-        [asked] = graph.objects(one, DCAT.contactPoint)
-        assert graph.value(asked, VCARD.hasEmail) == rdflib.URIRef(whom)
+    for subject in (catalog, DATASET):
+        [point] = graph.objects(subject, DCAT.contactPoint)
+        assert graph.value(point, VCARD.hasEmail) == rdflib.URIRef(contact)
 
 
-def test_how_often_objects_are_added_follows_from_the_contract(contracts: ContractRegistry) -> None:
+def test_the_update_frequency_follows_from_the_contract(contracts: ContractRegistry) -> None:
     for dataset, code, interval in (
         ("goes-abi", "UPDATE_CONT", "R/PT1S"),
         ("hrrr", "UPDATE_CONT", "R/PT1S"),
@@ -148,22 +146,24 @@ def test_how_often_objects_are_added_follows_from_the_contract(contracts: Contra
         ("ocean", "DAILY", "R/P1D"),
         ("surface-obs", "NEVER", "never"),
     ):
-        said = dcat.frequency(contracts[dataset])["accrualPeriodicity"]
-        assert said["label"] == interval, dataset
-        assert (said["id"] == f"{FREQUENCY}/{code}") == (code is not None)
+        frequency = dcat.frequency(contracts[dataset])["accrualPeriodicity"]
+        assert frequency["label"] == interval, dataset
+        assert (frequency["id"] == f"{FREQUENCY}/{code}") == (code is not None)
 
 
-def test_every_dataset_of_ours_has_what_dcat_asks_for(contracts: ContractRegistry) -> None:
+def test_every_contract_has_themes_contact_and_distributions(contracts: ContractRegistry) -> None:
     for contract in contracts:
         assert len(dcat.themes(contract)["theme"]) == 2, contract.id
         assert dcat.producers_contact(contract), contract.id
-        for one in dcat.distributions("urn:x", contract.stac.collection, contract, catalog="https://a.example"):
-            assert one["accessURL"].startswith("https://"), contract.id
-            assert one.keys() >= {"title", "mediaType", "format", "license"}, contract.id
+        for distribution in dcat.distributions(
+            "urn:x", contract.stac.collection, contract, catalog="https://a.example"
+        ):
+            assert distribution["accessURL"].startswith("https://"), contract.id
+            assert distribution.keys() >= {"title", "mediaType", "format", "license"}, contract.id
 
 
 @pytest.mark.clause("RSP-13")
-def test_a_governed_dataset_is_not_named_in_its_run_state(
+def test_a_governed_dataset_s_run_state_does_not_name_the_dataset(
     pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path
 ) -> None:
     graph = read(export(pipeline, tmp_path / "out", governed))
@@ -172,9 +172,7 @@ def test_a_governed_dataset_is_not_named_in_its_run_state(
     assert "nexrad-l2." not in str(graph.value(DATASET, ADMS.versionNotes))
 
 
-def test_a_collection_without_its_contract_is_refused_and_nothing_is_written(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
+def test_a_collection_without_its_contract_is_refused_before_writing(pipeline: Pipeline, tmp_path: Path) -> None:
     others = ContractRegistry.of(contract for contract in pipeline.registry if contract.stac.collection != "nexrad-l2")
     with pytest.raises(ContractError, match="nexrad-l2"):
         export(pipeline, tmp_path / "out", others)

@@ -1,4 +1,4 @@
-"""What a deployment needs somebody for: each matter is found alone, when it is due, and gone when it is over."""
+"""The status of a deployment: each item that needs attention is listed while its condition lasts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RADAR = "nexrad-l2"
 
 @dataclass(frozen=True)
 class Planted:
-    """A deployment, and the clock that it goes by."""
+    """A deployment and its clock."""
 
     pipeline: Pipeline
     clock: Clock
@@ -116,9 +116,9 @@ def silent(planted: Planted, product: str = "volumes") -> None:
 def put_off(planted: Planted) -> None:
     pipeline = planted.pipeline
     pipeline.catalog.register(candidates(pipeline.registry, [goes(0)]), fence=open_fence)
-    away = Mirror()
-    away.name, away.first = "geoparquet", fail
-    pipeline.following.catch_up([away])
+    mirror = Mirror()
+    mirror.name, mirror.first = "geoparquet", fail
+    pipeline.following.catch_up([mirror])
 
 
 def rejected(planted: Planted) -> None:
@@ -143,7 +143,7 @@ def lineage_refused(planted: Planted) -> None:
 
 
 ROWS: dict[str, tuple[Callable[[Planted], None], str, str, str, str | None]] = {
-    # what is planted: how, urgency, what is said of it, what to do, the console's page
+    # condition: function that creates it, urgency, text, next step, the console's page
     "a quarantined unit": (
         quarantined, "now", "1 unit of nexrad-l2 quarantined: moved_radar", "kfm units cases --dataset nexrad-l2",
         "/units?dataset=nexrad-l2&status=quarantined&code=moved_radar",
@@ -188,18 +188,18 @@ UNDATED = {"a follower that was put off", "a message that was rejected"}
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_each_matter_is_found_alone_with_the_command_that_helps(row: str, planted: Planted) -> None:
-    plant, urgency, what, next_step, path = ROWS[row]
+def test_each_condition_is_listed_with_its_urgency_and_next_step(row: str, planted: Planted) -> None:
+    plant, urgency, text, next_step, path = ROWS[row]
     assert deployment_status(planted.pipeline).well
     plant(planted)
-    [found] = planted.matters()
-    assert (found.urgency, found.next_step, found.path) == (urgency, next_step, path)
-    assert found.since == (None if row in UNDATED else planted.clock())
-    assert found.what.startswith(what)
+    [matter] = planted.matters()
+    assert (matter.urgency, matter.next_step, matter.path) == (urgency, next_step, path)
+    assert matter.since == (None if row in UNDATED else planted.clock())
+    assert matter.what.startswith(text)
     assert deployment_status(planted.pipeline).well is (urgency == "know")
 
 
-def test_lineage_that_has_not_failed_is_no_matter(planted: Planted) -> None:
+def test_undelivered_lineage_without_a_failure_is_not_listed(planted: Planted) -> None:
     lineage = lineage_recorded(planted)
     planted.clock.advance(2 * LATE.total_seconds())
     assert lineage.undelivered().backend.batches == 1
@@ -207,12 +207,12 @@ def test_lineage_that_has_not_failed_is_no_matter(planted: Planted) -> None:
 
 
 @pytest.mark.clause("SEC-14", "BEY-07")
-def test_lineage_that_waits_long_needs_attention_and_is_measured(planted: Planted) -> None:
+def test_lineage_waiting_longer_than_the_limit_needs_attention_and_is_in_the_metrics(planted: Planted) -> None:
     lineage_refused(planted)
     since = planted.clock()
     planted.clock.advance((LATE + SECOND).total_seconds())
-    [found] = planted.matters()
-    assert (found.urgency, found.since) == ("now", since)
+    [matter] = planted.matters()
+    assert (matter.urgency, matter.since) == ("now", since)
     metrics = exposition(planted.pipeline).decode()
     for destination, batches, seconds in (("backend", 1.0, 901.0), ("files", 0.0, 0.0)):
         labels = f'{{destination="{destination}",env="dev"}}'
@@ -221,13 +221,15 @@ def test_lineage_that_waits_long_needs_attention_and_is_measured(planted: Plante
 
 
 @pytest.mark.parametrize(("waited", "late"), [(LATE, False), (LATE + SECOND, True)])
-def test_units_that_no_run_takes_up_are_late(planted: Planted, waited: timedelta, late: bool) -> None:
+def test_units_pending_longer_than_the_limit_without_a_run_are_late(
+    planted: Planted, waited: timedelta, late: bool
+) -> None:
     planted.unit(0)
     planted.unit(1)
     planted.clock.advance(waited.total_seconds())
-    said = "2 units of nexrad-l2 pending, the oldest for 15 minutes, and no run works on any"
-    assert [(one.what, one.next_step) for one in planted.matters()] == ([(said, "kfm doctor")] if late else [])
-    # A run of another dataset works on none of them.
+    text = "2 units of nexrad-l2 pending, the oldest for 15 minutes, and no run works on any"
+    assert [(matter.what, matter.next_step) for matter in planted.matters()] == ([(text, "kfm doctor")] if late else [])
+    # A run of another dataset does not change this.
     other = envelope(2, dataset="goes-abi", object_uri="s3://noaa-goes19/x.nc")
     own_tx(planted.pipeline.ledger).ensure([other])
     own_tx(planted.pipeline.ledger).claim(dataset="goes-abi", partition=DAY, run_id="other", limit=1)
@@ -236,7 +238,7 @@ def test_units_that_no_run_takes_up_are_late(planted: Planted, waited: timedelta
     assert planted.matters() == []
 
 
-def test_pending_units_of_a_dataset_that_is_not_followed_are_named_at_once(planted: Planted) -> None:
+def test_pending_units_of_a_dataset_not_in_kfm_datasets_are_listed_at_once(planted: Planted) -> None:
     planted.unit()
     settings = planted.pipeline.settings
     for followed, nexts in (("goes-abi, hrrr", ["add nexrad-l2 to KFM_DATASETS"]), ("nexrad-l2", []), ("", [])):
@@ -244,24 +246,24 @@ def test_pending_units_of_a_dataset_that_is_not_followed_are_named_at_once(plant
         assert [matter.next_step for matter in planted.matters()] == nexts
 
 
-def test_units_of_a_dataset_that_is_off_are_not_late(planted: Planted) -> None:
+def test_units_of_a_switched_off_dataset_are_not_late(planted: Planted) -> None:
     planted.unit()
     planted.clock.advance(2 * LATE.total_seconds())
     for dataset in (RADAR, EVERY_DATASET):
         planted.pipeline.ledger.switches.engage(dataset, PERSON)
-        assert [one.urgency for one in planted.matters()] == ["know"]
+        assert [matter.urgency for matter in planted.matters()] == ["know"]
         planted.pipeline.ledger.switches.release(dataset, PERSON)
 
 
-def test_a_failure_without_another_attempt_waits_for_somebody(planted: Planted) -> None:
+def test_a_failure_without_another_attempt_needs_attention_now(planted: Planted) -> None:
     retried(planted)
     [group] = own_tx(planted.pipeline.ledger).failing()
     planted.pipeline.ledger.failing = lambda **_: [replace(group, retried=0)]
-    [found] = planted.matters()
-    assert (found.urgency, found.what.rpartition("; ")[2]) == ("now", "1 without another attempt")
+    [matter] = planted.matters()
+    assert (matter.urgency, matter.what.rpartition("; ")[2]) == ("now", "1 without another attempt")
 
 
-def test_what_somebody_has_decided_is_over(planted: Planted) -> None:
+def test_discarded_units_and_old_rejections_are_not_listed(planted: Planted) -> None:
     quarantined(planted)
     [case] = own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).of(envelope(0).wal_id)
     own_tx(QuarantineCases(planted.pipeline.database, clock=planted.clock)).discard(
@@ -269,24 +271,24 @@ def test_what_somebody_has_decided_is_over(planted: Planted) -> None:
     )
     rejected(planted)
     planted.clock.advance(REJECTED_SINCE.total_seconds())
-    assert [one.urgency for one in planted.matters()] == ["know"]
+    assert [matter.urgency for matter in planted.matters()] == ["know"]
     planted.clock.advance(1)
     assert planted.matters() == []
 
 
-def test_what_waits_for_somebody_comes_first_and_of_that_the_oldest(planted: Planted) -> None:
+def test_urgent_items_come_first_the_oldest_before_the_others(planted: Planted) -> None:
     for plant in (switched_off, quarantined, silent):
         began = planted.clock()
         plant(planted)
         planted.clock.advance(1)
-    assert [one.what.split()[-1] for one in planted.matters()] == ["moved_radar", RADAR, "it"]
+    assert [matter.what.split()[-1] for matter in planted.matters()] == ["moved_radar", RADAR, "it"]
     assert planted.matters()[0].urgency == planted.matters()[1].urgency == "now"
-    # Gaps of one kind are one matter since the first of them.
+    # Gaps of one kind are one item, dated by the first gap.
     silent(planted, "chunks")
-    assert [(one.what, one.since) for one in planted.matters()][1] == ("2 silent products of nexrad-l2", began)
+    assert [(matter.what, matter.since) for matter in planted.matters()][1] == ("2 silent products of nexrad-l2", began)
 
 
-def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalRecord], call: Call) -> None:
+def test_kfm_status_prints_text_and_json(ledger: dict[str, NoddWalRecord], call: Call) -> None:
     shown = call("status")
     assert shown.code == ExitCode.DONE
     assert shown.out.startswith("nothing needs attention\n")
@@ -296,7 +298,7 @@ def test_the_command_says_it_to_people_and_scripts(ledger: dict[str, NoddWalReco
     assert shown.code == ExitCode.FINISHED_WITH_FAILURES
     assert shown.out.startswith("1 item needs attention\n")
     assert "kfm units cases --dataset nexrad-l2" in shown.out
-    told = json.loads(call("status", "--json").out)
-    assert (told["well"], [one["urgency"] for one in told["matters"]]) == (False, ["now", "know"])
+    status = json.loads(call("status", "--json").out)
+    assert (status["well"], [matter["urgency"] for matter in status["matters"]]) == (False, ["now", "know"])
     counts = {"pending": 0, "in_progress": 0, "succeeded": 1, "failed": 1, "quarantined": 1}
-    assert told["units"] == {RADAR: counts}
+    assert status["units"] == {RADAR: counts}

@@ -1,4 +1,4 @@
-"""The graph export: every output a node, its lineage as edges; and what a real engine answers of it."""
+"""The graph export: outputs as nodes, lineage as edges, loaded and queried in a real engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kfm_dagster.idempotent_node.node import run_node
 from kfm_dagster.ingest.chain import roll_back
 from kfm_dagster.ingest.nodes import Settle, Source, StacRegister, operators
 from kfm_dagster.ingest.pipeline import Pipeline
-from kfm_dagster_tests.exports.conftest import AGAIN, AWKWARD, DAY, WORKED
+from kfm_dagster_tests.exports.conftest import AWKWARD, DAY, FIRST_RUN, SECOND_RUN
 from kfm_dagster_tests.idempotent_node import counting
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.integration.test_run_rollback import WHY, renumbered, run_until
@@ -36,7 +36,7 @@ EMPTY_DAY = "2024-02-29"
 
 @dataclass
 class Graph:
-    """Nodes with their properties, by label, key and value, and edges."""
+    """Edges, and nodes' properties by label, key and value."""
 
     nodes: dict[tuple[str, str, str], dict[str, str]] = field(default_factory=dict)
     edges: set[tuple[tuple[str, str, str], str, tuple[str, str, str]]] = field(default_factory=set)
@@ -48,7 +48,7 @@ def exported(pipeline: Pipeline, folder: Path, registry: ContractRegistry | None
 
 
 def from_csv(folder: Path) -> Graph:
-    """Load the bulk files as neo4j-admin does: an id twice, or an edge without its ends, is an error."""
+    """Load the bulk files as neo4j-admin does: a repeated id, or an edge without its ends, is an error."""
     loaded, keys = Graph(), {}
     names = {label: properties[0] for label, properties in LABELS.items()}
     with (folder / "nodes.csv").open(newline="", encoding="utf-8") as file:
@@ -66,7 +66,7 @@ def from_csv(folder: Path) -> Graph:
 
 
 def derivations(graph: Graph) -> set[tuple[str, str]]:
-    """Edges between artifacts, by the names of their nodes."""
+    """Return the edges between artifacts, by the names of their nodes."""
     return {
         (graph.nodes[start]["node"], graph.nodes[end]["node"])
         for start, kind, end in graph.edges
@@ -75,30 +75,30 @@ def derivations(graph: Graph) -> set[tuple[str, str]]:
 
 
 def links(dataset: str, day: str) -> set[tuple[str, str]]:
-    """What each operator's output is made from: the output of the one before it."""
+    """Return the derivation of each operator's output from the previous operator's."""
     nodes = [f"{dataset}.{operator}@{day}" for operator in operators()]
     return set(zip(nodes[1:], nodes, strict=False))
 
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
-def test_every_output_is_an_artifact_with_what_it_came_from_and_what_made_it(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
+def test_every_output_is_an_artifact_with_its_derivation_and_activity(pipeline: Pipeline, tmp_path: Path) -> None:
     graph = exported(pipeline, tmp_path / "out")
-    hashes = [intent.content_hash for intent in pipeline.nodes.intents.of_run(WORKED)]
-    assert [key for key in graph.nodes if key[0] == "Artifact"] == [("Artifact", "content_hash", one) for one in hashes]
+    hashes = [intent.content_hash for intent in pipeline.nodes.intents.of_run(FIRST_RUN)]
+    assert [key for key in graph.nodes if key[0] == "Artifact"] == [
+        ("Artifact", "content_hash", content_hash) for content_hash in hashes
+    ]
     assert derivations(graph) == links("nexrad-l2", DAY)
-    made = {
+    activities = {
         graph.nodes[start]["node"]: graph.nodes[end]
         for start, kind, end in graph.edges
         if kind == "WAS_GENERATED_BY" and start[0] == "Artifact"
     }
-    assert made.keys() == {f"nexrad-l2.{operator}@{DAY}" for operator in operators()}
-    assert all((activity["run_id"], activity["node"]) == (WORKED, node) for node, activity in made.items())
+    assert activities.keys() == {f"nexrad-l2.{operator}@{DAY}" for operator in operators()}
+    assert all((activity["run_id"], activity["node"]) == (FIRST_RUN, node) for node, activity in activities.items())
     sources = [graph.nodes[end]["uri"] for _, _, end in graph.edges if end[0] == "Source"]
-    assert [uri.rpartition(".")[2] for uri in sources] == ["ndjson"]  # the listing that message_parse kept
-    assert AGAIN not in str(graph)  # it made nothing
+    assert [uri.rpartition(".")[2] for uri in sources] == ["ndjson"]  # the listing that message_parse stored
+    assert SECOND_RUN not in str(graph)  # this run has no output
 
 
 @pytest.mark.one_database
@@ -111,19 +111,19 @@ def test_loading_an_export_twice_or_in_any_order_gives_the_same_graph(
     assert comment.startswith("//")
     shuffled = lines * 2
     random.Random(1).shuffle(shuffled)
-    with engine() as one, engine() as other:
-        one.load(tmp_path)
-        other.load(tmp_path, "\n".join(shuffled))
-        assert other.everything() == one.everything()
-        # The bulk files say the same.
+    with engine() as first, engine() as second:
+        first.load(tmp_path)
+        second.load(tmp_path, "\n".join(shuffled))
+        assert second.everything() == first.everything()
+        # The bulk files have the same nodes and edges.
         for label, (key_name, *names) in LABELS.items():
             columns = ", ".join(f"n.{name}" for name in (key_name, *names))
-            said = {key: found for (of, _, key), found in graph.nodes.items() if of == label}
-            rows = [[key, *map(said[key].get, names)] for key in sorted(said)]
-            assert one.ask(f"MATCH (n:{label}) RETURN {columns} ORDER BY n.{key_name}") == rows
+            listed = {key: node for (node_label, _, key), node in graph.nodes.items() if node_label == label}
+            rows = [[key, *map(listed[key].get, names)] for key in sorted(listed)]
+            assert first.ask(f"MATCH (n:{label}) RETURN {columns} ORDER BY n.{key_name}") == rows
         for kind in RELATIONSHIPS:
-            [[edges]] = one.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN count(e)")
-            assert edges == sum(of == kind for _, of, _ in graph.edges)
+            [[edges]] = first.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN count(e)")
+            assert edges == sum(edge_kind == kind for _, edge_kind, _ in graph.edges)
     assert AWKWARD in {properties.get("node") for properties in graph.nodes.values()}
     # The same database gives the same bytes, in batches of any size.
     monkeypatch.setattr(graph_module, "BATCH", 2)
@@ -144,8 +144,8 @@ def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeli
         chain.put(tmp_path / "objects", chain.volumes(3))
         chain.run_chain(pipeline, "nexrad-l2", DAY, "22222222-0000-4000-8000-000000000003")
         new = exported(pipeline, tmp_path / "out")
-        for one in (kept, fresh):
-            one.load(tmp_path / "out")
+        for database in (kept, fresh):
+            database.load(tmp_path / "out")
         assert kept.everything() == fresh.everything()
     assert len(new.nodes) > len(old.nodes)
     outputs = [properties for (label, *_), properties in new.nodes.items() if label == "Artifact"]
@@ -154,7 +154,7 @@ def test_a_newer_export_over_an_older_one_gives_the_newer_graph(pipeline: Pipeli
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
-def test_content_that_came_back_is_the_newest_again(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_content_that_returns_becomes_current_again(pipeline: Pipeline, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     with engine() as kept, engine() as fresh:
         for lines, ended in ((1, 0), (2, 1), (1, 1)):
@@ -170,8 +170,8 @@ def test_content_that_came_back_is_the_newest_again(pipeline: Pipeline, tmp_path
 
 @pytest.mark.one_database
 @pytest.mark.clause("IEN-15")
-def test_outputs_with_equal_bytes_keep_lineages_of_their_own(pipeline: Pipeline, tmp_path: Path) -> None:
-    # A day without objects gives the same empty artifact at every step and in every dataset.
+def test_outputs_with_equal_bytes_have_separate_lineages(pipeline: Pipeline, tmp_path: Path) -> None:
+    # For a day without objects, the artifacts of all steps and datasets have equal bytes.
     for dataset in ("nexrad-l2", "hrrr"):
         chain.run_chain(pipeline, dataset, EMPTY_DAY, "22222222-0000-4000-8000-000000000003")
     graph = exported(pipeline, tmp_path / "out")
@@ -183,8 +183,10 @@ def test_outputs_with_equal_bytes_keep_lineages_of_their_own(pipeline: Pipeline,
 @pytest.mark.clause("RSP-13")
 def test_a_governed_dataset_is_not_named(pipeline: Pipeline, governed: ContractRegistry, tmp_path: Path) -> None:
     graph = exported(pipeline, tmp_path / "out", governed)
-    assert f"{governed['nexrad-l2'].public_id}.settle@{DAY}" in {one.get("node") for one in graph.nodes.values()}
-    # An Item stands in the public catalog under its Collection's name, which here is the dataset's.
+    assert f"{governed['nexrad-l2'].public_id}.settle@{DAY}" in {
+        properties.get("node") for properties in graph.nodes.values()
+    }
+    # An Item has its Collection's public name, which here is the dataset's name.
     public = {"collection": "nexrad-l2", "path": "nexrad-l2/"}
     for (label, *_), properties in graph.nodes.items():
         for name, value in properties.items():
@@ -193,7 +195,7 @@ def test_a_governed_dataset_is_not_named(pipeline: Pipeline, governed: ContractR
 
 
 @pytest.mark.one_database
-def test_what_fails_halfway_leaves_the_files_that_stood(
+def test_an_export_that_fails_leaves_the_earlier_files(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export_graph(pipeline.database, pipeline.registry, folder=tmp_path / "out")
@@ -205,13 +207,13 @@ def test_what_fails_halfway_leaves_the_files_that_stood(
 
 
 @pytest.mark.one_database
-def test_a_literal_is_one_line_that_an_engine_reads_back_as_the_text() -> None:
-    with engine() as one:
+def test_a_literal_is_one_line_and_an_engine_reads_the_same_text() -> None:
+    with engine() as database:
 
         @settings(deadline=None)
         @given(st.text())
         def reads_back(text: str) -> None:
-            assert one.ask(f"RETURN {literal(text)}") == [[text]]
+            assert database.ask(f"RETURN {literal(text)}") == [[text]]
             assert len(literal(text).splitlines()) == 1
 
         reads_back()
@@ -219,13 +221,13 @@ def test_a_literal_is_one_line_that_an_engine_reads_back_as_the_text() -> None:
 
 LATER = "33333333-0000-4000-8000-000000000003"
 REVISED, SAME, NEW = chain.volumes(3)
-"""Of the first two the run WORKED made Items; a later run has another version of the first, and the third."""
+"""FIRST_RUN registered the first two; a later run registers another version of the first, and the third."""
 
 
 def load(pipeline: Pipeline, folder: Path, *engines: Engine) -> None:
     export_graph(pipeline.database, pipeline.registry, folder=folder)
-    for one in engines:
-        one.load(folder)
+    for database in engines:
+        database.load(folder)
 
 
 def item_of(item: chain.StoredObject) -> str:
@@ -233,19 +235,19 @@ def item_of(item: chain.StoredObject) -> str:
 
 
 def announced_later(pipeline: Pipeline, root: Path, items: list[chain.StoredObject]) -> None:
-    """New versions come after the files that a listing found, which are as old as the test."""
+    """Announce the items a minute from now, later than the listed files, which the test has just written."""
     chain.put(root, items)
     events = [item.event(event_time=datetime.now(UTC) + timedelta(minutes=1)) for item in items]
     chain.take(pipeline, chain.announce(events, registry=pipeline.registry))
 
 
-def answers(one: Engine) -> list[list[str]]:
-    return [one.items_of(item.uri) for item in (REVISED, SAME, NEW)]
+def answers(database: Engine) -> list[list[str]]:
+    return [database.items_of(item.uri) for item in (REVISED, SAME, NEW)]
 
 
-def history(one: Engine, item: chain.StoredObject) -> list[str]:
-    """States of every Item that was made of an object, and whether each says when it ended."""
-    rows = one.ask(
+def history(database: Engine, item: chain.StoredObject) -> list[str]:
+    """Return the states of an object's Items; each Item that is not current must have its end."""
+    rows = database.ask(
         "MATCH (i:Item)-[:WAS_DERIVED_FROM]->(:Object {uri: $uri}) RETURN i.state, i.valid_to IS NULL ORDER BY i.state",
         uri=item.uri,
     )
@@ -254,9 +256,7 @@ def history(one: Engine, item: chain.StoredObject) -> list[str]:
 
 
 @pytest.mark.clause("IEN-15")
-def test_an_engine_answers_which_items_came_from_an_object_also_after_a_rollback(
-    pipeline: Pipeline, tmp_path: Path
-) -> None:
+def test_an_engine_returns_the_items_of_an_object_also_after_a_rollback(pipeline: Pipeline, tmp_path: Path) -> None:
     with engine() as kept:
         load(pipeline, tmp_path / "first", kept)
         before = [[item_of(REVISED)], [item_of(SAME)], []]
@@ -265,16 +265,16 @@ def test_an_engine_answers_which_items_came_from_an_object_also_after_a_rollback
         announced_later(pipeline, tmp_path / "objects", [renumbered(REVISED), NEW])
         failed = run_until(pipeline, Settle.operator, point="computed", run_id=LATER)
         load(pipeline, tmp_path / "between", kept)
-        # The new version's Item stands instead of the old one's: an object is asked for by its place.
+        # The new version's Item has replaced the old one: the query is by the object's URI.
         assert answers(kept) == [[item_of(REVISED)], [item_of(SAME)], [item_of(NEW)]]
         assert [history(kept, item) for item in (REVISED, NEW)] == [["current", "replaced"], ["current"]]
 
         assert roll_back(failed, WHY) is not None
         with engine() as fresh:
             load(pipeline, tmp_path / "after", kept, fresh)
-            for one in (kept, fresh):
-                assert answers(one) == before
-                assert [history(one, item) for item in (REVISED, NEW)] == [["current", "withdrawn"], ["withdrawn"]]
+            for database in (kept, fresh):
+                assert answers(database) == before
+                assert [history(database, item) for item in (REVISED, NEW)] == [["current", "withdrawn"], ["withdrawn"]]
 
         chain.run_chain(pipeline, "nexrad-l2", DAY, "44444444-0000-4000-8000-000000000004", Source.LEDGER)
         load(pipeline, tmp_path / "at-last", kept)
@@ -283,29 +283,29 @@ def test_an_engine_answers_which_items_came_from_an_object_also_after_a_rollback
 
 
 @pytest.mark.clause("IEN-15")
-def test_an_engine_leads_from_an_item_over_the_run_that_made_it_to_artifacts_and_objects(
+def test_an_engine_returns_run_artifacts_and_objects_of_an_item(
     pipeline: Pipeline, with_awkward_names: None, tmp_path: Path
 ) -> None:
-    with engine() as one:
-        load(pipeline, tmp_path / "out", one)
-        made = one.ask(
+    with engine() as database:
+        load(pipeline, tmp_path / "out", database)
+        generated = database.ask(
             "MATCH (i:Item)-[:WAS_GENERATED_BY]->(run:Activity)<-[:WAS_GENERATED_BY]-(output:Artifact) "
             "RETURN i.stac_item_id, run.run_id, run.node, output.uri ORDER BY i.stac_item_id"
         )
         node = f"nexrad-l2.{StacRegister.operator}@{DAY}"
-        [parquet] = {uri for *_, uri in made}
-        assert made == [[Path(item.key).name, WORKED, node, parquet] for item in (REVISED, SAME)]
-        # From an output over all that it was made from back to the first node's, which took up the objects.
-        used = one.ask(
+        [parquet] = {uri for *_, uri in generated}
+        assert generated == [[Path(item.key).name, FIRST_RUN, node, parquet] for item in (REVISED, SAME)]
+        # Follow the derivations of an output back to the first node's activity, which used the objects.
+        used = database.ask(
             f"MATCH (:Artifact {{uri: $uri}})-[:WAS_DERIVED_FROM*0..{len(operators())}]->(:Artifact)"
             "-[:WAS_GENERATED_BY]->(:Activity)-[:USED]->(o:Object) RETURN DISTINCT o.uri ORDER BY o.uri",
             uri=parquet,
         )
         assert used == [[REVISED.uri], [SAME.uri]]
-        assert [AWKWARD] in one.ask("MATCH (n:Artifact) RETURN n.node")
+        assert [AWKWARD] in database.ask("MATCH (n:Artifact) RETURN n.node")
 
 
-def test_the_document_asks_as_it_is_tested() -> None:
+def test_the_document_has_the_tested_query() -> None:
     document = (Path(__file__).parents[2] / "docs" / "explain-and-export.md").read_text(encoding="utf-8")
 
     def words(text: str) -> list[str]:
@@ -320,39 +320,39 @@ MATCH (item:Item)-[:WAS_DERIVED_FROM]->(object:Object {uri: $uri})
 WHERE item.state = 'current'
 RETURN item.collection, item.stac_item_id ORDER BY item.collection, item.stac_item_id
 """
-"""Which Items came from this object? As docs/explain-and-export.md asks it."""
+"""The query of docs/explain-and-export.md: which Items came from this object?"""
 
 
 class Engine:
-    """One database in memory."""
+    """A graph database in memory."""
 
     def __init__(self, connection: ladybug.Connection) -> None:
         self._connection = connection
 
     def load(self, folder: Path, statements: str | None = None) -> None:
-        """Run an export's files as they are, or its tables and other statements."""
+        """Run the export's schema, and its statements or the given ones."""
         self._connection.execute((folder / "schema.cypher").read_text(encoding="utf-8"))
         self._connection.execute(statements or (folder / "graph.cypher").read_text(encoding="utf-8"))
 
     def everything(self) -> list[list[list[Any]]]:
-        """Return every node with its properties, and every edge, in an order of their own."""
+        """Return every node with its properties, and every edge, sorted."""
         nodes = [self.ask(f"MATCH (n:{label}) RETURN n.* ORDER BY n.{key}") for label, (key, *_) in LABELS.items()]
         edges = [self.ask(f"MATCH (a)-[e:{kind}]->(b) RETURN a.*, b.*") for kind in RELATIONSHIPS]
         return [*nodes, *(sorted(rows, key=str) for rows in edges)]
 
-    def ask(self, question: str, **values: str) -> list[list[Any]]:
-        """Rows of an answer."""
-        result = self._connection.execute(question, values)
+    def ask(self, query: str, **values: str) -> list[list[Any]]:
+        """Return the rows of a query's result."""
+        result = self._connection.execute(query, values)
         return [list(row) for row in result.get_all()]
 
     def items_of(self, uri: str) -> list[str]:
-        """Which Items came from this object, as COLLECTION/ID."""
+        """Return the Items that came from the object, as COLLECTION/ID."""
         return [f"{collection}/{item_id}" for collection, item_id in self.ask(QUESTION, uri=uri)]
 
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """Open an empty one. It takes 80 % of the machine's memory unless it is given a bound."""
+    """Open an empty database. Its memory is bounded; by default it takes 80 % of the machine's."""
     with (
         ladybug.Database(":memory:", buffer_pool_size=128 << 20, max_num_threads=1, max_db_size=1 << 30) as database,
         ladybug.Connection(database) as connection,

@@ -1,4 +1,4 @@
-"""The metrics, and what ships for Prometheus and Grafana: promtool takes the rules, a real Prometheus fires one."""
+"""The metrics, and the files for Prometheus and Grafana, checked by promtool and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RULES = DEPLOY / "rules.yaml"
 RULES_TESTS = sorted(DEPLOY.glob("*_test.yaml"))
 DASHBOARD = ROOT / "deploy" / "grafana" / "noaa-nodd-ingestion-core.json"
 DOCUMENT = ROOT.parent / "shared" / "spec" / "telemetry.md"
-"""What the product must be; not a part of it, so it may not be there."""
+"""The specification, which is outside the repository and may be missing."""
 DATASET = "nexrad-l2"
 PERSON = Decision(actor="person", reason="looked at it", change_ref="CHG-1")
 SEVERITIES = {
@@ -71,7 +71,7 @@ SEVERITIES = {
     "NODD-ENERGY-PER-UNIT-WARN": "info",
     "NODD-LINEAGE-AGE-WARN": "warning",
 }
-"""The ids of the document, which are fixed, and our own; and how severe each is."""
+"""Severities of the alerts: the specification's ids, which are fixed, and our own."""
 OWN_ALERTS = {"NODD-LINEAGE-AGE-WARN"}
 NAME = re.compile(r"\b(?:nodd_sns_\w+|kfm_run_state_\w+|nodd:[\w:]+)")
 VARIABLES = {
@@ -88,17 +88,17 @@ NO_CLOUD = {
     "AWS_SECRET_ACCESS_KEY": "testing",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
-"""A console that asks no queue but on the loopback interface, where there is none."""
+"""Settings of a console whose queue is at a closed port of the loopback interface."""
 
 
 def binary(name: str) -> str:
-    """The path of a program of Debian's package `prometheus`. Skips the test where it is not there."""
-    found = shutil.which(name)
-    if found is None:
+    """Return the path of a program of Debian's package `prometheus`, or skip the test without it."""
+    path = shutil.which(name)
+    if path is None:
         if os.environ.get("KFM_REQUIRE_PROMETHEUS") == "1":
             pytest.fail(f"KFM_REQUIRE_PROMETHEUS=1, and no {name} is on the PATH")
         pytest.skip(f"no {name} on the PATH (Debian's package prometheus)")
-    return found
+    return path
 
 
 def rules() -> list[dict[str, Any]]:
@@ -110,12 +110,12 @@ def recorded() -> set[str]:
 
 
 def queries() -> list[str]:
-    """Every query of the dashboard, with values in the place of its variables."""
+    """Return every query of the dashboard, with its variables replaced by values."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     for variable, value in VARIABLES.items():
-        found = [expr.replace(variable, value) for expr in found]
-    return found
+        expressions = [expr.replace(variable, value) for expr in expressions]
+    return expressions
 
 
 def promtool(*arguments: str | Path) -> None:
@@ -132,40 +132,40 @@ def test_the_alerts_have_the_ids_and_severities_of_the_document() -> None:
             assert (ROOT / rule["annotations"]["runbook"]).is_file()
     if DOCUMENT.exists():
         table = DOCUMENT.read_text(encoding="utf-8").partition("## SLOs")[2]
-        # The document writes the second of a pair as "/ -CRIT".
+        # The document abbreviates the second alert of a pair as "/ -CRIT".
         assert set(re.findall(r"NODD-[A-Z0-9-]+", table)) == set(SEVERITIES) - OWN_ALERTS - {"NODD-Q-DEPTH-CRIT"}
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert set(SEVERITIES) == set(re.findall(r"NODD-[A-Z0-9-]+", page))
 
 
 @pytest.mark.clause("TEL-04")
-def test_promtool_takes_configuration_and_rules() -> None:
+def test_promtool_accepts_configuration_and_rules() -> None:
     promtool("check", "config", DEPLOY / "prometheus.yml")
     promtool("check", "rules", RULES)
 
 
 @pytest.mark.clause("TEL-04")
-def test_nothing_fires_at_a_threshold_and_the_alert_does_one_step_past_it() -> None:
+def test_an_alert_fires_above_its_threshold_and_not_at_it() -> None:
     promtool("test", "rules", *RULES_TESTS)
 
 
 @pytest.mark.clause("TEL-04")
-def test_every_alert_is_tried_on_both_sides() -> None:
-    tried = "\n".join(path.read_text(encoding="utf-8") for path in RULES_TESTS)
+def test_every_alert_has_a_test_above_and_at_its_threshold() -> None:
+    unit_tests = "\n".join(path.read_text(encoding="utf-8") for path in RULES_TESTS)
     for alert in SEVERITIES:
-        checks = [line for line in tried.splitlines() if f'alertname="{alert}"' in line]
+        checks = [line for line in unit_tests.splitlines() if f'alertname="{alert}"' in line]
         assert any('alertstate="firing"' in line and "value: 1" in line for line in checks), alert
         assert any("value: 0" in line or alert == "NODD-REPLAY-VOLUME-WARN" for line in checks), alert
 
 
-def test_replays_give_way_at_the_age_at_which_the_alert_fires() -> None:
+def test_replays_pause_at_the_queue_age_of_the_alert() -> None:
     [alert] = [rule for rule in rules() if rule.get("alert") == "NODD-Q-AGE-CRIT"]
     assert alert["expr"] == f"nodd:queue_age_seconds:p90 > {QUEUE_AGE_SLO_SECONDS:g}"
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Pipeline]:
-    """A home in which two volumes were ingested."""
+    """Open a home with two ingested volumes."""
     items, objects = volumes(2), tmp_path / "objects"
     opened = open_pipeline(tmp_path / "home", objects)
     put(objects, items)
@@ -177,7 +177,7 @@ def ledger(tmp_path: Path) -> Iterator[Pipeline]:
 
 
 @pytest.mark.clause("TEL-04", "TEL-05")
-def test_rules_and_dashboard_name_metrics_that_there_are(ledger: Pipeline) -> None:
+def test_rules_and_dashboard_name_only_exposed_metrics(ledger: Pipeline) -> None:
     exposed = set(re.findall(r"^# TYPE (\S+) ", exposition(ledger).decode(), re.MULTILINE))
     known = exposed | {f"{name}_{part}" for name in exposed for part in ("bucket", "sum", "count")} | recorded()
     for expr in (*(rule["expr"] for rule in rules()), *queries()):
@@ -216,7 +216,7 @@ def running(command: list[str], environment: dict[str, str], *, log: Path) -> It
 
 @pytest.fixture
 def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Ask a real Prometheus that scrapes `kfm console` over the ledger, and evaluates the rules, every second."""
+    """Query a real Prometheus that scrapes `kfm console` and evaluates the rules every second."""
     prometheus, console, port = binary("prometheus"), free_port(), free_port()
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -231,7 +231,7 @@ def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         f"--web.listen-address=127.0.0.1:{port}",
     ]
 
-    def asking(path: str, **parameters: str) -> Any:
+    def query(path: str, **parameters: str) -> Any:
         url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
@@ -240,28 +240,28 @@ def ask(ledger: Pipeline, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         running([sys.executable, "-c", SERVE, "console", "--port", str(console)], served, log=tmp_path / "console.log"),
         running(scraping, {}, log=tmp_path / "prometheus.log"),
     ):
-        yield asking
+        yield query
 
 
 def until(ask: Callable[..., Any], expr: str) -> list[Any]:
-    """Ask until an expression has a result; one that Prometheus cannot answer yet is asked again."""
+    """Query an expression until it has a result; retry while Prometheus does not answer."""
     end = time.monotonic() + HANG_SECONDS
     while time.monotonic() < end:
         try:
             if result := ask("query", query=expr)["result"]:
                 return list(result)
         except OSError:
-            pass  # it has not begun to listen
+            pass  # not listening yet
         time.sleep(0.2)
     raise AssertionError(f"{expr} has no result")
 
 
 @pytest.mark.clause("TEL-01", "TEL-03", "TEL-04", "TEL-05")
-def test_a_prometheus_that_scrapes_a_deployment_fires_an_alert_and_answers_every_query_of_the_dashboard(
+def test_a_prometheus_fires_an_alert_and_answers_every_query_of_the_dashboard(
     ask: Callable[..., Any], ledger: Pipeline
 ) -> None:
     until(ask, f'nodd_sns_wal_records_total{{dataset="{DATASET}",status="succeeded"}} == 2')
-    # A counter has risen once it was seen before.
+    # Prometheus shows the rise of a counter only after an earlier sample of it.
     until(ask, f'count_over_time(nodd_sns_replay_mismatch_total{{dataset="{DATASET}"}}[1m]) >= 2')
     assert [alert for alert in ask("alerts")["alerts"] if alert["state"] == "firing"] == []
 
@@ -282,20 +282,20 @@ def test_a_prometheus_that_scrapes_a_deployment_fires_an_alert_and_answers_every
     for expr in queries():
         result = ask("query", query=expr)["result"]
         assert set(NAME.findall(expr)) <= known, expr
-        # This deployment has no queue to ask, and what a rule records may have nothing to say yet.
+        # This deployment has no queue, and a recording rule may have no samples yet.
         if "nodd:" not in expr and "queue_depth" not in expr:
             assert result, expr
 
 
 PAGE = ROOT / "docs" / "metrics.md"
-"""What the product must be; not a part of it, so it may not be there."""
+"""The specification, which is outside the repository and may be missing."""
 OWN_LABELS = {"le", "quantile"}
-"""Labels that a histogram and the parts of a distribution have besides those that are told."""
-Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
+"""Labels that histograms and quantiles have in addition to the documented labels."""
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def values(pipeline: Pipeline, depths: dict[str, int] | None = None) -> Found:
-    """Every sample, by its name and labels."""
+def values(pipeline: Pipeline, depths: dict[str, int] | None = None) -> Samples:
+    """Return every sample, by its name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(exposition(pipeline, depths or {}).decode())
@@ -303,18 +303,18 @@ def values(pipeline: Pipeline, depths: dict[str, int] | None = None) -> Found:
     }
 
 
-def value(found: Found, name: str, **labels: str) -> float:
-    return found[name, frozenset(labels.items())]
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[name, frozenset(labels.items())]
 
 
 def listed(text: str) -> dict[str, frozenset[str]]:
-    """Metrics that a text names as `name{label,label}`, with their labels, under Prometheus' names."""
-    found = re.findall(r"`((?:nodd_sns|kfm_run_state)\.[a-z0-9_]+)(?:\{([a-z_,]*)\})?`", text)
-    return {name.replace(".", "_"): frozenset(filter(None, labels.split(","))) for name, labels in found}
+    """Return a text's metrics, written `name{label,label}`, by Prometheus's names with their labels."""
+    metrics = re.findall(r"`((?:nodd_sns|kfm_run_state)\.[a-z0-9_]+)(?:\{([a-z_,]*)\})?`", text)
+    return {name.replace(".", "_"): frozenset(filter(None, labels.split(","))) for name, labels in metrics}
 
 
 def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
-    """Metrics of the exposition by the names that their help has, with the labels of their samples."""
+    """Return the exposed metrics with the labels of their samples."""
     text = exposition(pipeline, {"q": 1}).decode()
     names = re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -327,7 +327,7 @@ def exposed(pipeline: Pipeline) -> dict[str, frozenset[str]]:
 
 @pytest.fixture
 def pipeline(database_url: str, tmp_path: Path) -> Iterator[Pipeline]:
-    """A pipeline in which nothing has run, unlike that of the other exports."""
+    """Open a pipeline without runs; the room's own fixture has two."""
     opened = chain.open_pipeline(tmp_path / "home", tmp_path / "objects", url=database_url)
     yield opened
     opened.close()
@@ -351,10 +351,10 @@ def test_every_metric_of_the_document_is_exposed_with_its_labels_and_on_the_page
     node = f"{DATASET}.integrity_check"
     assert ("kfm_run_state_skips_total", frozenset({("dataset_id", node)})) not in values(pipeline)
     chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run", Source.LEDGER)
-    # A node that has nothing to do any more is counted as a skip.
-    found = values(pipeline)
-    assert value(found, "kfm_run_state_skips_total", dataset_id=node) == 1
-    assert value(found, "nodd_sns_integrity_checks_total", dataset=DATASET, status="ok") == 1
+    # A node without work is counted as a skip.
+    samples = values(pipeline)
+    assert value(samples, "kfm_run_state_skips_total", dataset_id=node) == 1
+    assert value(samples, "nodd_sns_integrity_checks_total", dataset=DATASET, status="ok") == 1
     assert exposed(pipeline) == listed(PAGE.read_text(encoding="utf-8"))
     if DOCUMENT.exists():
         document = listed(DOCUMENT.read_text(encoding="utf-8").partition("## Spans")[0])
@@ -365,27 +365,27 @@ def test_every_metric_of_the_document_is_exposed_with_its_labels_and_on_the_page
 
 @pytest.mark.clause("TEL-01")
 @pytest.mark.one_database
-def test_what_prometheus_reads_of_an_empty_ledger_names_every_metric(pipeline: Pipeline) -> None:
+def test_an_empty_ledger_exposes_every_metric(pipeline: Pipeline) -> None:
     names = set(re.findall(r"^# TYPE (\S+) ", exposition(pipeline).decode(), re.MULTILINE))
     assert names == set(listed(PAGE.read_text(encoding="utf-8")))
-    # What has never happened is 0, so that its first time is a rise.
-    found = values(pipeline)
-    assert value(found, "nodd_sns_validation_errors_total", dataset="hrrr", env="dev", error_type="bad_magic") == 0
-    assert value(found, "nodd_sns_energy_kwh_total", env="dev") == 0
+    # A counter begins at 0, so that its first increment is a rise.
+    samples = values(pipeline)
+    assert value(samples, "nodd_sns_validation_errors_total", dataset="hrrr", env="dev", error_type="bad_magic") == 0
+    assert value(samples, "nodd_sns_energy_kwh_total", env="dev") == 0
 
 
-def test_each_path_of_lineage_has_the_issue_that_it_was_not_taken() -> None:
+def test_each_lineage_path_has_an_issue() -> None:
     assert set(PATHS) == set(ProvenanceIssue)
     assert set(PATHS.values()) == {path.value for path in LineagePath}
 
 
 @pytest.mark.clause("TEL-01", "TEL-03")
-def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_operator_found(
+def test_succeeded_and_failed_units_are_counted_by_the_result_of_each_operator(
     pipeline: Pipeline, database_url: str, tmp_path: Path
 ) -> None:
     good, lost = chain.volumes(2), chain.missing(chain.volumes(3)[2])
     ingest(pipeline, [*good, lost], tmp_path / "objects")
-    found = values(pipeline)
+    samples = values(pipeline)
     expected = {
         ("messages_parsed_total", "status", "parsed"): 3,
         ("integrity_checks_total", "status", "ok"): 2,
@@ -399,25 +399,27 @@ def test_units_that_came_through_and_one_that_did_not_are_counted_by_what_each_o
         ("provenance_failures_total", "path", "prov"): 0,
     }
     assert {
-        (name, label, kind): value(found, f"nodd_sns_{name}", dataset=DATASET, **{label: kind})
+        (name, label, kind): value(samples, f"nodd_sns_{name}", dataset=DATASET, **{label: kind})
         for name, label, kind in expected
     } == expected
     assert (
-        value(found, "nodd_sns_validation_errors_total", dataset=DATASET, env="dev", error_type="missing_object") == 1
+        value(samples, "nodd_sns_validation_errors_total", dataset=DATASET, env="dev", error_type="missing_object") == 1
     )
     size = sum(len(item.announced) for item in good)
-    assert value(found, "nodd_sns_bytes_ingested_total", dataset=DATASET, env="dev") == size
+    assert value(samples, "nodd_sns_bytes_ingested_total", dataset=DATASET, env="dev") == size
     latency = {"dataset": DATASET, "env": "dev"}
-    assert value(found, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="30") == 0
-    assert value(found, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="60") == 2
-    assert value(found, "nodd_sns_ingest_latency_seconds_sum", **latency) == 80
-    assert value(found, "nodd_sns_stac_write_latency_seconds_count", dataset=DATASET) == 1
-    assert value(found, "nodd_sns_energy_kwh_total", env="dev") > 0
-    assert value(found, "nodd_sns_carbon_gco2e_total", env="dev") > 0
-    assert value(found, "kfm_run_state_records_total", dataset_id=f"{DATASET}.metadata_extract", outcome="success") == 1
-    # Whoever asks next is told the same.
+    assert value(samples, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="30") == 0
+    assert value(samples, "nodd_sns_ingest_latency_seconds_bucket", **latency, le="60") == 2
+    assert value(samples, "nodd_sns_ingest_latency_seconds_sum", **latency) == 80
+    assert value(samples, "nodd_sns_stac_write_latency_seconds_count", dataset=DATASET) == 1
+    assert value(samples, "nodd_sns_energy_kwh_total", env="dev") > 0
+    assert value(samples, "nodd_sns_carbon_gco2e_total", env="dev") > 0
+    assert (
+        value(samples, "kfm_run_state_records_total", dataset_id=f"{DATASET}.metadata_extract", outcome="success") == 1
+    )
+    # Another process has the same values.
     again = chain.open_pipeline(tmp_path / "home", None, url=database_url)
-    assert values(again) == found
+    assert values(again) == samples
     again.close()
 
 
@@ -427,21 +429,21 @@ def test_a_message_that_cannot_be_parsed_is_counted_by_its_reason(pipeline: Pipe
     chain.take(
         pipeline, chain.raw_message("{", name="broken"), chain.raw_message('{"Type": "Notification"}', name="another")
     )
-    found = values(pipeline)
+    samples = values(pipeline)
     failures = "nodd_sns_parse_failures_total"
-    reasons = [amount for (name, _), amount in found.items() if name == failures and amount]
+    reasons = [amount for (name, _), amount in samples.items() if name == failures and amount]
     assert reasons == [1, 1]
-    assert value(found, "nodd_sns_parse_failures_total", reason="malformed_json") == 1
-    assert value(found, "nodd_sns_messages_parsed_total", dataset="", status="rejected") == 2
+    assert value(samples, "nodd_sns_parse_failures_total", reason="malformed_json") == 1
+    assert value(samples, "nodd_sns_messages_parsed_total", dataset="", status="rejected") == 2
 
 
 @pytest.mark.one_database
-def test_what_a_person_has_done_again_says_nothing_of_the_latency(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_units_of_the_bulk_lane_do_not_count_in_the_latency(pipeline: Pipeline, tmp_path: Path) -> None:
     chain.put(tmp_path / "objects", chain.volumes(1))
     chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), "run")  # from a listing, in the bulk lane
-    found = values(pipeline)
-    assert value(found, "nodd_sns_stac_writes_total", dataset=DATASET, outcome="created") == 1
-    assert value(found, "nodd_sns_ingest_latency_seconds_count", dataset=DATASET, env="dev") == 0
+    samples = values(pipeline)
+    assert value(samples, "nodd_sns_stac_writes_total", dataset=DATASET, outcome="created") == 1
+    assert value(samples, "nodd_sns_ingest_latency_seconds_count", dataset=DATASET, env="dev") == 0
 
 
 @pytest.mark.one_database
@@ -456,7 +458,7 @@ def test_an_attempt_that_lost_its_claim_is_a_conflict(pipeline: Pipeline, tmp_pa
 
 
 @pytest.mark.clause("TEL-03")
-def test_many_writes_stay_few_rows_and_their_sum_without_what_is_rolled_back(pipeline: Pipeline) -> None:
+def test_counters_are_compacted_and_a_rolled_back_increment_is_not_counted(pipeline: Pipeline) -> None:
     with suppress(ZeroDivisionError), pipeline.database.transaction() as tx:
         count(tx, Total.CONFLICTS, DATASET)
         raise ZeroDivisionError
@@ -473,22 +475,22 @@ def test_many_writes_stay_few_rows_and_their_sum_without_what_is_rolled_back(pip
 
 
 @pytest.mark.clause("TEL-04")
-def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
+def test_the_queue_age_is_that_of_unfinished_live_units(pipeline: Pipeline) -> None:
     labels = {"queue": pipeline.settings.sqs_primary_queue, "env": "dev"}
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="0.9") == 0
-    # Of a clock that is ahead of this one.
+    # An event by a clock that is ahead of ours.
     ledger = pipeline.ledger
     own_tx(ledger).ensure([envelope(0, event_time=chain.START + timedelta(hours=1))])
     assert value(values(pipeline), "nodd_sns_queue_age_seconds", **labels, quantile="1") == 0
     own_tx(ledger).ensure(
         [envelope(number, event_time=chain.START - timedelta(seconds=10 * number)) for number in range(1, 200)]
     )
-    # What is bulk has time.
+    # Units of the bulk lane do not count.
     own_tx(ledger).ensure([envelope(200)], lane=Lane.BULK)
-    found = values(pipeline)
-    ages = {part: value(found, "nodd_sns_queue_age_seconds", **labels, quantile=part) for part in QUANTILES}
+    samples = values(pipeline)
+    ages = {part: value(samples, "nodd_sns_queue_age_seconds", **labels, quantile=part) for part in QUANTILES}
     assert ages == {"0.5": 990, "0.9": 1790, "0.99": 1970, "1": 1990}
-    # What is claimed is in work.
+    # Claimed units still count.
     own_tx(ledger).claim(dataset=DATASET, partition=chain.START.date().isoformat(), run_id="one", limit=200)
     clock = pipeline.clock
     clock.forward(5)
@@ -497,22 +499,22 @@ def test_the_age_is_that_of_live_units_which_wait(pipeline: Pipeline) -> None:
 
 @pytest.mark.clause("TEL-01")
 @pytest.mark.one_database
-def test_the_depth_is_what_waits_and_of_the_dead_letters_all_and_unknown_where_a_queue_is_silent(
+def test_the_depth_counts_visible_messages_and_all_dead_letters_and_is_absent_without_an_answer(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, connect = pipeline.settings, Mock()
     connect.return_value.depth.return_value = QueueDepth(visible=7, in_flight=2, delayed=0)
-    asked = replace(pipeline, connect_queue=connect, connect_dead_letters=connect)
-    watch = QueueWatch(asked)
+    connected = replace(pipeline, connect_queue=connect, connect_dead_letters=connect)
+    watch = QueueWatch(connected)
     assert watch.depths() == {}
     watch.look()
     assert watch.depths() == {settings.sqs_primary_queue: 7, settings.sqs_dlq_queue: 9}
-    found = values(asked, dict(watch.depths()))
-    assert value(found, "nodd_sns_queue_depth", queue=settings.sqs_dlq_queue, env="dev") == 9
+    samples = values(connected, dict(watch.depths()))
+    assert value(samples, "nodd_sns_queue_depth", queue=settings.sqs_dlq_queue, env="dev") == 9
     unanswered = Mock(**{"return_value.depth.side_effect": QueueUnavailableError})
-    silent = QueueWatch(replace(asked, connect_dead_letters=unanswered))
+    silent = QueueWatch(replace(connected, connect_dead_letters=unanswered))
     silent.look()
     assert silent.depths() == {settings.sqs_primary_queue: 7}
-    # An answer counts for a minute.
+    # A depth is dropped after a minute.
     monkeypatch.setattr("kfm_dagster.console.serving.FRESH_SECONDS", -1.0)
     assert watch.depths() == {}

@@ -1,4 +1,4 @@
-"""The release bundle: the card's layout, the same bytes for the same data, and whatever is changed in it is refused."""
+"""The release bundle: its layout, reproducible bytes, and the refusal of any change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def new_signer(**options: object) -> BundleSigner:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A bundle that verifies, whose files a test may change; they are put back."""
+    """A valid bundle, whose files a test may change and restore."""
 
     folder: Path
     signer: BundleSigner
@@ -69,7 +69,7 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("bundle") / "PTN_EXPORT"
     signer = new_signer()
     write_release(bundle_sample.release(), folder, signer)
@@ -77,25 +77,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture
-def bundle(made: Written) -> Iterator[Written]:
-    yield made
-    made.restore()
-    verify_release(made.folder, [made.signer.certificate])
+def bundle(original: Written) -> Iterator[Written]:
+    yield original
+    original.restore()
+    verify_release(original.folder, [original.signer.certificate])
 
 
 @pytest.mark.clause("PCS-19")
 @settings(max_examples=300, deadline=None)
 @given(flip=FLIPS)
-def test_a_flipped_bit_anywhere_is_refused_by_the_name_of_its_file(made: Written, flip: tuple[str, float, int]) -> None:
+def test_a_flipped_bit_is_refused_with_its_file_s_name(original: Written, flip: tuple[str, float, int]) -> None:
     path, share, bit = flip
-    content = bytearray(made.contents[path])
+    content = bytearray(original.contents[path])
     content[int(share * len(content))] ^= 1 << bit
-    made.put(path, bytes(content))
+    original.put(path, bytes(content))
     try:
-        assert path in made.refusal()
+        assert path in original.refusal()
     finally:
-        made.put(path, made.contents[path])
-    assert verify_release(made.folder, [made.signer.certificate])[0].fingerprint == made.signer.fingerprint
+        original.put(path, original.contents[path])
+    assert verify_release(original.folder, [original.signer.certificate])[0].fingerprint == original.signer.fingerprint
 
 
 def armoured(raw: bytes, *, width: int = 64, headers: bytes = b"", end: bytes = b"\n") -> bytes:
@@ -113,7 +113,7 @@ def packet(body: bytes) -> bytes:
 def with_unhashed_subpacket(raw: bytes) -> bytes:
     body = raw[2:]
     hashed = 6 + int.from_bytes(body[4:6])
-    # Subpacket 16, the issuer's key id (RFC 9580, section 5.2.3.12): where gpg puts it, and no one vouches for it.
+    # Subpacket 16, the issuer's key id (RFC 9580, 5.2.3.12), where gpg puts it; the signature does not cover it.
     return packet(body[:hashed] + bytes((0, 10, 9, 16)) + bytes(8) + body[hashed + 2 :])
 
 
@@ -141,22 +141,22 @@ SAME_SIGNATURE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_signature_in_another_form_is_refused_though_it_is_one(bundle: Written) -> None:
+def test_a_valid_signature_in_another_form_is_refused(bundle: Written) -> None:
     raw = bytes(pysequoia.Sig.from_bytes(bundle.contents[SIGNATURE]))
-    why = {"an unhashed subpacket": "unhashed subpackets; ", "other octets of the digest": "another digest; "}
+    reasons = {"an unhashed subpacket": "unhashed subpackets; ", "other octets of the digest": "another digest; "}
     for form, change in SAME_SIGNATURE.items():
-        found = pysequoia.verify(
+        result = pysequoia.verify(
             bytes=bundle.contents[MANIFEST],
             store=lambda _: [bundle.signer.certificate],
             signature=pysequoia.Sig.from_bytes(change(raw)),
         )
-        assert found.valid_sigs[0].certificate.upper() == bundle.signer.fingerprint, form
+        assert result.valid_sigs[0].certificate.upper() == bundle.signer.fingerprint, form
         bundle.put(SIGNATURE, change(raw))
-        assert f"observed {SIGNATURE} does not hold for {MANIFEST}: {why.get(form, '')}" in bundle.refusal(), form
+        assert f"observed {SIGNATURE} does not hold for {MANIFEST}: {reasons.get(form, '')}" in bundle.refusal(), form
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_file_that_is_replaced_is_named(bundle: Written, tmp_path: Path) -> None:
+def test_a_missing_or_replaced_file_is_named(bundle: Written, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     changes: dict[str, tuple[Callable[[Path], object], str]] = {
         "nothing": (lambda file: file.rename(kept), " is missing"),
@@ -168,14 +168,14 @@ def test_a_file_that_is_replaced_is_named(bundle: Written, tmp_path: Path) -> No
         "no bytes": (lambda file: file.write_bytes(b""), ""),
     }
     for path in LAYOUT:
-        for by, (change, said) in changes.items():
+        for replacement, (change, text) in changes.items():
             change(bundle.folder / path)
-            assert f"{path}{said}" in bundle.refusal(), (path, by)
+            assert f"{path}{text}" in bundle.refusal(), (path, replacement)
             bundle.restore()
 
 
 @pytest.mark.clause("PCS-19")
-def test_what_does_not_belong_there_is_named(bundle: Written) -> None:
+def test_an_extra_file_or_folder_is_named(bundle: Written) -> None:
     files = ("extra", ".hidden", "configs/extra.yaml", "figs/.DS_Store", "a\n\x1b[2Jb", "AUDIT.jsonl")
     for path in (*files, "other/", "reports/more/"):
         if path.endswith("/"):
@@ -205,7 +205,7 @@ def test_every_fault_is_counted_and_the_line_stays_short(bundle: Written) -> Non
 
 
 @pytest.mark.clause("PCS-19")
-def test_another_key_vouches_for_nothing(bundle: Written) -> None:
+def test_a_signature_by_another_key_is_refused(bundle: Written) -> None:
     other = new_signer()
     bundle.put(SIGNATURE, sign_detached(bundle.contents[MANIFEST], other.secret))
     assert SIGNATURE in bundle.refusal()
@@ -216,8 +216,8 @@ def test_another_key_vouches_for_nothing(bundle: Written) -> None:
         verify_release(bundle.folder, [other.certificate])
     assert verify_release(bundle.folder, [other.certificate, bundle.signer.certificate])
     bundle.sign_again(bundle.contents[MANIFEST].replace(bundle.signer.fingerprint.encode(), other.fingerprint.encode()))
-    said = f"{SIGNATURE} is of {bundle.signer.fingerprint}, and {MANIFEST} names {other.fingerprint}"
-    assert said in bundle.refusal()
+    expected = f"{SIGNATURE} is of {bundle.signer.fingerprint}, and {MANIFEST} names {other.fingerprint}"
+    assert expected in bundle.refusal()
 
 
 def lines_of(manifest: bytes) -> list[str]:
@@ -251,7 +251,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-def test_a_manifest_that_no_export_wrote_is_refused_though_it_is_signed(bundle: Written) -> None:
+def test_a_signed_manifest_in_another_form_is_refused(bundle: Written) -> None:
     for case, (change, expected) in HOSTILE.items():
         bundle.sign_again(change(bundle.contents[MANIFEST]))
         assert f"observed {MANIFEST} is not a bundle's manifest: {expected}" in bundle.refusal(), case
@@ -260,14 +260,14 @@ def test_a_manifest_that_no_export_wrote_is_refused_though_it_is_signed(bundle: 
 def test_a_huge_file_is_not_read_whole(bundle: Written) -> None:
     too_long = "has more than 1048576 bytes"
     instead = f"has {1 << 40} bytes instead of {len(bundle.contents['audit.jsonl'])}"
-    for path, said in ((MANIFEST, too_long), (SIGNATURE, too_long), ("audit.jsonl", instead)):
+    for path, text in ((MANIFEST, too_long), (SIGNATURE, too_long), ("audit.jsonl", instead)):
         with (bundle.folder / path).open("r+b") as file:
             file.truncate(1 << 40)
-        assert f"{path} {said}" in bundle.refusal()
+        assert f"{path} {text}" in bundle.refusal()
         bundle.restore()
 
 
-def test_a_folder_that_is_empty_is_no_bundle(bundle: Written, tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(bundle: Written, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=f"{SIGNATURE} is missing"):
         verify_release(tmp_path, [bundle.signer.certificate])
 
@@ -295,35 +295,35 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, signer: BundleSigner) -> Path:
-    """A bundle of the sample, which no test changes."""
+    """Write a bundle of the sample, which no test changes."""
     folder = tmp_path_factory.mktemp("written") / "PTN_EXPORT"
     write_release(bundle_sample.release(), folder, signer)
     return folder
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(written: Path, signer: BundleSigner) -> None:
+def test_a_bundle_has_the_card_s_layout_and_the_release_s_content(written: Path, signer: BundleSigner) -> None:
     import matplotlib as mpl
 
-    given = bundle_sample.release()
-    found = contents(written)
-    assert set(found) == set(LAYOUT) == {
+    sample = bundle_sample.release()
+    files = contents(written)
+    assert set(files) == set(LAYOUT) == {
         "configs/state_machine.yaml", "configs/replay_plan.yaml", "reports/check_dim_report.json",
         "reports/validate_report.json", "audit.jsonl", "figs/state_transitions.svg", "figs/retry_replay_timeline.pdf",
         "report_manifest.yaml", "SIGNATURE.asc", "SHA256SUMS",
     }  # fmt: skip
-    assert found["configs/state_machine.yaml"] == given.card.files["state_machine.yaml"]
-    assert found["configs/replay_plan.yaml"] == given.card.files["replay_plan.yaml"]
-    assert json.loads(found["reports/check_dim_report.json"]) == given.dim_report
-    assert json.loads(found["reports/validate_report.json"]) == given.validate_report
-    assert found["audit.jsonl"] == b"".join(given.audit_lines)
-    assert found["figs/state_transitions.svg"].startswith(b"<?xml")
-    assert found["figs/retry_replay_timeline.pdf"].startswith(b"%PDF-")
+    assert files["configs/state_machine.yaml"] == sample.card.files["state_machine.yaml"]
+    assert files["configs/replay_plan.yaml"] == sample.card.files["replay_plan.yaml"]
+    assert json.loads(files["reports/check_dim_report.json"]) == sample.dim_report
+    assert json.loads(files["reports/validate_report.json"]) == sample.validate_report
+    assert files["audit.jsonl"] == b"".join(sample.audit_lines)
+    assert files["figs/state_transitions.svg"].startswith(b"<?xml")
+    assert files["figs/retry_replay_timeline.pdf"].startswith(b"%PDF-")
     assert sorted(path.name for path in written.parent.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
     assert verify_release(written, [signer.certificate])[0].fingerprint == signer.fingerprint
-    manifest = yaml.safe_load(found[MANIFEST])
+    manifest = yaml.safe_load(files[MANIFEST])
     assert [(file["path"], file["size"], file["sha256"]) for file in manifest.pop("files")] == [
-        (path, len(found[path]), hashlib.sha256(found[path]).hexdigest()) for path in SUMMED
+        (path, len(files[path]), hashlib.sha256(files[path]).hexdigest()) for path in SUMMED
     ]
     assert manifest == {
         "version": 1,
@@ -332,7 +332,7 @@ def test_a_bundle_has_the_cards_layout_and_every_part_as_it_was_given(written: P
         },
         "code": {"sha": "5efb3d1" + "0" * 33, "lockfile": "ab" * 32},
         "recorded": {
-            "transitions": len(given.transitions), "retries": 3, "replays": 1, "audit_events": len(given.transitions),
+            "transitions": len(sample.transitions), "retries": 3, "replays": 1, "audit_events": len(sample.transitions),
             "first": "2025-12-03T06:00:00.000250Z", "last": "2025-12-03T09:10:00.000250Z",
         },
         "signed_by": signer.fingerprint,
@@ -375,7 +375,7 @@ def test_sha256sum_accepts_a_bundle_and_refuses_a_changed_one(tmp_path: Path, si
         (folder / path).write_bytes(content)
 
 
-def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
+def test_the_same_data_give_the_same_bytes_in_any_environment(
     tmp_path: Path, signer: BundleSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import matplotlib as mpl
@@ -395,11 +395,9 @@ def test_the_same_data_give_the_same_bytes_whatever_the_users_style(
     assert elsewhere.stdout.decode().split() == [hashlib.sha256(figure).hexdigest() for figure in figures]
 
 
-def test_nothing_recorded_makes_a_bundle_that_says_so_and_that_a_later_one_replaces_even_damaged(
-    tmp_path: Path, signer: BundleSigner
-) -> None:
+def test_a_later_bundle_replaces_a_damaged_empty_one(tmp_path: Path, signer: BundleSigner) -> None:
     folder = tmp_path / "deep" / "PTN_EXPORT"
-    write_release(bundle_sample.nothing(), folder, signer)
+    write_release(bundle_sample.empty_release(), folder, signer)
     _, manifest = verify_release(folder, [signer.certificate])
     assert manifest.recorded == {
         "transitions": 0, "retries": 0, "replays": 0, "audit_events": 0, "first": None, "last": None
@@ -426,7 +424,7 @@ def test_nothing_recorded_makes_a_bundle_that_says_so_and_that_a_later_one_repla
     ],
     ids=["a file", "another folder", "another manifest", "a note", "a certificate", "a link"],
 )
-def test_what_no_export_wrote_is_kept(files: dict[str, bytes], tmp_path: Path, signer: BundleSigner) -> None:
+def test_files_that_are_not_an_export_s_are_kept(files: dict[str, bytes], tmp_path: Path, signer: BundleSigner) -> None:
     for path, content in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(content)
@@ -443,7 +441,7 @@ def test_what_no_export_wrote_is_kept(files: dict[str, bytes], tmp_path: Path, s
 
 
 class Interrupted(list[bytes]):
-    """Lines that end in an interruption."""
+    """Lines whose iteration raises KeyboardInterrupt."""
 
     def __iter__(self) -> Iterator[bytes]:
         yield b"{}"
@@ -451,28 +449,28 @@ class Interrupted(list[bytes]):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         ({"audit_lines": Interrupted()}, KeyboardInterrupt, "^$"),
         ({"dim_report": {"p_dim": float("nan")}}, ValueError, "NaN|nan|JSON"),
     ],
 )  # fmt: skip
-def test_a_bundle_that_cannot_be_finished_leaves_the_earlier_one_and_nothing_else(
-    changes: dict[str, object], error: type[BaseException], said: str, tmp_path: Path, signer: BundleSigner
+def test_an_unfinished_bundle_leaves_only_the_earlier_one(
+    changes: dict[str, object], error: type[BaseException], message: str, tmp_path: Path, signer: BundleSigner
 ) -> None:
-    write_release(bundle_sample.nothing(), tmp_path / "PTN_EXPORT", signer)
+    write_release(bundle_sample.empty_release(), tmp_path / "PTN_EXPORT", signer)
     before = contents(tmp_path)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         write_release(replace(bundle_sample.release(), **changes), tmp_path / "PTN_EXPORT", signer)
     assert contents(tmp_path) == before
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_bundle_that_cannot_take_its_place_leaves_the_earlier_one(
+def test_a_bundle_that_cannot_be_moved_to_its_folder_leaves_the_earlier_one(
     tmp_path: Path, signer: BundleSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "PTN_EXPORT"
-    write_release(bundle_sample.nothing(), folder, signer)
+    write_release(bundle_sample.empty_release(), folder, signer)
     before = contents(folder)
     rename = Path.rename
 
@@ -488,7 +486,7 @@ def test_a_bundle_that_cannot_take_its_place_leaves_the_earlier_one(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["PTN_EXPORT", "PTN_EXPORT.cert.asc"]
 
 
-def test_a_key_that_gpg_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_key_of_a_version_unknown_to_gpg_is_refused(tmp_path: Path) -> None:
     import pysequoia
 
     with pytest.raises(KfmError, match=r"makes no signature that gpg verifies.*version 4"):

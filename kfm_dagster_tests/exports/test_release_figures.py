@@ -1,4 +1,4 @@
-"""The bundle's figures: every number in them is the data's, and nothing that was recorded is left out."""
+"""The bundle's figures: they show every recorded transition and attempt, with correct counts."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def texts(svg: bytes) -> dict[str, str]:
-    """Text by its id, or by that of its group."""
+    """Return texts by their id, and the texts of groups by the group's id."""
     root = ET.fromstring(svg)
-    found = {text.get("id", ""): text.text or "" for text in root.iter(f"{SVG}text")}
-    return found | {group.get("id", ""): " ".join(group.itertext()) for group in root.iter(f"{SVG}g")}
+    by_id = {text.get("id", ""): text.text or "" for text in root.iter(f"{SVG}text")}
+    return by_id | {group.get("id", ""): " ".join(group.itertext()) for group in root.iter(f"{SVG}g")}
 
 
 def counts(svg: bytes) -> dict[str, str]:
     return {name.removeprefix("count-"): text for name, text in texts(svg).items() if name.startswith("count-")}
 
 
-def back_to_pending(told: StageTransition) -> StageTransition:
-    return replace(told, from_state="failed", to_state="pending")
+def back_to_pending(transition: StageTransition) -> StageTransition:
+    return replace(transition, from_state="failed", to_state="pending")
 
 
 @pytest.mark.clause("PCS-19")
-def test_the_graph_has_every_state_and_on_every_edge_how_often_it_was_recorded() -> None:
+def test_the_graph_has_every_state_and_the_count_of_each_transition() -> None:
     for copies in (0, 1, 3):
-        told = bundle_sample.transitions() * copies
-        svg = state_transitions_svg(MACHINE, told)
-        recorded = Counter((each.from_state, each.to_state) for each in told)
+        transitions = bundle_sample.transitions() * copies
+        svg = state_transitions_svg(MACHINE, transitions)
+        recorded = Counter((each.from_state, each.to_state) for each in transitions)
         edges = [(edge.origin, edge.to) for edge in MACHINE.transitions]
         assert counts(svg) == {"-".join(edge): str(recorded[edge]) for edge in edges}
         shown = texts(svg)
@@ -56,44 +56,44 @@ def test_the_graph_has_every_state_and_on_every_edge_how_often_it_was_recorded()
         boxes["state-pending"] = f"{recorded[None, 'pending']} begun pending" if copies else "pending"
         assert boxes == {name: text for name, text in shown.items() if name.startswith("state-")}
         period = ", 2025-12-03 06:00:00 UTC to 2025-12-03 09:10:00 UTC" if copies else ""
-        assert shown["summary"] == f"{len(told)} transitions in {4 if copies else 0} runs{period}"
+        assert shown["summary"] == f"{len(transitions)} transitions in {4 if copies else 0} runs{period}"
         for edge in MACHINE.transitions:
             assert shown[f"when-{edge.origin}-{edge.to}"] == edge.when
 
 
-def test_a_transition_that_the_machine_does_not_have_is_shown_and_dashed() -> None:
-    told = [*bundle_sample.transitions(), back_to_pending(bundle_sample.transitions()[0])]
-    known, unknown = (state_transitions_svg(MACHINE, each) for each in (told[:-1], told))
+def test_a_transition_unknown_to_the_machine_is_drawn_dashed() -> None:
+    transitions = [*bundle_sample.transitions(), back_to_pending(bundle_sample.transitions()[0])]
+    known, unknown = (state_transitions_svg(MACHINE, each) for each in (transitions[:-1], transitions))
     assert counts(unknown) == {**counts(known), "failed-pending": "1"}
     assert (known.count(b"edge override"), unknown.count(b"edge override")) == (0, 1)
 
 
 def timeline(stages: Sequence[str], shown: Any) -> Any:
-    """Axes of a timeline."""
+    """Return the axes of a timeline."""
     from matplotlib.figure import Figure
 
     return draw_timeline(Figure(), stages, shown)
 
 
 def drawn(transitions: Sequence[StageTransition], attempts: Sequence[Attempt]) -> dict[str, list[tuple[object, str]]]:
-    """Marks by kind, as they stand on the axes: time and stage."""
+    """Return the drawn marks by kind: time and stage."""
     from matplotlib.dates import num2date
 
     stages = stages_in_order(transitions, attempts)
     axes = timeline(stages, marks(transitions, attempts))
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert rows == stages
-    found = {}
+    drawn_marks = {}
     for points in axes.collections:
         kind, _, count = str(points.get_label()).partition(" ")
         offsets = [(num2date(x), rows[round(y)]) for x, y in points.get_offsets()]
         assert count == f"({len(offsets)})"
-        found[kind] = offsets
-    return found
+        drawn_marks[kind] = offsets
+    return drawn_marks
 
 
 @pytest.mark.clause("PCS-19")
-def test_the_timeline_marks_every_retry_replay_and_rollback_in_its_stages_row() -> None:
+def test_the_timeline_marks_every_retry_replay_and_rollback_in_its_stage_s_row() -> None:
     transitions, attempts = bundle_sample.transitions(), bundle_sample.attempts()
     assert stages_in_order(transitions, attempts) == STAGES
     expected: dict[str, list[tuple[object, str]]] = {
@@ -101,10 +101,10 @@ def test_the_timeline_marks_every_retry_replay_and_rollback_in_its_stages_row() 
     }
     expected["rollback"] = [(each.at, each.stage) for each in transitions if each.to_state == "rolled_back"]
     assert drawn(transitions, attempts) == expected
-    assert {kind: len(told) for kind, told in expected.items()} == {"retry": 3, "replay": 1, "rollback": 1}
+    assert {kind: len(points) for kind, points in expected.items()} == {"retry": 3, "replay": 1, "rollback": 1}
 
 
-def test_the_timeline_shows_how_long_an_attempt_took_and_its_number() -> None:
+def test_the_timeline_shows_the_duration_and_number_of_an_attempt() -> None:
     from matplotlib.dates import num2date
 
     attempts = bundle_sample.attempts()
@@ -117,7 +117,7 @@ def test_the_timeline_shows_how_long_an_attempt_took_and_its_number() -> None:
     assert last > max(each.ended or each.at for each in attempts)
 
 
-def test_a_crowded_row_drops_the_numbers_and_no_mark_and_nothing_to_mark_is_said_without_a_time() -> None:
+def test_a_crowded_row_has_marks_without_numbers_and_an_empty_timeline_has_a_title() -> None:
     [first, *_] = bundle_sample.attempts()
     crowd = [replace(first, at=first.at + timedelta(seconds=second), number=second + 1) for second in range(41)]
     assert not timeline(STAGES, marks([], crowd)).texts
@@ -129,9 +129,9 @@ def test_a_crowded_row_drops_the_numbers_and_no_mark_and_nothing_to_mark_is_said
 
 
 @pytest.mark.clause("PCS-19")
-def test_the_pdf_says_what_was_drawn() -> None:
+def test_the_pdf_has_the_texts_of_the_drawing() -> None:
     pdf = timeline_pdf(bundle_sample.transitions(), bundle_sample.attempts())
-    said = []
+    texts_of_pdf = []
     for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
         try:
             text = zlib.decompress(stream)
@@ -139,6 +139,8 @@ def test_the_pdf_says_what_was_drawn() -> None:
             continue
         for block in re.findall(rb"BT(.*?)ET", text, re.DOTALL):
             pieces = re.findall(rb"\(((?:\\.|[^\\)])*)\)", block)
-            said.append(re.sub(rb"\\(.)", rb"\1", b"".join(pieces)).decode("latin-1"))
-    assert {"retry (3)", "replay (1)", "rollback (1)", "UTC", "Retries, replays and rollbacks", *STAGES} <= set(said)
+            texts_of_pdf.append(re.sub(rb"\\(.)", rb"\1", b"".join(pieces)).decode("latin-1"))
+    assert {"retry (3)", "replay (1)", "rollback (1)", "UTC", "Retries, replays and rollbacks", *STAGES} <= set(
+        texts_of_pdf
+    )
     assert b"/CreationDate" not in pdf

@@ -1,4 +1,4 @@
-"""Signing keys: made once and kept secret, or named; every wrong file is one line that never shows a passphrase."""
+"""Signing keys: created once, or named; errors are one line and never show a passphrase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.clause("PCS-19")
-def test_a_key_is_made_once_where_only_its_owner_can_read_it(home: Path) -> None:
+def test_a_key_is_created_once_and_readable_by_its_owner_only(home: Path) -> None:
     first = open_signer(Settings.load())
     assert first.created == home / "keys" / "release.key"
     assert [mode(home / "keys"), mode(first.created), mode(home / "keys" / "release.asc")] == [0o700, 0o600, 0o644]
@@ -39,13 +39,13 @@ def test_a_key_is_made_once_where_only_its_owner_can_read_it(home: Path) -> None
     signed = verify_detached(b"x", sign_detached(b"x", again.secret), trusted_certificates(Settings.load()))
     assert signed.fingerprint == first.fingerprint
     assert b"PRIVATE" not in (home / "keys" / "release.asc").read_bytes()
-    # A certificate that was lost is made again from its key.
+    # A lost certificate is created again from its key.
     (home / "keys" / "release.asc").unlink()
     assert open_signer(Settings.load()).fingerprint == first.fingerprint
     assert [each.fingerprint.upper() for each in trusted_certificates(Settings.load())] == [first.fingerprint]
 
 
-def test_processes_that_begin_together_share_one_key(home: Path) -> None:
+def test_concurrent_first_uses_create_one_key(home: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: open_signer(Settings.load()), range(8)))
     assert len({signer.fingerprint for signer in opened}) == 1
@@ -74,8 +74,8 @@ def test_a_key_of_gpg_opens_with_its_passphrase_only(
     home: Path, tmp_path: Path, gpg: Gpg, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_passphrase = ("--pinentry-mode", "loopback", "--passphrase", SECRET)
-    made = gpg(*with_passphrase, "--quick-generate-key", "kfm tests <kfm@example.org>", "ed25519", "sign", "never")
-    assert made.returncode == 0, made.stderr
+    generated = gpg(*with_passphrase, "--quick-generate-key", "kfm tests <kfm@example.org>", "ed25519", "sign", "never")
+    assert generated.returncode == 0, generated.stderr
     file, certificate = tmp_path / "gpg.key", tmp_path / "gpg.asc"
     assert gpg(*with_passphrase, "--armor", "--output", file, "--export-secret-keys").returncode == 0
     assert gpg("--armor", "--output", certificate, "--export").returncode == 0
@@ -102,7 +102,7 @@ def test_a_key_of_gpg_opens_with_its_passphrase_only(
     assert gpg("--verify", tmp_path / "signature", tmp_path / "manifest").returncode == 0
 
 
-def test_a_keyring_holds_every_certificate_that_is_trusted_and_without_one_nothing_is(
+def test_every_certificate_of_a_keyring_is_trusted_and_a_missing_keyring_is_refused(
     home: Path, tmp_path: Path, key: pysequoia.Tsk
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"certificate to verify with is missing.*--certificate FILE"):
@@ -116,7 +116,7 @@ def test_a_keyring_holds_every_certificate_that_is_trusted_and_without_one_nothi
 
 
 @pytest.mark.parametrize("open_file", [open_signer, trusted_certificates])
-def test_a_file_that_holds_another_thing_is_one_line(
+def test_a_wrong_key_file_is_a_short_error(
     open_file: Callable[[Settings, Path], object], home: Path, tmp_path: Path, key: pysequoia.Tsk
 ) -> None:
     kind, other = ("PRIVATE", key.extract_certificate()) if open_file is open_signer else ("PUBLIC", key)
@@ -132,12 +132,12 @@ def test_a_file_that_holds_another_thing_is_one_line(
     assert not home.exists()
 
 
-def test_a_passphrase_is_of_the_named_key_and_of_no_key_that_is_made(
+def test_a_passphrase_applies_to_the_named_key_only(
     home: Path, tmp_path: Path, key: pysequoia.Tsk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_SIGNING_PASSPHRASE", SECRET)
     assert open_signer(Settings.load())
-    # A user who sets one believes the key to be protected, and it is not.
+    # A user who sets a passphrase expects an encrypted key; this key is not encrypted.
     (tmp_path / "named.key").write_text(str(key))
     with pytest.raises(ConfigurationError, match="secret key is not encrypted, with a passphrase") as refusal:
         open_signer(Settings.load(), tmp_path / "named.key")

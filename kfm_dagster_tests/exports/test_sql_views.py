@@ -1,4 +1,4 @@
-"""The views that others rely on: every column is documented, and a run's row says what the run did."""
+"""The public SQL views: every column is documented, and a run's row has the run's results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_is_a_row_for_each_dataset(database_url: str, tmp_path: Path) -> N
     pipeline.close()
 
 
-def test_a_run_stands_as_the_last_attempt_of_its_stages(database: Database) -> None:
+def test_a_run_has_the_state_of_its_stages_last_attempts(database: Database) -> None:
     attempted: list[tuple[list[str], tuple[str, str | None, str | None]]] = [
         (["running"], ("running", None, None)),
         (["failed"], ("failed", "nexrad-l2.settle", "E_INTERNAL")),
@@ -66,7 +66,7 @@ def test_a_run_stands_as_the_last_attempt_of_its_stages(database: Database) -> N
         (["failed", "succeeded"], ("succeeded", None, None)),
         (["failed", "running"], ("running", None, None)),
     ]
-    typed = sa.text(
+    insert = sa.text(
         "INSERT INTO stage_state (run_id, stage, attempt, state, idempotency_key, input_hashes, opened_at, "
         "started_at, ended_at, error_class, compensation) "
         "VALUES (:run, 'nexrad-l2.settle', :number, :state, :key, '[]', :at, :at, :ended, :error, '{}')"
@@ -79,7 +79,7 @@ def test_a_run_stands_as_the_last_attempt_of_its_stages(database: Database) -> N
                 row = {"run": run, "number": number, "state": state, "key": "0" * 64, "at": AT}
                 row["ended"] = None if state == "running" else AT
                 row["error"] = "E_INTERNAL" if state in {"failed", "rolled_back"} else None
-                connection.execute(typed, row)
-            found = connection.execute(shown, {"run": run}).one()
-        assert tuple(found[:3]) == expected, run
-        assert (found.ended_at is None) == (expected[0] == "running")
+                connection.execute(insert, row)
+            row_of_run = connection.execute(shown, {"run": run}).one()
+        assert tuple(row_of_run[:3]) == expected, run
+        assert (row_of_run.ended_at is None) == (expected[0] == "running")

@@ -1,1 +1,1 @@
-"""Fuzzing: mutated objects, read by every reader, each held to what a reader promises of any bytes."""
+"""Fuzzing: every reader reads mutated objects within its bounds, or refuses them."""

@@ -1,4 +1,4 @@
-"""Many inputs of one subject, examined and summed up. Does not belong here: one input (`trial.py`)."""
+"""Examine many inputs of one subject and sum up the results; `trial.py` examines one input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 from kfm_dagster_tests.fuzz.trial import Trial, examine, peak_memory
 
 MEASURED = 10
-"""Of one in so many inputs memory is traced; of all, the process's own is looked at."""
-MOST_GROWN = 384 << 20
-"""Bytes by which inputs may raise what a process has resident at most; one of the soak begins with 130 MB."""
+"""Memory is traced for one input in this many; the process's peak is checked after each."""
+MAX_GROWTH_BYTES = 384 << 20
+"""The maximum growth of the process's peak memory, in bytes; a process of the soak begins with 130 MB."""
 
 
 @dataclass(kw_only=True)
@@ -24,7 +24,7 @@ class Summary:
 
     fates: Counter[str] = field(default_factory=Counter)
     compared: int = 0
-    """Accepted files that libhdf5 was asked about."""
+    """Accepted files that were compared with libhdf5."""
     requests: int = 0
     read_bytes: int = 0
     memory: int = 0
@@ -37,14 +37,14 @@ class Summary:
     def __str__(self) -> str:
         """Return the figures in one line."""
         return (
-            f"{self.fates.total():,} inputs, {self.accepted:,} accepted, {self.compared:,} held against libhdf5, "
-            f"at most {self.requests} requests, {self.read_bytes / 1024:,.0f} KiB asked for and "
+            f"{self.fates.total():,} inputs, {self.accepted:,} accepted, {self.compared:,} compared with libhdf5, "
+            f"at most {self.requests} requests, {self.read_bytes / 1024:,.0f} KiB requested and "
             f"{self.memory / 1e6:.1f} MB allocated"
         )
 
 
 class Campaign(ExitStack):
-    """The inputs of a subject. Once closed, it asks libhdf5 nothing more."""
+    """The inputs of a subject. Closing it ends libhdf5's process."""
 
     def __init__(self, name: str, *, specimens: Sequence[Specimen] | None = None) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Campaign(ExitStack):
         self._libhdf5 = self.enter_context(Libhdf5())
 
     def examine_all(self, numbers: Iterable[int], *, seed: int) -> Summary:
-        """Examine the inputs of some numbers; all of them, whatever is found."""
+        """Examine the inputs of these numbers, and continue after findings."""
         summary, resident, grown = Summary(), peak_memory(), 0
         for number in numbers:
             drawn = draw(self._subject, seed, number, specimens=self._specimens)
@@ -64,21 +64,21 @@ class Campaign(ExitStack):
             summary.read_bytes = max(summary.read_bytes, trial.read_bytes)
             summary.memory = max(summary.memory, trial.memory)
             before, grown = grown, peak_memory() - resident
-            if grown > MOST_GROWN >= before:
+            if grown > MAX_GROWTH_BYTES >= before:
                 trial.findings.append(f"the process has {grown} bytes more resident")
             summary.findings += [f"{number}: {text}" for text in trial.findings]
         return summary
 
     def examine(self, drawn: Input, *, measured: bool = False) -> tuple[Trial, bool]:
-        """Examine one input, and tell whether libhdf5 was asked about it."""
+        """Examine one input, and return whether it was compared with libhdf5."""
         with ExitStack() as stack:
-            asked = stack.enter_context(recording()) if self._subject.is_hdf5 else []
-            trial = examine(self._subject, drawn, measured=measured, asked=asked)
-        # Bytes that are not there libhdf5 cannot be shown.
-        if trial.header is None or not asked or drawn.size != len(drawn.content):
+            recorded = stack.enter_context(recording()) if self._subject.is_hdf5 else []
+            trial = examine(self._subject, drawn, measured=measured, questions=recorded)
+        # libhdf5 cannot read bytes that exist only by the stated size.
+        if trial.header is None or not recorded or drawn.size != len(drawn.content):
             return trial, False
-        # What the second reading asked again is asked once.
-        questions = list({repr(question): question for question in asked}.values())
+        # The second reading repeats the questions of the first.
+        questions = list({repr(question): question for question in recorded}.values())
         if differing := self._libhdf5.differences(drawn.content, questions):
             trial.findings.append(f"{differing[0]} ({len(differing)} of {len(questions)} answers)")
         return trial, True

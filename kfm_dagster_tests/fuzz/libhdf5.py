@@ -1,8 +1,6 @@
-"""libhdf5's answers to the very questions that a reader asked of a file, by h5py, in a process of its own.
+"""Record a reader's questions to an HDF5 file, and compare its answers with libhdf5's in another process.
 
-In a process of its own because libhdf5 trusts its input (docs/adr/003): a mutated file may kill it, keep it busy or
-make it take all memory there is. Belongs here: recording, asking, comparing. Does not belong here: which files
-(`mutations.py`).
+libhdf5 trusts its input (docs/adr/003), so a mutated file may crash it, make it hang or exhaust the memory.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from kfm_dagster.readers.hdf5_chunks import StoredValues
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 20.0
 ENDS = ("libhdf5 hangs", "libhdf5 died", "libhdf5 closes no file")
-"""After these the next question is asked of another process."""
+"""Results after which a new process is started."""
 HANG_SECONDS = 300.0
-"""Without an answer for so long, the process is taken for dead: it has CPU_SECONDS for one file."""
+"""The process counts as hanging after this time without an answer; a file may take it CPU_SECONDS."""
 
 
 class Question(NamedTuple):
-    """What was asked of which object, the root group being "", and our answer."""
+    """A question about an object ("" is the root group), and our reader's answer."""
 
     name: str
     kind: str
@@ -46,17 +44,17 @@ class Question(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind} {self.argument} of {self.name!r}"
 
-    def differs(self, said: Any, reader: str) -> str:
-        return f"{self} is {str(said)[:80]!r} for {reader}, {str(self.answer)[:80]!r} for us"
+    def difference(self, value: Any, reader: str) -> str:
+        return f"{self} is {str(value)[:80]!r} for {reader}, {str(self.answer)[:80]!r} for us"
 
 
 @contextmanager
 def recording() -> Iterator[list[Question]]:
-    """Record what readers ask of HDF5 files meanwhile."""
-    asked: list[Question] = []
-    undo = [_recorded(holder, kind, asked) for holder, kind in _RECORDED]
+    """Record the questions of readers to HDF5 files within the block."""
+    questions: list[Question] = []
+    undo = [_recorded(holder, kind, questions) for holder, kind in _RECORDED]
     try:
-        yield asked
+        yield questions
     finally:
         for restore in undo:
             restore()
@@ -70,36 +68,36 @@ _RECORDED = (
 )
 
 
-def _recorded(holder: type, kind: str, asked: list[Question]) -> Callable[[], None]:
+def _recorded(holder: type, kind: str, questions: list[Question]) -> Callable[[], None]:
     original = vars(holder)[kind]
-    ask = original.fget if isinstance(original, property) else original
+    call = original.fget if isinstance(original, property) else original
 
-    def answered(self: Any, *arguments: Any) -> Any:
-        answer = ask(self, *arguments)
-        said = {"dataset": lambda: answer is not None, "datasets": lambda: list(answer)}.get(kind, lambda: answer)()
-        asked.append(Question(getattr(self, "name", ""), kind, arguments[0] if arguments else None, said))
-        return answer
+    def recorded(self: Any, *arguments: Any) -> Any:
+        result = call(self, *arguments)
+        answer = {"dataset": lambda: result is not None, "datasets": lambda: list(result)}.get(kind, lambda: result)()
+        questions.append(Question(getattr(self, "name", ""), kind, arguments[0] if arguments else None, answer))
+        return result
 
-    setattr(holder, kind, property(answered) if isinstance(original, property) else answered)
+    setattr(holder, kind, property(recorded) if isinstance(original, property) else recorded)
     return lambda: setattr(holder, kind, original)
 
 
 class Libhdf5(ExitStack):
-    """A process that answers; another one takes its place when it dies."""
+    """A process that answers questions by libhdf5; it is replaced when it dies."""
 
     _pipe: Connection | None = None
 
-    def differences(self, content: bytes, asked: list[Question]) -> list[str]:
-        """Say what libhdf5 refuses or answers otherwise; that it died, where it did."""
+    def differences(self, content: bytes, questions: list[Question]) -> list[str]:
+        """Return the questions that libhdf5 refuses or answers differently, or that it died."""
         pipe = self._pipe = self._pipe or self._started()
         try:
-            pipe.send((content, asked))
-            found: list[str] = pipe.recv() if pipe.poll(HANG_SECONDS) else ["libhdf5 hangs"]
+            pipe.send((content, questions))
+            results: list[str] = pipe.recv() if pipe.poll(HANG_SECONDS) else ["libhdf5 hangs"]
         except (OSError, EOFError):
-            found = ["libhdf5 died of it"]
-        if "".join(found[:1]).startswith(ENDS):
+            results = ["libhdf5 died of it"]
+        if "".join(results[:1]).startswith(ENDS):
             self.close()
-        return found
+        return results
 
     def _started(self) -> Connection:
         context = multiprocessing.get_context("spawn")
@@ -115,58 +113,58 @@ class Libhdf5(ExitStack):
 
 
 def _answer(pipe: Connection) -> None:
-    """Answer until there are no more questions. What takes too long, or too much memory, ends this process."""
+    """Answer questions until the pipe closes; the limits of CPU time and memory end this process."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(EOFError):
         while True:
-            content, asked = pipe.recv()
+            content, questions = pipe.recv()
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             try:
-                found = differences(content, asked)
+                results = differences(content, questions)
             except RuntimeError as error:
-                # It cannot close the file, and may be in any state.
+                # libhdf5 cannot close the file, and its state is unknown.
                 pipe.send([f"libhdf5 closes no file: {_short(error)}"])
                 os._exit(1)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            pipe.send(found)
+            pipe.send(results)
 
 
-def differences(content: bytes, asked: list[Question]) -> list[str]:
-    """Ask h5py everything again; what it refuses, or answers otherwise."""
+def differences(content: bytes, questions: list[Question]) -> list[str]:
+    """Return the questions that h5py refuses or answers differently."""
     try:
         file = h5py.File(io.BytesIO(content), "r")
     except Exception as error:
         return [f"libhdf5 opens no file: {_short(error)}"]
-    found = []
+    results = []
     with file:
-        for question in asked:
+        for question in questions:
             try:
-                said = _ANSWERS[question.kind](file, question)
+                value = _ANSWERS[question.kind](file, question)
             except UnicodeDecodeError:
-                # Of h5py, which knows no replacement; libhdf5 has given it the bytes.
+                # h5py decodes strictly; libhdf5 returned the bytes.
                 continue
             except Exception as error:
-                found.append(f"libhdf5 refuses {question}: {_short(error)}")
+                results.append(f"libhdf5 refuses {question}: {_short(error)}")
                 continue
-            if said is not None:
-                found.append(question.differs(said, "libhdf5"))
-    return found or _of_pyfive(content, asked)
+            if value is not None:
+                results.append(question.difference(value, "libhdf5"))
+    return results or _pyfive_differences(content, questions)
 
 
-def _of_pyfive(content: bytes, asked: list[Question]) -> list[str]:
-    """Ask pyfive again what libhdf5 answers as ours does; pyfive reads less, and what it refuses says nothing."""
+def _pyfive_differences(content: bytes, questions: list[Question]) -> list[str]:
+    """Return the questions that pyfive answers differently; its refusals are ignored, because it reads less."""
     try:
         file = pyfive.File(io.BytesIO(content))
     except Exception:
         return []
-    found = []
-    for question in asked:
+    results = []
+    for question in questions:
         if question.kind in _PYFIVE_ANSWERS:
             with warnings.catch_warnings(action="ignore"), suppress(Exception):
-                if (said := _ANSWERS[question.kind](file, question)) is not None:
-                    found.append(question.differs(said, "pyfive"))
-    return found
+                if (value := _ANSWERS[question.kind](file, question)) is not None:
+                    results.append(question.difference(value, "pyfive"))
+    return results
 
 
 def _short(error: Exception) -> str:
@@ -178,8 +176,8 @@ def _object(file: h5py.File, name: str) -> Any:
 
 
 def _dataset(file: h5py.File, question: Question) -> Any:
-    there = question.argument in file and isinstance(file[question.argument], h5py.Dataset | h5py.Group)
-    return None if there == question.answer else there
+    exists = question.argument in file and isinstance(file[question.argument], h5py.Dataset | h5py.Group)
+    return None if exists == question.answer else exists
 
 
 def _datasets(file: h5py.File, question: Question) -> Any:
@@ -196,29 +194,29 @@ def _shape(file: h5py.File, question: Question) -> Any:
 
 def _data_type(file: h5py.File, question: Question) -> Any:
     dtype = _object(file, question.name).dtype
-    # A type that ours knows no number by is not one whose values are read.
+    # Our reader has None for a type whose values it does not read.
     return None if question.answer in {None, dtype.name} else dtype.name
 
 
 def _element(file: h5py.File, question: Question) -> Any:
     dataset = _object(file, question.name)
     value = dataset[question.argument] if dataset.ndim else dataset[()]
-    # Where nothing was written, libhdf5 gives a fill value.
+    # For an element that was never written, libhdf5 gives the fill value.
     if question.answer is None:
         return None if not dataset.id.get_storage_size() or dataset.chunks else value
     return None if _same_number(value, question.answer) else value
 
 
 def _chunks(file: h5py.File, question: Question) -> Any:
-    """Where the chunks are, by their places; of values in one piece, where that is."""
+    """Compare offset and length of each chunk by its position; contiguous values are one chunk."""
     dataset, ours = file[question.name], {place: (offset, length) for place, offset, length in question.answer}
     if dataset.chunks is None:
         offset = dataset.id.get_offset()
         theirs = {} if offset is None else {(0,) * dataset.ndim: (offset, dataset.nbytes)}
     else:
         infos = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
-        places = (tuple(map(operator.floordiv, one.chunk_offset, dataset.chunks)) for one in infos)
-        theirs = {place: (one.byte_offset, one.size) for place, one in zip(places, infos, strict=True)}
+        places = (tuple(map(operator.floordiv, info.chunk_offset, dataset.chunks)) for info in infos)
+        theirs = {place: (info.byte_offset, info.size) for place, info in zip(places, infos, strict=True)}
     return None if ours == theirs else sorted(theirs.items() - ours.items())[:1] or "fewer"
 
 
@@ -242,9 +240,9 @@ def _attribute(file: h5py.File, question: Question) -> Any:
 
 
 def _attributes(file: h5py.File, question: Question) -> Any:
-    """Every attribute of ours must be libhdf5's, and every one of the kinds that we list must be among ours.
+    """Compare our listed attributes with libhdf5's of the same kinds.
 
-    One that libhdf5 refuses is a difference only where we list it.
+    An attribute that libhdf5 refuses is a difference only if our reader lists it.
     """
     ours, wrong = dict(question.answer), {}
     attributes = _object(file, question.name).attrs
@@ -256,10 +254,10 @@ def _attributes(file: h5py.File, question: Question) -> Any:
                 raise
             continue
         expected = _listed(value)
-        found = ours.pop(name, None)
-        if expected is not None and not _same(found, expected):
+        listed = ours.pop(name, None)
+        if expected is not None and not _same(listed, expected):
             wrong[name] = expected
-        elif expected is None and found not in {None, ""}:
+        elif expected is None and listed not in {None, ""}:
             wrong[name] = value
     return {**wrong, **dict.fromkeys((name for name, value in ours.items() if value != ""), "absent")} or None
 
@@ -275,7 +273,7 @@ def _listed(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    """A single text of a fixed or of any length; of no element, the empty one."""
+    """Return a single text of fixed or variable length; an empty text for a null dataspace; None for other values."""
     if isinstance(value, h5py.Empty | pyfive.h5py.Empty):
         return "" if value.dtype.kind in "SO" else None
     if isinstance(value, str):
@@ -283,15 +281,15 @@ def _as_text(value: Any) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else None
 
 
-def _same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, str) or isinstance(found, str | None):
-        return bool(found == expected)
-    ours, theirs = np.ravel(found), np.ravel(expected)
+def _same(actual: Any, expected: Any) -> bool:
+    if isinstance(expected, str) or isinstance(actual, str | None):
+        return bool(actual == expected)
+    ours, theirs = np.ravel(actual), np.ravel(expected)
     return len(ours) == len(theirs) and all(_same_number(*pair) for pair in zip(theirs, ours, strict=True))
 
 
-def _same_number(value: Any, found: float) -> bool:
-    return bool(float(value) == found or (math.isnan(float(value)) and math.isnan(found)))
+def _same_number(value: Any, actual: float) -> bool:
+    return bool(float(value) == actual or (math.isnan(float(value)) and math.isnan(actual)))
 
 
 _ANSWERS = {

@@ -1,9 +1,7 @@
-"""Mutations of an object from a seed: bits, words, slices and lengths, within its compression where it has one.
+"""Mutate an object from a seed: bits, words, slices and lengths, within its compression if it is compressed.
 
-Belongs here: drawing an input from a specimen, with the checksums of HDF5 structures made to hold again. Does not
-belong here: what a reader is held to (`trial.py`).
-
-An input is a function of subject, seed and number, so that it can be run again alone.
+Checksums of HDF5 structures are renewed. An input is a function of subject, seed and number, so it can be run again
+alone.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from kfm_dagster.readers.hdf5_forms import CHECKSUM_BYTES, lookup3, verified
 from kfm_dagster_tests.fuzz.specimens import CONTRACTS, Specimen, Subject, chosen, places
 from kfm_dagster_tests.readers.reading import header_of
 
-MOST_CHANGES = 8
+MAX_CHANGES = 8
 LONGEST_SLICE = 4096
 LARGEST_GROWTH = 1 << 20
 _LDM_HEADER, _L3_DESCRIPTION_END = 24, 120
@@ -35,7 +33,7 @@ Change = Callable[[bytearray, random.Random, Sequence[int]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """An object as a reader is to see it: `size` bytes of which those past `content` are zeros, or do not come."""
+    """An object for a reader: `size` bytes; those after `content` are zeros, or missing."""
 
     specimen: Specimen
     content: bytes
@@ -43,11 +41,11 @@ class Input:
     size: int
     zeros: bool = False
     is_cut: bool = False
-    """Whether it is a whole object without its end, and nothing else."""
+    """Whether the only change is a cut end."""
 
 
 def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specimen] | None = None) -> Input:
-    """Make the input of a number; `specimens` instead of the subject's own."""
+    """Create the input of a number; `specimens` replace the subject's."""
     rng = random.Random(f"{subject.reader}/{subject.of_index}/{seed}/{number}")
     specimen = rng.choice(specimens) if specimens else chosen(subject, rng)
     content, index = specimen.content, specimen.index
@@ -56,7 +54,7 @@ def draw(subject: Subject, seed: int, number: int, *, specimens: Sequence[Specim
     if rng.random() < 0.3:
         index = None
     if rng.random() < 0.03:
-        # A cut at any place must be noticed, whatever else is.
+        # Only a cut: the reader must detect it.
         cut = _place(rng, len(content), places(content))
         return Input(specimen=specimen, content=content[:cut], index=index, size=cut, is_cut=cut < len(content))
     mutated = _mutated(content, rng, subject, specimens)
@@ -73,7 +71,7 @@ def _whole(specimen: Specimen, content: bytes, index: bytes | None) -> Input:
 
 
 def _mutated(content: bytes, rng: random.Random, subject: Subject, specimens: Sequence[Specimen] | None) -> bytes:
-    # Of what is packed mostly the inside: of what is not, all that the packing would catch.
+    # Mostly mutate the unpacked content: mutations of packed bytes mostly end at the unpacking.
     shells = (*SHELLS, plain) if rng.random() < 0.8 else (plain,)
     inner, close = next(opened for shell in shells if (opened := shell(content, rng)) is not None)
     return close(_changed(inner, rng, lambda: _other(subject, rng, specimens)))
@@ -85,18 +83,18 @@ def _other(subject: Subject, rng: random.Random, specimens: Sequence[Specimen] |
 
 
 def _changed(inner: bytes, rng: random.Random, other: Callable[[], bytes]) -> bytes:
-    found, near = bytearray(inner), places(inner)
+    data, near = bytearray(inner), places(inner)
     if rng.random() < 0.04:
         donor = other()
-        return bytes(found[: _place(rng, len(found), near)]) + donor[_place(rng, len(donor), places(donor)) :]
-    changes = min(MOST_CHANGES, 1 + int(rng.expovariate(0.7)))
+        return bytes(data[: _place(rng, len(data), near)]) + donor[_place(rng, len(donor), places(donor)) :]
+    changes = min(MAX_CHANGES, 1 + int(rng.expovariate(0.7)))
     for change in rng.choices(CHANGES, weights=_WEIGHTS, k=changes):
-        change(found, rng, near)
-    return bytes(found)
+        change(data, rng, near)
+    return bytes(data)
 
 
 def _place(rng: random.Random, size: int, near: Sequence[int]) -> int:
-    """An offset: anywhere, near the beginning, or near a structure."""
+    """Draw an offset: anywhere, near the beginning, or near a structure."""
     kind = rng.random()
     if kind < 0.2 or not near:
         return rng.randrange(size + 1)
@@ -105,82 +103,93 @@ def _place(rng: random.Random, size: int, near: Sequence[int]) -> int:
     return max(0, min(size, rng.choice(near) + rng.choice((-1, 1)) * int(rng.expovariate(1 / 24))))
 
 
-def _flip(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at = _place(rng, len(found), near)
-    if at < len(found):
-        found[at] ^= 1 << rng.randrange(8)
+def _flip(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at = _place(rng, len(data), near)
+    if at < len(data):
+        data[at] ^= 1 << rng.randrange(8)
 
 
-def _set(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at = _place(rng, len(found), near)
-    if at < len(found):
-        found[at] = rng.choice((*_VALUES, rng.randrange(256)))
+def _set(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at = _place(rng, len(data), near)
+    if at < len(data):
+        data[at] = rng.choice((*_VALUES, rng.randrange(256)))
 
 
-def _word(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    """A length, count or address, of either order of bytes: nothing, one, the most, or just past what is there."""
-    at, width = _place(rng, len(found), near), rng.choice((1, 2, 4, 8))
-    if at + width > len(found):
+def _word(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    """Overwrite a word, in either byte order, by 0, 1, a maximum, an offset or length of the content, or at random."""
+    at, width = _place(rng, len(data), near), rng.choice((1, 2, 4, 8))
+    if at + width > len(data):
         return
-    most, order = (1 << 8 * width) - 1, rng.choice(("little", "big"))
-    values = (0, 1, most, most - 1, most >> 1, (most >> 1) + 1, len(found), len(found) - at, at, rng.randrange(most))
-    found[at : at + width] = (rng.choice(values) & most).to_bytes(width, order)  # type: ignore[arg-type]
+    highest, order = (1 << 8 * width) - 1, rng.choice(("little", "big"))
+    values = (
+        0,
+        1,
+        highest,
+        highest - 1,
+        highest >> 1,
+        (highest >> 1) + 1,
+        len(data),
+        len(data) - at,
+        at,
+        rng.randrange(highest),
+    )
+    data[at : at + width] = (rng.choice(values) & highest).to_bytes(width, order)  # type: ignore[arg-type]
 
 
-def _add(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at, width = _place(rng, len(found), near), rng.choice((1, 2, 4, 8))
-    if at + width > len(found):
+def _add(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at, width = _place(rng, len(data), near), rng.choice((1, 2, 4, 8))
+    if at + width > len(data):
         return
     order = rng.choice(("little", "big"))
-    value = int.from_bytes(found[at : at + width], order) + rng.choice((-1, 1)) * rng.randint(1, 16)  # type: ignore[arg-type]
-    found[at : at + width] = (value & (1 << 8 * width) - 1).to_bytes(width, order)  # type: ignore[arg-type]
+    value = int.from_bytes(data[at : at + width], order) + rng.choice((-1, 1)) * rng.randint(1, 16)  # type: ignore[arg-type]
+    data[at : at + width] = (value & (1 << 8 * width) - 1).to_bytes(width, order)  # type: ignore[arg-type]
 
 
-def _span(found: bytearray, rng: random.Random, near: Sequence[int]) -> tuple[int, int]:
-    at = _place(rng, len(found), near)
-    return at, min(len(found), at + min(LONGEST_SLICE, 1 + int(rng.expovariate(1 / 32))))
+def _span(data: bytearray, rng: random.Random, near: Sequence[int]) -> tuple[int, int]:
+    at = _place(rng, len(data), near)
+    return at, min(len(data), at + min(LONGEST_SLICE, 1 + int(rng.expovariate(1 / 32))))
 
 
-def _remove(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at, end = _span(found, rng, near)
-    del found[at:end]
+def _remove(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at, end = _span(data, rng, near)
+    del data[at:end]
 
 
-def _insert(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at, end = _span(found, rng, near)
-    found[at:at] = rng.randbytes(end - at) if rng.random() < 0.5 else bytes(end - at)
+def _insert(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at, end = _span(data, rng, near)
+    data[at:at] = rng.randbytes(end - at) if rng.random() < 0.5 else bytes(end - at)
 
 
-def _repeat(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at, end = _span(found, rng, near)
+def _repeat(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at, end = _span(data, rng, near)
     times = rng.choice((1, 1, 2, 16, 256))
-    found[at:at] = found[at:end] * min(times, LARGEST_GROWTH // max(end - at, 1))
+    data[at:at] = data[at:end] * min(times, LARGEST_GROWTH // max(end - at, 1))
 
 
-def _copy(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    """A structure of its own over another one."""
-    at, end = _span(found, rng, near)
-    to = _place(rng, len(found), near)
-    piece = found[at:end]
-    found[to : to + len(piece)] = piece
+def _copy(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    """Copy a slice over another."""
+    at, end = _span(data, rng, near)
+    to = _place(rng, len(data), near)
+    piece = data[at:end]
+    data[to : to + len(piece)] = piece
 
 
-def _fill(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    at, end = _span(found, rng, near)
-    found[at:end] = bytes([rng.choice((0, 0xFF, 0x20))]) * (end - at)
+def _fill(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    at, end = _span(data, rng, near)
+    data[at:end] = bytes([rng.choice((0, 0xFF, 0x20))]) * (end - at)
 
 
-def _text(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    """Other characters where text stands."""
-    at = _place(rng, len(found), near)
-    for place in range(at, min(len(found), at + 64)):
-        if 0x20 < found[place] < 0x7F:
-            found[place] = rng.choice(b'\0\x01\n\x1f "%-.09:AZ\\z\x7f\x80\xc3\xed\xff')
+def _text(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    """Replace a character of a text."""
+    at = _place(rng, len(data), near)
+    for place in range(at, min(len(data), at + 64)):
+        if 0x20 < data[place] < 0x7F:
+            data[place] = rng.choice(b'\0\x01\n\x1f "%-.09:AZ\\z\x7f\x80\xc3\xed\xff')
             return
 
 
-def _cut(found: bytearray, rng: random.Random, near: Sequence[int]) -> None:
-    del found[_place(rng, len(found), near) :]
+def _cut(data: bytearray, rng: random.Random, near: Sequence[int]) -> None:
+    del data[_place(rng, len(data), near) :]
 
 
 CHANGES: tuple[Change, ...] = (_flip, _set, _word, _add, _remove, _insert, _repeat, _copy, _fill, _text, _cut)
@@ -190,19 +199,19 @@ Opened = tuple[bytes, Callable[[bytes], bytes]]
 
 
 def plain(content: bytes, _rng: random.Random) -> Opened:
-    """The bytes as they stand."""
+    """Return the bytes unchanged."""
     return content, lambda inner: inner
 
 
 def gzipped(content: bytes, rng: random.Random) -> Opened | None:
-    """What is in a gzip stream: checksum and length hold again afterwards."""
+    """Unpack a gzip stream; closing it renews checksum and length."""
     if not content.startswith(b"\x1f\x8b"):
         return None
     return gzip.decompress(content), lambda inner: gzip.compress(inner, rng.choice((0, 1, 1)), mtime=0)
 
 
 def ldm_record(content: bytes, rng: random.Random) -> Opened | None:
-    """What is in one of a volume's LDM records, or in a chunk's; its size holds again afterwards."""
+    """Unpack an LDM record of a volume or chunk; closing it renews the record's size."""
     records = list(_records(content))
     if not records:
         return None
@@ -231,7 +240,7 @@ def _records(content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def level_3_blocks(content: bytes, rng: random.Random) -> Opened | None:
-    """What is behind the description of a Level III message; sizes hold again afterwards."""
+    """Unpack the blocks of a Level III message; closing it renews the sizes."""
     at = content.find(b"BZh")
     start = at - _L3_DESCRIPTION_END
     if not 20 <= start <= 60 or content[start + 18 : start + 20] != b"\xff\xff":
@@ -262,20 +271,20 @@ class Seal(NamedTuple):
 
 @cache
 def seals(specimen: Specimen) -> tuple[Seal, ...]:
-    """Those that its reader looks at; none where the file is of a version without, or no HDF5."""
+    """Return the checksummed structures that the reader reads; none for other formats and old HDF5 versions."""
     content = specimen.content
-    found: list[Seal] = []
+    structures: list[Seal] = []
     if not content.startswith(b"\x89HDF"):
         return ()
 
-    def recorded(data: bytes, what: str) -> bytes:
-        found.append(Seal(content.index(data), len(data), len(data) - CHECKSUM_BYTES))
-        return verified(data, what)
+    def recorded(data: bytes, structure: str) -> bytes:
+        structures.append(Seal(content.index(data), len(data), len(data) - CHECKSUM_BYTES))
+        return verified(data, structure)
 
     direct: Callable[..., bytes] = hdf5_index._FractalHeap._direct
 
     def block(heap: Any, address: int, offset: int, size: int) -> bytes:
-        found.append(Seal(address, size, heap._begin))
+        structures.append(Seal(address, size, heap._begin))
         return direct(heap, address, offset, size)
 
     with (
@@ -286,19 +295,19 @@ def seals(specimen: Specimen) -> tuple[Seal, ...]:
     ):
         reader = CONTRACTS[specimen.dataset].metadata_extract.reader
         header_of(reader, content, key=specimen.key, groups=specimen.groups)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(structures))
 
 
 def renewed(specimen: Specimen, mutated: bytes) -> bytes:
-    """The mutated bytes with the checksums of the structures that changed made to hold, where these stand still."""
-    found = bytearray(mutated)
+    """Return the mutated bytes with renewed checksums of changed structures that are at their old offsets."""
+    data = bytearray(mutated)
     for start, length, at in seals(specimen):
-        piece = found[start : start + length]
+        piece = data[start : start + length]
         if len(piece) == length and piece != specimen.content[start : start + length]:
-            # Fractal heaps' blocks have theirs in the middle, and count it as zeros; all others at their end.
+            # The checksum of a fractal heap's block is within the block, and counted as zeros; others are at the end.
             ended = piece[:at] if at + CHECKSUM_BYTES == length else _without(piece, at)
-            found[start + at : start + at + CHECKSUM_BYTES] = lookup3(bytes(ended)).to_bytes(CHECKSUM_BYTES, "little")
-    return bytes(found)
+            data[start + at : start + at + CHECKSUM_BYTES] = lookup3(bytes(ended)).to_bytes(CHECKSUM_BYTES, "little")
+    return bytes(data)
 
 
 def _without(piece: bytearray, at: int) -> bytearray:

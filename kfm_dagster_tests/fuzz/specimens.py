@@ -1,7 +1,4 @@
-"""What is mutated: small samples of every reader's formats, and real objects where the data folder is there.
-
-Belongs here: which objects, and under which keys. Does not belong here: how they are mutated (`mutations.py`).
-"""
+"""The objects to mutate: small samples of every reader's formats, and real objects if the data folder exists."""
 
 from __future__ import annotations
 
@@ -70,20 +67,20 @@ DAY = date(2025, 12, 3)
 INDEX = ".idx"
 MIB = 1 << 20
 SMALL = 16 * 1024
-"""Bytes of an object that is drawn as often as any; a larger one is drawn more rarely, as it takes longer to pack."""
+"""Objects larger than this many bytes are drawn less often, because they take longer to pack."""
 
 _STRUCTURES = re.compile(
     rb"\x89HDF|OHDR|OCHK|FRHP|FHDB|FHIB|BTHD|BTLF|BTIN|GCOL|TREE|SNOD|HEAP"  # HDF5
     rb"|GRIB|7777|BZh|AR2V|ARCHIVE2|R(?:VOL|ELV|RAD)|D(?:REF|VEL|ZDR)|\r\r\n|\n|\x1f\x8b|\xff\xff"
 )
-_MOST_PLACES = 4096
+_MAX_PLACES = 4096
 _NOT_NEEDED = ("Rad", "DQF", "esun", "kappa0", "planck_fk1", "planck_fk2", "planck_bc1", "planck_bc2")
-"""Variables that leave structure for mutations to hit when they are gone."""
+"""Variables to delete, so that mutations hit structure more often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Specimen:
-    """An object under its real key; `index` is its sidecar's content, where it has one."""
+    """An object under its real key; `index` is its sidecar's content, if any."""
 
     dataset: str
     key: str
@@ -97,19 +94,19 @@ class Specimen:
 
     @cached_property
     def weight(self) -> float:
-        """How often it is drawn."""
+        """The relative frequency at which the specimen is drawn."""
         return min(1.0, SMALL / max(len(self.content), 1))
 
 
 @cache
 def places(content: bytes) -> tuple[int, ...]:
-    """Offsets where structures of any of the formats begin: their signatures, line ends, markers."""
-    return tuple(found.start() for found in islice(_STRUCTURES.finditer(content), _MOST_PLACES))
+    """Return the offsets of structures of all formats: signatures, line ends, markers."""
+    return tuple(match.start() for match in islice(_STRUCTURES.finditer(content), _MAX_PLACES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What one object may cost at most, whatever its bytes say: requests, and bytes that are asked for."""
+    """The maximum of requests, and of requested bytes, for one object."""
 
     requests: int
     read_bytes: int
@@ -117,9 +114,10 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A reader, the datasets whose objects it reads, and what it may cost.
+    """A reader, the datasets of its objects, and its bounds.
 
-    `of_index`: the sidecar is mutated. `along`: the chunk index of what is accepted is read, too, as a step along that.
+    `of_index`: the sidecar is mutated. `along`: the chunk index of an accepted object is also read, as a step along
+    this dimension.
     """
 
     reader: str
@@ -128,25 +126,25 @@ class Subject:
     of_index: bool = False
     is_hdf5: bool = False
     of_lines: bool = False
-    """Plain text, which shows no cut at the end of a line; size and ETag of its object do."""
+    """Plain text, in which only the object's size and ETag show a cut at the end of a line."""
     along: str | None = None
 
     @cached_property
     def specimens(self) -> tuple[Specimen, ...]:
-        """Samples, and the real objects that are there."""
-        found = [*self.samples, *_real(self.datasets)]
-        return tuple(one for one in found if one.index is not None or not self.of_index)
+        """Samples, and the real objects of the data folder."""
+        specimens = [*self.samples, *_real(self.datasets)]
+        return tuple(item for item in specimens if item.index is not None or not self.of_index)
 
     @cached_property
     def samples(self) -> tuple[Specimen, ...]:
-        """Those that are there always."""
+        """The samples, which need no data folder."""
         return tuple(_SAMPLES[self.reader]())
 
 
 _CF = ("nclimgrid-daily", "nwm", "nwm-retrospective", "ofs", "rtofs", "sea-ice-cdr", "sea-ice-cdr-monthly")
-"""Datasets of NetCDF files after CF beside OISST."""
+"""Datasets of CF NetCDF files other than OISST."""
 _HDF5 = Bounds(requests=MAX_BLOCKS, read_bytes=MAX_BLOCKS * BLOCK_BYTES)
-# The first message, the index, the last message's ends; or each section of what is walked, and the object's end.
+# The first message, the index and the last message; or each section of the walked messages, and the object's end.
 MODELS = ("hrrr", "gfs", "gefs", "nbm", "cfs", "naqfc", "ndfd", "rap", "refs", "rrfs", "rtma", "urma")
 _GRIB2_REQUESTS = 8 * grib2.WALK_MESSAGES + 6
 _GRIB2 = Bounds(
@@ -206,31 +204,41 @@ SUBJECTS: Mapping[str, Subject] = {
         ),
     ),
 }
-"""Every reader, and the sidecar; by the names that the soak gives them."""
+"""Every reader, and the sidecar of GRIB2, by their names in the soak."""
 
 
 def _grib2() -> Iterator[Specimen]:
-    """Every kind of object with its index, of an analysis and of forecasts."""
+    """Yield every kind of object with its index, of an analysis and of forecasts."""
     run = datetime(2025, 12, 3, 6, tzinfo=UTC)
-    made: list[tuple[str, tuple[str, bytes, str]]] = []
+    objects_of_models: list[tuple[str, tuple[str, bytes, str]]] = []
     for lead in (0, 7, 384):
         kinds = product(HRRR_REGIONS, HRRR_PRODUCTS if lead < 384 else ())
-        made += [("hrrr", make_hrrr(run=run, lead=lead, product=kind, region=region)) for region, kind in kinds]
-        made += [("gfs", make_gfs(run=run, lead=lead, product=kind, resolution=grid)) for kind, grid in GFS_PRODUCTS]
-        made += [("gfs", make_gfs_wave(run=run, lead=lead, region=region)) for region, _ in WAVES]
-    made.append(("gfs", make_gfs(run=run, lead=9, model="gdas")))
+        objects_of_models += [
+            ("hrrr", make_hrrr(run=run, lead=lead, product=kind, region=region)) for region, kind in kinds
+        ]
+        objects_of_models += [
+            ("gfs", make_gfs(run=run, lead=lead, product=kind, resolution=grid)) for kind, grid in GFS_PRODUCTS
+        ]
+        objects_of_models += [("gfs", make_gfs_wave(run=run, lead=lead, region=region)) for region, _ in WAVES]
+    objects_of_models.append(("gfs", make_gfs(run=run, lead=9, model="gdas")))
     members = product(("c00", "p30", "avg", "spr"), GEFS_PRODUCTS, (0, 9, 240))
-    made += [("gefs", make_gefs(run=run, lead=lead, member=member, product=kind)) for member, kind, lead in members]
+    objects_of_models += [
+        ("gefs", make_gefs(run=run, lead=lead, member=member, product=kind)) for member, kind, lead in members
+    ]
     kinds = product(NBM_REGIONS, NBM_PRODUCTS, (1, 36, 264))
-    made += [("nbm", make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds]
-    made += [("cfs", make_cfs(run=run, lead=lead)) for lead in (6, 240)]
+    objects_of_models += [
+        ("nbm", make_nbm(run=run, lead=lead, product=kind, region=region)) for region, kind, lead in kinds
+    ]
+    objects_of_models += [("cfs", make_cfs(run=run, lead=lead)) for lead in (6, 240)]
     for dataset in ("rap", "refs", "rrfs", "rtma", "urma"):
         samples, count = FAMILIES[dataset]
         objects = {key: content for _, key, content in samples(DAY, count)}
-        made += [(dataset, (key, objects[key], objects[key + INDEX].decode())) for key in objects if INDEX not in key]
-    for dataset, (key, content, index) in made:
+        objects_of_models += [
+            (dataset, (key, objects[key], objects[key + INDEX].decode())) for key in objects if INDEX not in key
+        ]
+    for dataset, (key, content, index) in objects_of_models:
         yield Specimen(dataset=dataset, key=key, content=content, index=index.encode())
-    # All leads in one object, probabilities, and WMO headings before each message; without indexes.
+    # Objects without indexes: all leads in one object, probabilities, WMO headings before each message.
     headed = [("ndfd", make_ndfd(issued=run, element=element)) for element in ELEMENTS]
     for dataset, (key, content) in (("naqfc", make_naqfc(run=run)), *headed):
         yield Specimen(dataset=dataset, key=key, content=content)
@@ -253,9 +261,9 @@ def _goes_abi() -> Iterator[Specimen]:
 
 
 def _goes_glm() -> Iterator[Specimen]:
-    for found in _plain("goes-glm", islice(goes_glm_samples(DAY, 6), 6)):
-        yield found
-        yield Specimen(dataset="goes-glm", key=found.key, content=_rewritten(found.content, libver="v108"))
+    for specimen in _plain("goes-glm", islice(goes_glm_samples(DAY, 6), 6)):
+        yield specimen
+        yield Specimen(dataset="goes-glm", key=specimen.key, content=_rewritten(specimen.content, libver="v108"))
 
 
 def _netcdf_grid() -> Iterator[Specimen]:
@@ -266,18 +274,18 @@ def _netcdf_grid() -> Iterator[Specimen]:
 
     for dataset in _CF:
         samples, count = FAMILIES[dataset]
-        yield from _plain(dataset, (made for made in samples(DAY, count) if not made[1].endswith(".mnf")))
+        yield from _plain(dataset, (sample for sample in samples(DAY, count) if not sample[1].endswith(".mnf")))
 
 
 def _nexrad_level2() -> Iterator[Specimen]:
-    for found in _plain("nexrad-l2", islice(nexrad_level2_samples(DAY, 3), 3)):
-        plain = unpack(found.content)
-        for content in (found.content, plain, gzip.compress(plain, 1), gzip.compress(found.content, 1)):
-            yield Specimen(dataset="nexrad-l2", key=found.key, content=content)
+    for specimen in _plain("nexrad-l2", islice(nexrad_level2_samples(DAY, 3), 3)):
+        plain = unpack(specimen.content)
+        for content in (specimen.content, plain, gzip.compress(plain, 1), gzip.compress(specimen.content, 1)):
+            yield Specimen(dataset="nexrad-l2", key=specimen.key, content=content)
 
 
 def _nexrad_level3() -> Iterator[Specimen]:
-    """One of each product, and one as it is transmitted, in zlib frames."""
+    """Yield each product as stored, and as transmitted in zlib frames."""
     start = datetime(2025, 12, 3, 5, tzinfo=UTC)
     for name, kind in LEVEL3_PRODUCTS.items():
         # Codes from 180 on are TDWR's.
@@ -311,27 +319,27 @@ _SAMPLES: Mapping[str, Any] = {
 
 
 def _real(datasets: tuple[str, ...]) -> Iterator[Specimen]:
-    """Real objects of some datasets under their real keys."""
+    """Yield the real objects of the datasets under their keys."""
     for root, path in ((data / "objects", path) for data in DATA for path in sorted(data.glob("objects/**/*"))):
         bucket, _, key = path.relative_to(root).as_posix().partition("/")
         if not path.is_file() or path.name.endswith(INDEX):
             continue
         route = CONTRACTS.route(bucket=bucket, key=key)
         if route.kind is KeyKind.DATA and route.contract is not None and route.contract.id in datasets:
-            beside = path.with_name(path.name + INDEX)
-            index = beside.read_bytes() if beside.is_file() else None
-            found = Specimen(dataset=route.contract.id, key=key, content=path.read_bytes(), index=index)
-            yield _indexed(found) if found.dataset == "hrrr" else found
+            sidecar = path.with_name(path.name + INDEX)
+            index = sidecar.read_bytes() if sidecar.is_file() else None
+            specimen = Specimen(dataset=route.contract.id, key=key, content=path.read_bytes(), index=index)
+            yield _indexed(specimen) if specimen.dataset == "hrrr" else specimen
 
 
-def _indexed(found: Specimen) -> Specimen:
-    """A part of an object, whose own index is not there, with one as wgrib2 would write it."""
-    run = datetime.strptime(found.groups["date"] + found.groups["cycle"], "%Y%m%d%H").replace(tzinfo=UTC)
-    lead = int(found.groups["lead"])
-    # The first letters of the messages that followed are left out.
-    content = found.content[: found.content.rindex(b"7777") + 4]
+def _indexed(specimen: Specimen) -> Specimen:
+    """Return the specimen, a part of an object, with an index as wgrib2 would write it."""
+    run = datetime.strptime(specimen.groups["date"] + specimen.groups["cycle"], "%Y%m%d%H").replace(tzinfo=UTC)
+    lead = int(specimen.groups["lead"])
+    # Drop the first bytes of a following message.
+    content = specimen.content[: specimen.content.rindex(b"7777") + 4]
     index = index_of(content, run=run, step=f"{lead} hour fcst" if lead else "anl")
-    return Specimen(dataset=found.dataset, key=found.key, content=content, index=index)
+    return Specimen(dataset=specimen.dataset, key=specimen.key, content=content, index=index)
 
 
 def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_options: Any) -> bytes:
@@ -341,7 +349,7 @@ def _rewritten(content: bytes, *, libver: str, scales: bool = False, **axis_opti
 def written_again(
     content: bytes, version: Mapping[str, Any], *, but: Sequence[str] = (), scales: bool = False, **axis_options: Any
 ) -> bytes:
-    """The same headers in another version of the format, without most pixels; `scales`: with dimension scales."""
+    """Return the same headers in another version of the format, without pixels; `scales` adds dimension scales."""
     buffer = io.BytesIO()
     with h5py.File(io.BytesIO(content)) as source, h5py.File(buffer, "w", **version) as target:
         target.attrs.update(source.attrs)
@@ -354,13 +362,13 @@ def written_again(
                 copy = target.create_dataset(name, data=variable[...], **options)
             copy.attrs.update({key: value for key, value in variable.attrs.items() if not key.endswith("_LIST")})
         for name in source if scales else ():
-            for place, held in enumerate(source[name].dims):
-                if len(held):
-                    target[name].dims[place].attach_scale(target[held[0].name])
+            for axis, scale in enumerate(source[name].dims):
+                if len(scale):
+                    target[name].dims[axis].attach_scale(target[scale[0].name])
     return buffer.getvalue()
 
 
 def chosen(subject: Subject, rng: random.Random) -> Specimen:
-    """Draw a specimen, small ones more often."""
-    found = subject.specimens
-    return rng.choices(found, weights=[one.weight for one in found])[0]
+    """Draw a specimen, a small one more often."""
+    specimens = subject.specimens
+    return rng.choices(specimens, weights=[specimen.weight for specimen in specimens])[0]

@@ -1,4 +1,4 @@
-"""Fuzzing: a sample of what the soak does at length, and that the harness notices a reader that breaks its promises."""
+"""Fuzzing: a small part of the soak's inputs, and the harness's reports of broken readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kfm_dagster_tests.fuzz.specimens import SUBJECTS, Specimen
 from kfm_dagster_tests.readers.reading import header_of
 
 INPUTS = int(os.environ.get("KFM_FUZZ_INPUTS", "80"))
-"""Of each subject; `make soak` takes 200,000, also of the real objects that are there."""
+"""Inputs of each subject; `make soak` takes 200,000, also of real objects."""
 
 
 def test_every_reader_has_a_subject() -> None:
@@ -36,17 +36,16 @@ def test_every_reader_has_a_subject() -> None:
 def test_mutated_objects_are_read_within_bounds_or_refused(name: str, figure: Callable[[str], None]) -> None:
     specimens = None if "KFM_FUZZ_INPUTS" in os.environ else SUBJECTS[name].samples
     with Campaign(name, specimens=specimens) as campaign:
-        found = campaign.examine_all(range(INPUTS), seed=0)
-    figure(f"{name}: {found}")
-    assert found.findings == []
-    assert INPUTS // 20 < found.accepted < INPUTS
-    # What libhdf5 says is asked of every file that it can be shown.
-    assert bool(found.compared) == SUBJECTS[name].is_hdf5
+        summary = campaign.examine_all(range(INPUTS), seed=0)
+    figure(f"{name}: {summary}")
+    assert summary.findings == []
+    assert INPUTS // 20 < summary.accepted < INPUTS
+    assert bool(summary.compared) == SUBJECTS[name].is_hdf5
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_an_unchanged_inside_makes_the_same_object(shell: Callable[..., Any]) -> None:
-    """What is packed again without a change is read as before: the mutations inside are the only ones."""
+    """Unpacking and packing do not change the result, so only the mutations do."""
     tried = 0
     for name, subject in SUBJECTS.items():
         for specimen in () if subject.of_index else subject.samples:
@@ -63,17 +62,17 @@ def whole(specimen: Specimen) -> Input:
     return Input(specimen=specimen, content=specimen.content, index=specimen.index, size=len(specimen.content))
 
 
-def _asks_too_often(request: ReadRequest, _found: HeaderMetadata) -> None:
+def _requests_too_often(request: ReadRequest, _header: HeaderMetadata) -> None:
     for _ in range(1000):
         request.source.read(0, 1)
 
 
-def _never_ends(_request: ReadRequest, _found: HeaderMetadata) -> None:
+def _never_ends(_request: ReadRequest, _header: HeaderMetadata) -> None:
     for _ in itertools.count():
         pass
 
 
-def _fails(_request: ReadRequest, _found: HeaderMetadata) -> None:
+def _fails(_request: ReadRequest, _header: HeaderMetadata) -> None:
     raise ValueError("of some library")
 
 
@@ -83,17 +82,17 @@ _turn = itertools.count()
 @pytest.mark.parametrize(
     ("breakage", "expected"),
     [
-        (_asks_too_often, "OutOfBoundsError: "),
+        (_requests_too_often, "OutOfBoundsError: "),
         (_never_ends, "OutOfTimeError: "),
         (_fails, "ValueError: of some library"),
-        (lambda request, found: bytearray(trial.MEMORY_BYTES), "bytes of memory"),
-        (lambda request, found: replace(found, native={"turn": next(_turn)}), "a second reading says something else"),
-        (lambda request, found: replace(found, properties={**found.properties, "gsd": math.nan}), "no Item: "),
-        (lambda request, found: replace(found, properties={**found.properties, "a": "\0"}), "no Item: "),
-        (lambda request, found: replace(found, properties={**found.properties, "gsd": "far"}), "not valid"),
+        (lambda request, header: bytearray(trial.MEMORY_BYTES), "bytes of memory"),
+        (lambda request, header: replace(header, native={"turn": next(_turn)}), "a second reading has another result"),
+        (lambda request, header: replace(header, properties={**header.properties, "gsd": math.nan}), "no Item: "),
+        (lambda request, header: replace(header, properties={**header.properties, "a": "\0"}), "no Item: "),
+        (lambda request, header: replace(header, properties={**header.properties, "gsd": "far"}), "not valid"),
     ],
 )
-def test_a_reader_that_breaks_its_promise_is_found(
+def test_a_broken_reader_is_reported(
     breakage: Callable[[ReadRequest, HeaderMetadata], HeaderMetadata | None],
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,56 +100,56 @@ def test_a_reader_that_breaks_its_promise_is_found(
     subject = SUBJECTS["goes-abi"]
 
     def broken(request: ReadRequest, /) -> HeaderMetadata:
-        found = READERS[subject.reader](request)
-        changed = breakage(request, found)
-        return changed if isinstance(changed, HeaderMetadata) else found
+        header = READERS[subject.reader](request)
+        changed = breakage(request, header)
+        return changed if isinstance(changed, HeaderMetadata) else header
 
     specimen = subject.samples[0]
     assert trial.examine(subject, whole(specimen), measured=True).findings == []
     if breakage is _never_ends:
-        monkeypatch.setattr(trial, "CPU_SECONDS", 0.5)  # the other readings may take as long as on a busy machine
+        monkeypatch.setattr(trial, "CPU_SECONDS", 0.5)  # only this reading has a short limit
     monkeypatch.setattr(trial, "READERS", {subject.reader: broken})
-    found = trial.examine(subject, whole(specimen), measured=True).findings
-    assert any(expected in text for text in found), found
+    findings = trial.examine(subject, whole(specimen), measured=True).findings
+    assert any(expected in text for text in findings), findings
 
 
-def test_a_cut_that_is_ok_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_object_read_as_ok_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = SUBJECTS["goes-abi"]
     specimen = subject.samples[0]
-    found = header_of(subject.reader, specimen.content, key=specimen.key, groups=specimen.groups)
-    monkeypatch.setattr(trial, "READERS", {subject.reader: lambda _: found})
+    header = header_of(subject.reader, specimen.content, key=specimen.key, groups=specimen.groups)
+    monkeypatch.setattr(trial, "READERS", {subject.reader: lambda _: header})
     cut = replace(whole(specimen), content=specimen.content[:-1], size=len(specimen.content) - 1, is_cut=True)
     [text] = trial.examine(subject, cut).findings
     assert text.startswith("a cut object is ok")
 
 
-def test_what_libhdf5_refuses_is_found_where_ours_accepts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another text, under a checksum that nobody compares."""
-    specimen = next(one for one in SUBJECTS["goes-abi"].samples if b"OHDR" in one.content)
-    spoilt = replace(whole(specimen), content=specimen.content.replace(b"projection x-coo", b"projection X-coo"))
-    assert spoilt.content != specimen.content
+def test_a_file_refused_by_libhdf5_and_accepted_by_our_reader_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed text, with our reader's verification of checksums switched off."""
+    specimen = next(sample for sample in SUBJECTS["goes-abi"].samples if b"OHDR" in sample.content)
+    damaged = replace(whole(specimen), content=specimen.content.replace(b"projection x-coo", b"projection X-coo"))
+    assert damaged.content != specimen.content
     with Campaign("goes-abi") as campaign:
-        found, asked = campaign.examine(spoilt)
-        assert (found.fate, asked) == ("unreadable_format", False)
+        result, is_compared = campaign.examine(damaged)
+        assert (result.fate, is_compared) == ("unreadable_format", False)
         monkeypatch.setattr(hdf5_messages, "verified", lambda data, _: data[:-4])
         monkeypatch.setattr(hdf5_index, "lookup3", lambda _: ANY)
-        found, asked = campaign.examine(spoilt)
-        assert (found.fate, asked) == ("ok", True)
-        [text] = found.findings
+        result, is_compared = campaign.examine(damaged)
+        assert (result.fate, is_compared) == ("ok", True)
+        [text] = result.findings
         assert text.startswith("libhdf5 refuses")
 
 
-def test_values_and_chunks_that_libhdf5_does_not_have_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_chunks_that_differ_from_libhdf5_s_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     specimen = SUBJECTS["goes-abi"].samples[0]
     values = StoredValues.values
 
     def misread(self: StoredValues) -> bytes:
-        # Of more than one element: when the object is, is compared elsewhere.
+        # Arrays only: the time is compared by another question.
         return values(self)[::-1] if self.shape else values(self)
 
     with Campaign("goes-abi") as campaign:
-        found, asked = campaign.examine(whole(specimen))
-        assert (found.findings, asked) == ([], True)
+        result, is_compared = campaign.examine(whole(specimen))
+        assert (result.findings, is_compared) == ([], True)
         monkeypatch.setattr(StoredValues, "values", misread)
         [text] = campaign.examine(whole(specimen))[0].findings
         assert text.startswith("values None of ")
@@ -161,30 +160,30 @@ def test_values_and_chunks_that_libhdf5_does_not_have_are_found(monkeypatch: pyt
 
 @pytest.mark.clause("OPR-07")
 def test_a_flipped_bit_under_any_checksum_is_refused() -> None:
-    """In each structure that a reader looks at: its superblock, headers, indexes, heaps."""
-    subject, seen = SUBJECTS["goes-abi"], 0
-    specimen = max(subject.samples, key=lambda one: len(seals(one)))
+    """Each structure that a reader reads has a checksum: superblock, headers, indexes, heaps."""
+    subject, flips = SUBJECTS["goes-abi"], 0
+    specimen = max(subject.samples, key=lambda sample: len(seals(sample)))
     for start, length, at in seals(specimen):
         for place in (length // 2, at):
-            spoilt = bytearray(specimen.content)
-            spoilt[start + place] ^= 1
-            found = trial.examine(subject, replace(whole(specimen), content=bytes(spoilt)))
-            assert (found.fate, found.findings) == ("unreadable_format", []), (start, length, place)
-            seen += 1
-    assert seen > 50
+            damaged = bytearray(specimen.content)
+            damaged[start + place] ^= 1
+            result = trial.examine(subject, replace(whole(specimen), content=bytes(damaged)))
+            assert (result.fate, result.findings) == ("unreadable_format", []), (start, length, place)
+            flips += 1
+    assert flips > 50
 
 
 @pytest.mark.clause("OPR-07")
-def test_libhdf5_s_death_is_reported_and_outlived_and_our_reader_refuses_its_cause() -> None:
-    """The length that made it copy memory until its process died (docs/adr/003)."""
+def test_a_crash_of_libhdf5_is_reported_and_our_reader_refuses_its_cause() -> None:
+    """With this length libhdf5 copies memory until its process dies (docs/adr/003)."""
     subject = SUBJECTS["goes-abi"]
     specimen = subject.samples[0]
     content = specimen.content
     # A continuation message: type 16, 16 bytes, then address and length of the continuation.
     start = content.index(b"\x10\0\x10\0\0\0\0\0")
-    spoilt = content[: start + 16] + b"\xff" * 8 + content[start + 24 :]
-    assert trial.examine(subject, whole(replace(specimen, content=spoilt))).fate == "resource_limit"
-    asked = [Question("", "text", "platform_ID", "G19")]
+    damaged = content[: start + 16] + b"\xff" * 8 + content[start + 24 :]
+    assert trial.examine(subject, whole(replace(specimen, content=damaged))).fate == "resource_limit"
+    questions = [Question("", "text", "platform_ID", "G19")]
     with Libhdf5() as libhdf5:
-        assert len(libhdf5.differences(spoilt, asked)) == 1
-        assert libhdf5.differences(content, asked) == []
+        assert len(libhdf5.differences(damaged, questions)) == 1
+        assert libhdf5.differences(content, questions) == []

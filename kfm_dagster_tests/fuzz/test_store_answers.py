@@ -1,4 +1,4 @@
-"""Store answers: whatever a store answers for one object ends in an outcome of that unit alone (SEC-09)."""
+"""Store answers: any answer of a store for one object affects only that unit (SEC-09)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.transactions import own_tx
 
 ANSWERS = int(os.environ.get("KFM_STORE_ANSWERS", "60"))
-"""Objects with odd answers, of each dataset; `make soak` takes 10,000 of each."""
+"""Objects with odd answers in each dataset; `make soak` takes 10,000."""
 SOUND, ODD = 4, 12
-"""Objects of a batch whose store answers as S3 does, and those of which it answers oddly."""
+"""Objects of a batch with S3's answers, and objects with odd answers."""
 
 STATUSES = (200, 204, 206, 299, 301, 304, 307, 400, 401, 403, 404, 405, 409, 412, 416, 418, 429, 500, 503, 599, 999)
 TIMES = ("", "yesterday", "Wed, 03 Dec 2025 00:04:20 -0000", "Wed, 03 Dec 99999 00:04:20 GMT", "Thu, 01 Jan 1970")
@@ -63,7 +63,7 @@ BODIES = ("right", "empty", "half", "twice", "noise", "page")
 
 @dataclass(frozen=True)
 class Oddity:
-    """What differs from S3's answers to requests for one object, from the n-th request on."""
+    """Differences from S3's answers for one object, from request number `since` on."""
 
     since: int
     status: int | None
@@ -104,7 +104,7 @@ RAISED = [
     Oddity(0, None, {"Content-Encoding": "br"}, "half"),
     Oddity(1, 206, {"Content-Length": TOTALS[2]}, "noise"),
 ]
-"""One of each kind of answer that once failed a whole run; drawn in every examination."""
+"""Each kind of answer that once failed a whole run; every test run has them."""
 
 
 class Store:
@@ -132,9 +132,9 @@ class Store:
             "Last-Modified": "Thu, 03 Apr 2025 00:00:00 GMT",
             "Content-Type": "binary/octet-stream",
         }
-        if (wanted := request.headers.get("range")) is None:
+        if (byte_range := request.headers.get("range")) is None:
             return WebAnswer(headers=headers, body=content)
-        first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+        first, last = (int(part) for part in byte_range.removeprefix("bytes=").split("-"))
         if first >= len(content):
             return WebAnswer(status=416)
         body = content[first : last + 1]
@@ -161,7 +161,7 @@ def radar(count: int) -> Iterator[tuple[StoredObject, bytes | None]]:
 
 @pytest.mark.clause("SEC-09")
 @pytest.mark.parametrize(("dataset", "samples"), [("nexrad-l2", radar), ("hrrr", hrrr)])
-def test_an_odd_answer_costs_its_own_unit_alone(
+def test_an_odd_answer_affects_only_its_own_unit(
     dataset: str,
     samples: type,
     store: Store,
@@ -180,7 +180,10 @@ def test_an_odd_answer_costs_its_own_unit_alone(
         max_examples=max(1, ANSWERS // ODD),
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.generate],  # a chain takes a second, and the failing unit names its oddity
+        phases=[
+            Phase.explicit,
+            Phase.generate,
+        ],  # no shrinking: a chain takes a second, and the failing unit shows its oddity
     )
     @example(oddities=RAISED)
     @given(oddities=st.lists(ODDITY, min_size=ODD, max_size=ODD))

@@ -1,8 +1,4 @@
-"""One input, read by its reader as the chain reads it, and what is wrong with what came of it.
-
-Belongs here: what a reader promises of any bytes. Does not belong here: where the bytes come from (`mutations.py`),
-what libhdf5 says of them (`libhdf5.py`).
-"""
+"""Read one input as the chain does, and report what a reader must not do for any bytes."""
 
 from __future__ import annotations
 
@@ -30,15 +26,15 @@ from kfm_dagster_tests.fuzz.specimens import CONTRACTS, INDEX, Subject
 from kfm_dagster_tests.readers.reading import unit_of
 
 CUBE_BOUNDS = (netcdf_step.MAX_BLOCKS, netcdf_step.MAX_BLOCKS * BLOCK_BYTES)
-"""What a chunk index may cost: requests, and bytes that are asked for."""
+"""The maximum of requests, and of requested bytes, for a chunk index."""
 MEMORY_BYTES = 48 << 20
-"""Most that reading an object may allocate: the largest is a gzipped one of 8 MiB, held whole beside what is in it."""
+"""The maximum allocation for reading an object: a gzipped object of 8 MiB and its unpacked content take most."""
 CPU_SECONDS = 20.0
-"""Far more than any object takes, so that only what does not end is found."""
+"""Far more than any object takes, so that only endless reading is reported."""
 
 
 class OutOfBoundsError(BaseException):
-    """The reader asked for more than it may. No `except Exception` of a reader may hide it."""
+    """The reader exceeded its bounds; a BaseException, so that no `except Exception` of a reader hides it."""
 
 
 class OutOfTimeError(BaseException):
@@ -64,13 +60,13 @@ class Source:
         self.read_bytes += max(stop - start, 0)
         if self.requests > self.bounds[0] or self.read_bytes > self.bounds[1]:
             raise OutOfBoundsError(f"{self.requests} requests for {self.read_bytes} bytes; at most {self.bounds}")
-        found = self.content[start:stop]
-        return found.ljust(stop - start, b"\0") if self.zeros and stop > start else found
+        content = self.content[start:stop]
+        return content.ljust(stop - start, b"\0") if self.zeros and stop > start else content
 
 
 @dataclass
 class Trial:
-    """What came of an input. `fate` is `ok`, `suspect`, `failed`, or the code of a refusal."""
+    """The result of an input. `fate` is `ok`, `suspect`, `failed`, or the code of a refusal."""
 
     fate: str = ""
     findings: list[str] = field(default_factory=list)
@@ -82,43 +78,45 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a reader gave, and what that took; `cube` is what came of the chunk index, where that was read."""
+    """A reader's outcome and its counted source; `cube` is the outcome of the chunk index, if it was read."""
 
     outcome: HeaderMetadata | ReadError
     source: Source
     cube: CubeStep | ReadError | None = None
 
-    def said(self) -> str:
-        """Return all of it as text."""
-        return "\n".join(_said(one) for one in (self.outcome, self.cube))
+    def as_text(self) -> str:
+        """Return both outcomes as text."""
+        return "\n".join(_as_text(outcome) for outcome in (self.outcome, self.cube))
 
 
-def examine(subject: Subject, drawn: Input, *, measured: bool = False, asked: list[Question] | None = None) -> Trial:
-    """Read an input twice, and make its Item. `measured`: memory is traced, which takes longer.
+def examine(
+    subject: Subject, drawn: Input, *, measured: bool = False, questions: list[Question] | None = None
+) -> Trial:
+    """Read an input twice, and create its Item. `measured`: memory is traced, which takes longer.
 
-    `asked` are the questions that are being recorded: those of a chunk index that is refused are taken out.
+    `questions` is the list being recorded; the questions to a refused chunk index are removed from it.
     """
-    asked = [] if asked is None else asked
+    questions = [] if questions is None else questions
     trial = Trial()
     try:
         with _limited(), _allocations(trial) if measured else nullcontext():
-            found = _read(subject, drawn, asked)
-        trial.requests, trial.read_bytes = found.source.requests, found.source.read_bytes
+            first = _read(subject, drawn, questions)
+        trial.requests, trial.read_bytes = first.source.requests, first.source.read_bytes
         with _limited():
-            again = _read(subject, drawn, asked)
+            second = _read(subject, drawn, questions)
     except (Exception, OutOfBoundsError, OutOfTimeError) as error:
         trial.findings.append(f"{type(error).__name__}: {error} ({_where(error)})")
         return trial
     if trial.memory > MEMORY_BYTES:
         trial.findings.append(f"{trial.memory} bytes of memory")
-    if found.said() != again.said():
-        trial.findings.append("a second reading says something else")
-    trial.header = found.outcome if isinstance(found.outcome, HeaderMetadata) else None
-    _judge(subject, drawn, found.outcome, trial)
+    if first.as_text() != second.as_text():
+        trial.findings.append("a second reading has another result")
+    trial.header = first.outcome if isinstance(first.outcome, HeaderMetadata) else None
+    _check_outcome(subject, drawn, first.outcome, trial)
     return trial
 
 
-def _read(subject: Subject, drawn: Input, asked: list[Question]) -> Reading:
+def _read(subject: Subject, drawn: Input, questions: list[Question]) -> Reading:
     bounds = (subject.bounds.requests, subject.bounds.read_bytes)
     source = Source(drawn.content, drawn.size, drawn.zeros, bounds)
     shared = Source(drawn.index or b"", len(drawn.index or b""), zeros=False, bounds=bounds)
@@ -143,26 +141,26 @@ def _read(subject: Subject, drawn: Input, asked: list[Question]) -> Reading:
     if source.requests > bounds[0] or source.read_bytes > bounds[1]:
         raise OutOfBoundsError(f"{source.requests} requests for {source.read_bytes} bytes; at most {bounds}")
     read_cube = subject.along is not None and not isinstance(outcome, ReadError)
-    cube = _cube(drawn, asked, along=str(subject.along)) if read_cube else None
+    cube = _cube(drawn, questions, along=str(subject.along)) if read_cube else None
     return Reading(outcome=outcome, source=source, cube=cube)
 
 
-def _cube(drawn: Input, asked: list[Question], *, along: str) -> CubeStep | ReadError:
-    before = len(asked)
+def _cube(drawn: Input, questions: list[Question], *, along: str) -> CubeStep | ReadError:
+    before = len(questions)
     source = Source(drawn.content, drawn.size, drawn.zeros, CUBE_BOUNDS)
     try:
         return read_cube_step(source, along=along)
     except ReadError as refusal:
-        del asked[before:]
+        del questions[before:]
         return refusal
 
 
-def _said(outcome: object) -> str:
+def _as_text(outcome: object) -> str:
     return f"{outcome.code} {outcome}" if isinstance(outcome, ReadError) else repr(outcome)
 
 
-def _judge(subject: Subject, drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> None:
-    """Give the outcome to the operators that follow, as the chain does."""
+def _check_outcome(subject: Subject, drawn: Input, outcome: HeaderMetadata | ReadError, trial: Trial) -> None:
+    """Run the following operators on the outcome as the chain does, and record what is wrong."""
 
     def reader(_: ReadRequest, /) -> HeaderMetadata:
         if isinstance(outcome, ReadError):
@@ -199,7 +197,7 @@ def _judge(subject: Subject, drawn: Input, outcome: HeaderMetadata | ReadError, 
 
 
 class _NoSource:
-    """For a reader that has read already."""
+    """A source without content, because the object is read already."""
 
     size = 0
 
@@ -209,7 +207,7 @@ class _NoSource:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """End what computes for longer than CPU_SECONDS: processor time, so that a busy machine ends nothing."""
+    """Raise OutOfTimeError after CPU_SECONDS of processor time, which does not depend on the machine's load."""
 
     def stop(*_: Any) -> None:
         raise OutOfTimeError(f"more than {CPU_SECONDS} s of computing")
@@ -234,16 +232,16 @@ def _allocations(trial: Trial) -> Iterator[None]:
 
 
 def peak_memory() -> int:
-    """Bytes that this process had resident at most, so far."""
+    """Return the process's peak of resident memory, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _where(error: BaseException) -> str:
-    """Function and line of the package where an error arose."""
-    found, traceback = "", error.__traceback__
+    """Return the innermost line and function of the package in the error's traceback."""
+    location, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if "/kfm_dagster/" in code.co_filename:
-            found = f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}"
+            location = f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}"
         traceback = traceback.tb_next
-    return found
+    return location

@@ -1,4 +1,4 @@
-"""Inputs and outputs of the counting node."""
+"""The counting node over two files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kfm_dagster_tests.idempotent_node.counting import CountLines
 
 @pytest.fixture
 def node(tmp_path: Path) -> CountLines:
-    """A node over two files; it has not run."""
+    """Return a node over two files, before its first run."""
     files = [tmp_path / "b.txt", tmp_path / "a.txt"]
     for number, file in enumerate(files, start=1):
         file.write_text("line\n" * number)

@@ -1,4 +1,4 @@
-"""A small node over files and a table: it counts lines, and can be killed wherever it reaches a failpoint."""
+"""A small node that counts lines of files, and calls a hook at which a test can stop it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RUN = "0f0e0d0c-0b0a-4908-8706-050403020100"
 
 
-def nodes(database: Database) -> IdempotentNodes:
+def open_nodes(database: Database) -> IdempotentNodes:
     return IdempotentNodes(database, clock=lambda: NOW)
 
 
-def begin(made: IdempotentNodes, node: CountLines, run_id: str = RUN) -> Intent:
+def begin(nodes: IdempotentNodes, node: CountLines, run_id: str = RUN) -> Intent:
     """Write the intent of a run of a node."""
-    with made.database.transaction() as tx:
-        return made.begin(content_of(node, code=CODE, run_id=run_id), run_id=run_id, tx=tx)[0]
+    with nodes.database.transaction() as tx:
+        return nodes.begin(content_of(node, code=CODE, run_id=run_id), run_id=run_id, tx=tx)[0]
 
 
 @dataclass(kw_only=True)
 class CountLines:
-    """Counts the lines of files and leaves the counts in a file named by its content; `calls` says how often it ran.
+    """Counts the lines of files and writes the counts to a file named by its hash; `calls` counts its runs.
 
-    `reached` is called before and after its file operation, for a test that lets it die there.
+    `reached` is called before and after the file operation, so that a test can raise there.
     """
 
     files: Sequence[Path]
@@ -77,13 +77,13 @@ class CountLines:
         return effect
 
     def verify(self, effect: Effect) -> None:
-        found = hashlib.sha256((self.folder / effect.record["sha256"]).read_bytes()).hexdigest()
-        if found != effect.record["sha256"]:
-            raise OSError(f"{found} stands where {effect.record['sha256']} was written")
+        digest = hashlib.sha256((self.folder / effect.record["sha256"]).read_bytes()).hexdigest()
+        if digest != effect.record["sha256"]:
+            raise OSError(f"the content of {effect.record['sha256']} has the hash {digest}")
 
 
 def rebuilt(intent: Intent) -> CountLines:
-    """Make the node again from its payload alone."""
+    """Create the node from its payload."""
     payload = intent.payload
     return CountLines(
         files=[Path(file) for file in payload["context"]["files"]],

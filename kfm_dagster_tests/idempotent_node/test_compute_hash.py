@@ -1,4 +1,4 @@
-"""The content hash: the published algorithm, written a second time by hand, and what changes it."""
+"""The content hash: the published algorithm computed independently, and the changes that affect it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ PARAMS = st.dictionaries(st.text(max_size=4), st.one_of(st.none(), st.booleans()
 
 @pytest.mark.clause("IEN-01")
 @given(entries=ENTRIES, params=PARAMS, data=st.data())
-def test_the_order_of_inputs_and_keys_changes_nothing(entries: Any, params: Any, data: st.DataObject) -> None:
+def test_the_hash_does_not_depend_on_the_order_of_inputs_and_keys(
+    entries: Any, params: Any, data: st.DataObject
+) -> None:
     shuffled = [dict(data.draw(st.permutations(list(entry.items())))) for entry in data.draw(st.permutations(entries))]
     other = dict(data.draw(st.permutations(list(params.items()))))
     assert compute_content_hash(entries, params, "S", "L") == compute_content_hash(shuffled, other, "S", "L")
@@ -84,8 +86,8 @@ def test_a_change_of_any_member_changes_the_hash(entries: Any, params: Any, plac
         (entries, params, "S", "L", "sha256:1"),
     ]
     hashes = {
-        compute_content_hash(inputs, given_params, sha, lock, image_digest=image)
-        for inputs, given_params, sha, lock, image in variants
+        compute_content_hash(inputs, changed_params, sha, lock, image_digest=image)
+        for inputs, changed_params, sha, lock, image in variants
     }
     assert compute_content_hash(entries, params, "S", "L") not in hashes
     assert len(hashes) == len(variants)
@@ -99,7 +101,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with a package, its lockfile, and one commit."""
+    """Create a repository with a package, its lockfile, and one commit."""
     package = tmp_path / "repository" / "package"
     package.mkdir(parents=True)
     (package / "node.py").write_text("X = 1\n")
@@ -112,7 +114,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.clause("IEN-02")
-def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Path) -> None:
+def test_a_clean_checkout_is_identified_by_its_commit_and_a_changed_one_by_its_files(checkout: Path) -> None:
     package, lock = checkout / "package", checkout / "lock"
     code_fingerprint.cache_clear()
     clean = code_fingerprint(package, lockfile=lock)
@@ -120,7 +122,7 @@ def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Pa
     assert clean.lockfile_hash == sha256("a==1\n")
     (checkout / "README").write_text("read me again\n")
     code_fingerprint.cache_clear()
-    assert code_fingerprint(package, lockfile=lock) == clean, "a file beside the code is no code"
+    assert code_fingerprint(package, lockfile=lock) == clean, "a file outside the package does not count"
     (package / "node.py").write_text("X = 2\n")
     code_fingerprint.cache_clear()
     changed = code_fingerprint(package, lockfile=lock)
@@ -129,13 +131,13 @@ def test_a_clean_checkout_is_its_commit_and_a_changed_one_its_files(checkout: Pa
 
 
 @pytest.mark.clause("IEN-02")
-def test_a_checkout_that_git_cannot_compare_is_its_files(checkout: Path) -> None:
-    # What is listed stands in the index, which is there; what was committed is not.
+def test_a_checkout_without_its_git_objects_is_identified_by_its_files(checkout: Path) -> None:
+    # Git's index exists, but the committed objects do not.
     for commit in (checkout / ".git" / "objects").glob("??/*"):
         commit.unlink()
     code_fingerprint.cache_clear()
-    found = code_fingerprint(checkout / "package", lockfile=checkout / "lock")
-    assert found.code_sha == files_digest(checkout / "package")
+    fingerprint = code_fingerprint(checkout / "package", lockfile=checkout / "lock")
+    assert fingerprint.code_sha == files_digest(checkout / "package")
 
 
 @pytest.mark.clause("IEN-02")
@@ -152,7 +154,7 @@ def test_a_checkout_that_git_cannot_compare_is_its_files(checkout: Path) -> None
     ],
     ids=["changed", "SQL added", "YAML added", "JSON added", "renamed", "locked otherwise"],
 )
-def test_code_installed_without_git_is_its_files_and_its_lockfile(
+def test_installed_code_is_identified_by_its_files_and_lockfile(
     checkout: Path, tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
     installed = tmp_path / "site" / "package"
@@ -165,7 +167,7 @@ def test_code_installed_without_git_is_its_files_and_its_lockfile(
     change(installed)
     code_fingerprint.cache_clear()
     after = code_fingerprint(installed, lockfile=installed.parent / "lock")
-    hashes = {compute_content_hash([], {}, one.code_sha, one.lockfile_hash) for one in (before, after)}
+    hashes = {compute_content_hash([], {}, code.code_sha, code.lockfile_hash) for code in (before, after)}
     assert len(hashes) == 2
 
 

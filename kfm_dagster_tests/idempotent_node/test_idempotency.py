@@ -1,4 +1,4 @@
-"""One content takes effect once: gates, checkpoints, versions, and two workers at the same time."""
+"""Each content is applied once: skips, checkpoints, versions, and two concurrent workers."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from kfm_dagster.idempotent_node.node import content_of, run_node
 from kfm_dagster.idempotent_node.transaction import Effect, IdempotentNodes, NodeResult
 from kfm_dagster.idempotent_node.wal import Intent, IntentStatus, run_uuid
 from kfm_dagster.storage.database import Database, Transaction
-from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, nodes
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, open_nodes
 from kfm_dagster_tests.timeouts import await_a_wait
 
 OTHER_RUN = "1" + RUN[1:]
 
 
-def statuses(made: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:
-    return [intent.status for intent in made.intents.of_run(run_id)]
+def statuses(nodes: IdempotentNodes, run_id: str = RUN) -> list[IntentStatus]:
+    return [intent.status for intent in nodes.intents.of_run(run_id)]
 
 
 @pytest.mark.clause("IEN-13")
 @pytest.mark.parametrize("module", ["compute_hash", "wal", "checkpoint", "transaction", "replay"])
-def test_the_pattern_s_modules_are_those_of_its_document(module: str) -> None:
+def test_the_modules_of_the_document_exist(module: str) -> None:
     assert importlib.import_module(f"kfm_dagster.idempotent_node.{module}").__doc__
 
 
 @pytest.mark.clause("IEN-07")
-def test_what_was_applied_is_skipped_without_running(node: CountLines, database: Database) -> None:
-    made = nodes(database)
-    first = run_node(made, node, run_id=RUN, code=CODE)
-    second = run_node(made, node, run_id=OTHER_RUN, code=CODE)
+def test_content_applied_before_is_skipped_without_running(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
+    first = run_node(nodes, node, run_id=RUN, code=CODE)
+    second = run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert (first.status, second.status) == (IntentStatus.APPLIED, IntentStatus.SKIPPED)
     assert node.calls == 1
     assert second.output == first.output
     assert second.applied_by.run_id == RUN
-    assert (statuses(made), statuses(made, OTHER_RUN)) == ([IntentStatus.APPLIED], [IntentStatus.SKIPPED])
-    assert made.newest(node.name) == first.output
+    assert (statuses(nodes), statuses(nodes, OTHER_RUN)) == ([IntentStatus.APPLIED], [IntentStatus.SKIPPED])
+    assert nodes.newest(node.name) == first.output
 
 
 @pytest.mark.clause("IEN-07")
 @pytest.mark.parametrize("change", ["input", "parameter", "kind", "code", "force"])
-def test_what_changed_runs_again(node: CountLines, database: Database, change: str) -> None:
-    made = nodes(database)
-    run_node(made, node, run_id=RUN, code=CODE)
+def test_a_change_runs_the_node_again(node: CountLines, database: Database, change: str) -> None:
+    nodes = open_nodes(database)
+    run_node(nodes, node, run_id=RUN, code=CODE)
     code, force = CODE, None
     match change:
         case "input":
@@ -63,46 +63,44 @@ def test_what_changed_runs_again(node: CountLines, database: Database, change: s
             code = replace(CODE, code_sha="decaf")
         case _:
             force = "the reader was wrong"
-    again = run_node(made, node, run_id=OTHER_RUN, code=code, force=force)
+    again = run_node(nodes, node, run_id=OTHER_RUN, code=code, force=force)
     assert again.status is IntentStatus.APPLIED
     assert node.calls == 2
-    [intent] = made.intents.of_run(OTHER_RUN)
+    [intent] = nodes.intents.of_run(OTHER_RUN)
     assert ("kfm:forced" in intent.payload["params"]) == (change == "force")
 
 
 @pytest.mark.clause("IEN-08")
-def test_a_new_version_closes_the_window_of_the_one_before_it(node: CountLines, database: Database) -> None:
+def test_a_new_version_ends_the_validity_of_the_previous_version(node: CountLines, database: Database) -> None:
     days = count()
-    made = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
+    nodes = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
     contents = []
     for text in ("a\n", "b\nb\n", "c\nc\nc\n"):
         node.files[0].write_text(text)
-        contents.append(run_node(made, node, run_id=RUN, code=CODE).output.content_hash)
-    outputs = made.outputs_of(node.name)
+        contents.append(run_node(nodes, node, run_id=RUN, code=CODE).output.content_hash)
+    outputs = nodes.outputs_of(node.name)
     assert [output.content_hash for output in outputs] == contents
     begins = [output.valid_from for output in outputs]
     assert all(earlier < later for earlier, later in pairwise(begins) if earlier and later)
     assert [output.valid_to for output in outputs] == [*begins[1:], None]
-    assert made.newest(node.name) == outputs[-1]
+    assert nodes.newest(node.name) == outputs[-1]
 
 
-def test_the_newest_of_a_stage_is_found_in_each_partition_the_newest_first(
-    node: CountLines, database: Database
-) -> None:
+def test_newest_of_stage_returns_each_partition_s_newest_output_in_order(node: CountLines, database: Database) -> None:
     days = count()
-    made = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
-    assert made.newest_of_stage("a_b", since=NOW) == []
-    # Another stage's name begins with it, or is matched by a wildcard.
+    nodes = IdempotentNodes(database, clock=lambda: NOW + timedelta(days=next(days)))
+    assert nodes.newest_of_stage("a_b", since=NOW) == []
+    # Names of other stages begin with `a_b`, or match it if `_` is a wildcard.
     for name in ("a_b@2026-03-02", "a_b@2026-03-01", "a_bc@2026-03-03", "a-b@2026-03-03"):
         node.name, node.minimum = name, node.minimum + 1
-        run_node(made, node, run_id=RUN, code=CODE)
-    found = made.newest_of_stage("a_b", since=NOW)
-    assert found == [made.newest("a_b@2026-03-01"), made.newest("a_b@2026-03-02")]
-    assert made.newest_of_stage("a_b", since=NOW + timedelta(days=30)) == []
+        run_node(nodes, node, run_id=RUN, code=CODE)
+    outputs = nodes.newest_of_stage("a_b", since=NOW)
+    assert outputs == [nodes.newest("a_b@2026-03-01"), nodes.newest("a_b@2026-03-02")]
+    assert nodes.newest_of_stage("a_b", since=NOW + timedelta(days=30)) == []
 
 
-def test_a_worker_whose_clock_is_behind_closes_no_window_before_it_begins(node: CountLines, database: Database) -> None:
-    first = run_node(nodes(database), node, run_id=RUN, code=CODE).output
+def test_a_late_clock_does_not_end_a_validity_before_its_beginning(node: CountLines, database: Database) -> None:
+    first = run_node(open_nodes(database), node, run_id=RUN, code=CODE).output
     node.minimum = 2
     behind = IdempotentNodes(database, clock=lambda: NOW - timedelta(hours=1))
     second = run_node(behind, node, run_id=RUN, code=CODE).output
@@ -113,9 +111,11 @@ def test_a_worker_whose_clock_is_behind_closes_no_window_before_it_begins(node: 
 
 
 @pytest.mark.clause("IEN-06")
-def test_of_two_workers_with_one_content_one_applies_and_one_skips(node: CountLines, database: Database) -> None:
-    made = nodes(database)
-    begun = [begin(made, node, run_id) for run_id in (RUN, OTHER_RUN)]
+def test_one_of_two_workers_with_the_same_content_applies_and_the_other_skips(
+    node: CountLines, database: Database
+) -> None:
+    nodes = open_nodes(database)
+    begun = [begin(nodes, node, run_id) for run_id in (RUN, OTHER_RUN)]
     assert [intent.status for intent in begun] == [IntentStatus.PENDING] * 2
     both_inside = threading.Barrier(2, timeout=30)
     effects: list[str] = []
@@ -127,7 +127,7 @@ def test_of_two_workers_with_one_content_one_applies_and_one_skips(node: CountLi
 
         both_inside.wait()
         with database.transaction() as tx:
-            return made.upsert(intent, effect, tx=tx)
+            return nodes.upsert(intent, effect, tx=tx)
 
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(work, begun))
@@ -138,48 +138,48 @@ def test_of_two_workers_with_one_content_one_applies_and_one_skips(node: CountLi
 
 
 @pytest.mark.clause("IEN-08")
-@pytest.mark.parametrize("before", [[], [1], [0, 1]], ids=["the first two", "after another", "one comes back"])
-def test_of_two_contents_of_a_node_that_are_committed_at_once_one_window_stays_open(
+@pytest.mark.parametrize("before", [[], [1], [0, 1]], ids=["the first two", "after another", "a content returns"])
+def test_of_two_concurrent_contents_of_a_node_one_stays_valid(
     node: CountLines, database: Database, before: list[int]
 ) -> None:
     minutes = count()
-    made = IdempotentNodes(database, clock=lambda: NOW + timedelta(minutes=next(minutes)))
+    nodes = IdempotentNodes(database, clock=lambda: NOW + timedelta(minutes=next(minutes)))
     for minimum in before:
-        run_node(made, replace(node, minimum=minimum), run_id=RUN, code=CODE)
-    first = begin(made, replace(node, minimum=2))
+        run_node(nodes, replace(node, minimum=minimum), run_id=RUN, code=CODE)
+    first = begin(nodes, replace(node, minimum=2))
     with ThreadPoolExecutor(1) as pool:
         with database.transaction() as tx:
-            made.upsert(first, lambda _: Effect(record={}), tx=tx)
-            second = pool.submit(run_node, made, node, run_id=OTHER_RUN, code=CODE)
+            nodes.upsert(first, lambda _: Effect(record={}), tx=tx)
+            second = pool.submit(run_node, nodes, node, run_id=OTHER_RUN, code=CODE)
             await_a_wait(database, second)
         newest, status = second.result().output, second.result().status
-    # What comes back has no second effect.
+    # Content that returns is not applied again.
     assert status is (IntentStatus.SKIPPED if 0 in before else IntentStatus.APPLIED)
-    outputs = made.outputs_of(node.name)
+    outputs = nodes.outputs_of(node.name)
     assert len(outputs) == len({*before, 2, 0})
     assert [output for output in outputs if output.valid_to is None] == [newest]
-    assert made.newest(node.name) == newest
+    assert nodes.newest(node.name) == newest
     closed = next(output for output in outputs if output.content_hash == first.content_hash)
     assert closed.valid_from < closed.valid_to
 
 
 @pytest.mark.clause("IEN-07")
-def test_what_is_applied_is_skipped_without_a_wait_for_its_content(node: CountLines, postgres_url: str) -> None:
-    """A skip keeps its node locked, and the transaction with the content may want the node: neither could go on."""
+def test_a_skip_does_not_wait_for_the_lock_of_its_content(node: CountLines, postgres_url: str) -> None:
+    """A skip holds its node's lock; waiting for the content's lock as well could be a deadlock."""
     database = Database.open(postgres_url)
-    made = nodes(database)
+    nodes = open_nodes(database)
     content = content_of(node, code=CODE, run_id=RUN)
     for minimum in (0, 2):
-        run_node(made, replace(node, minimum=minimum), run_id=RUN, code=CODE)
+        run_node(nodes, replace(node, minimum=minimum), run_id=RUN, code=CODE)
 
     def skip_twice() -> IntentStatus:
         with database.transaction() as tx:
-            intent, _ = made.begin(content, run_id=OTHER_RUN, tx=tx)
-            return made.upsert(intent, lambda _: Effect(record={}), tx=tx).status
+            intent, _ = nodes.begin(content, run_id=OTHER_RUN, tx=tx)
+            return nodes.upsert(intent, lambda _: Effect(record={}), tx=tx).status
 
     with ThreadPoolExecutor(1) as pool:
         with database.transaction() as tx:
-            made.lock(content.content_hash, tx=tx)
+            nodes.lock(content.content_hash, tx=tx)
             skipped = pool.submit(skip_twice)
             await_a_wait(database, skipped)
             assert skipped.done()
@@ -188,8 +188,8 @@ def test_what_is_applied_is_skipped_without_a_wait_for_its_content(node: CountLi
 
 
 @pytest.mark.clause("IEN-06")
-def test_an_effect_that_raises_leaves_nothing_but_a_failed_intent(node: CountLines, database: Database) -> None:
-    made = nodes(database)
+def test_an_effect_that_raises_leaves_only_a_failed_intent(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
 
     def apply(tx: Transaction, effect: Effect) -> Effect:
         tx.run(
@@ -199,11 +199,11 @@ def test_an_effect_that_raises_leaves_nothing_but_a_failed_intent(node: CountLin
 
     node.apply = apply
     with pytest.raises(OSError, match="disk is full"):
-        run_node(made, node, run_id=RUN, code=CODE)
-    assert statuses(made) == [IntentStatus.FAILED]
-    assert made.newest(node.name) is None
+        run_node(nodes, node, run_id=RUN, code=CODE)
+    assert statuses(nodes) == [IntentStatus.FAILED]
+    assert nodes.newest(node.name) is None
     with database.snapshot() as tx:
-        assert made.output("0" * 64, tx=tx) is None
+        assert nodes.output("0" * 64, tx=tx) is None
 
 
 COLUMNS = {
@@ -232,6 +232,6 @@ def test_the_tables_have_the_published_columns(database: Database) -> None:
     assert keys == {"etl_wal": ["wal_id"], "etl_checkpoint": ["node"], "node_output": ["content_hash"]}
 
 
-def test_a_run_that_is_no_uuid_is_always_the_same_one() -> None:
+def test_a_run_id_that_is_not_a_uuid_is_mapped_to_a_fixed_uuid() -> None:
     assert run_uuid(RUN.upper()) == RUN
     assert run_uuid("run-1") == run_uuid("run-1") != run_uuid("run-2")

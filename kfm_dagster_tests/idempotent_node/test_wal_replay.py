@@ -1,4 +1,4 @@
-"""Replay: a crash after any statement or file operation, then a replay, ends as if nothing had happened."""
+"""Replay: a crash after any statement or file operation and a replay give a clean run's result."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kfm_dagster.idempotent_node.replay import replay_intents
 from kfm_dagster.idempotent_node.transaction import Effect
 from kfm_dagster.idempotent_node.wal import IntentStatus
 from kfm_dagster.storage.database import Database
-from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, nodes, rebuilt
+from kfm_dagster_tests.idempotent_node.counting import CODE, NOW, RUN, CountLines, begin, open_nodes, rebuilt
 from kfm_dagster_tests.moments import deaths, dying
 
 OTHER_RUN = "1" + RUN[1:]
 
 
 def story(database: Database, node: CountLines) -> Any:
-    """All that a node left: its intents, checkpoint, outputs and files. Names that differ by design are made equal."""
-    made = nodes(database)
-    intents = [intent for intent in made.intents.of_run(RUN) if intent.node == node.name]
-    told = [
+    """Return a node's intents, checkpoint, outputs and files as text, with its name and hashes replaced."""
+    nodes = open_nodes(database)
+    intents = [intent for intent in nodes.intents.of_run(RUN) if intent.node == node.name]
+    rows = [
         (
             intent.step,
             intent.payload,
@@ -34,179 +34,177 @@ def story(database: Database, node: CountLines) -> Any:
         for intent in intents
     ]
     files = {path.name: path.read_bytes() for path in node.folder.glob("*")}
-    text = repr((told, made.newest(node.name), made.outputs_of(node.name), files)).replace(str(node.folder), "FOLDER")
+    text = repr((rows, nodes.newest(node.name), nodes.outputs_of(node.name), files)).replace(str(node.folder), "FOLDER")
     for intent in intents:
         text = text.replace(intent.content_hash, "HASH")
     return text.replace(node.name, "NAME")
 
 
 @pytest.mark.clause("IEN-09", "IEN-06")
-def test_a_crash_anywhere_and_a_replay_end_as_a_clean_run(node: CountLines, database: Database, tmp_path: Path) -> None:
-    made = nodes(database)
+def test_a_crash_at_any_moment_and_a_replay_give_a_clean_run_s_result(
+    node: CountLines, database: Database, tmp_path: Path
+) -> None:
+    nodes = open_nodes(database)
 
     def named(name: str) -> CountLines:
-        # A kind of its own is content of its own, so that one database serves all crashes.
+        # Another kind is another content, so that one database serves all crashes.
         return CountLines(files=node.files, folder=tmp_path / name, name=name, kind=name)
 
     clean = named("clean")
-    run_node(made, clean, run_id=RUN, code=CODE)
+    run_node(nodes, clean, run_id=RUN, code=CODE)
     expected = story(database, clean)
     for at, death in deaths():
         crashed = named(f"crashed-{at}")
         with dying(database, at=death):
             crashed.reached = lambda death=death: death.reach("a file operation")
-            run_node(made, crashed, run_id=RUN, code=CODE)
-        begun = any(intent.node == crashed.name for intent in made.intents.of_run(RUN))
-        report = replay_intents(made, rebuilt, node=crashed.name)
+            run_node(nodes, crashed, run_id=RUN, code=CODE)
+        begun = any(intent.node == crashed.name for intent in nodes.intents.of_run(RUN))
+        report = replay_intents(nodes, rebuilt, node=crashed.name)
         assert not report.failed
         if not begun:
-            # It died before its intent was durable: nothing has happened, and the caller asks for the run again.
-            run_node(made, named(crashed.name), run_id=RUN, code=CODE)
+            # The crash was before the intent was durable: the caller repeats the run.
+            run_node(nodes, named(crashed.name), run_id=RUN, code=CODE)
         assert story(database, crashed) == expected, death
-    assert at > 15, "a run has more moments than that"
+    assert at > 15, "the crash moments cover the whole run"
 
 
 @pytest.mark.clause("IEN-09")
-def test_every_unresolved_intent_is_revisited_until_it_is_resolved(node: CountLines, database: Database) -> None:
-    made = nodes(database)
+def test_every_unresolved_intent_is_replayed_until_it_is_resolved(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
     intents = []
     for number in range(3):
-        one = CountLines(files=node.files, folder=node.folder, minimum=number, name=f"node-{number}")
-        intents.append(begin(made, one))
-    made.fail(intents[1], OSError())
+        other = CountLines(files=node.files, folder=node.folder, minimum=number, name=f"node-{number}")
+        intents.append(begin(nodes, other))
+    nodes.fail(intents[1], OSError())
     missing = node.files[0].read_bytes()
     node.files[0].unlink()
-    first = replay_intents(made, rebuilt)
+    first = replay_intents(nodes, rebuilt)
     assert set(first.failed) == {intent.wal_id for intent in intents}
     assert "FileNotFoundError" in first.failed[intents[0].wal_id]
-    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.FAILED] * 3
+    assert [intent.status for intent in nodes.intents.of_run(RUN)] == [IntentStatus.FAILED] * 3
     node.files[0].write_bytes(missing)
-    assert replay_intents(made, rebuilt, node="node-1").applied == [intents[1].wal_id]
-    assert replay_intents(made, rebuilt).applied == [intents[0].wal_id, intents[2].wal_id]
-    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.APPLIED] * 3
-    assert replay_intents(made, rebuilt) == replay_intents(made, rebuilt)
-    assert not list(made.intents.unresolved())
+    assert replay_intents(nodes, rebuilt, node="node-1").applied == [intents[1].wal_id]
+    assert replay_intents(nodes, rebuilt).applied == [intents[0].wal_id, intents[2].wal_id]
+    assert [intent.status for intent in nodes.intents.of_run(RUN)] == [IntentStatus.APPLIED] * 3
+    assert replay_intents(nodes, rebuilt) == replay_intents(nodes, rebuilt)
+    assert not list(nodes.intents.unresolved())
 
 
 @pytest.mark.clause("IEN-09")
 def test_an_intent_whose_content_another_run_applied_is_skipped(node: CountLines, database: Database) -> None:
-    made = nodes(database)
-    lost = begin(made, node)
-    run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    nodes = open_nodes(database)
+    lost = begin(nodes, node)
+    run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert node.calls == 1
 
     def never(_: object) -> Any:
         raise AssertionError("nothing is to be computed")
 
-    assert replay_intents(made, never).skipped == [lost.wal_id]
-    assert [intent.status for intent in made.intents.of_run(lost.run_id)] == [IntentStatus.SKIPPED]
+    assert replay_intents(nodes, never).skipped == [lost.wal_id]
+    assert [intent.status for intent in nodes.intents.of_run(lost.run_id)] == [IntentStatus.SKIPPED]
 
 
 @pytest.mark.clause("IEN-09")
-def test_an_intent_that_a_later_content_has_overtaken_is_skipped(node: CountLines, database: Database) -> None:
-    made = nodes(database)
-    lost = begin(made, node)
+def test_an_intent_superseded_by_later_content_is_skipped(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
+    lost = begin(nodes, node)
     later = CountLines(files=node.files, folder=node.folder, minimum=2)
-    newest = run_node(made, later, run_id=OTHER_RUN, code=CODE).output
-    # An intent of another node is not overtaken by it.
-    begin(made, CountLines(files=node.files, folder=node.folder, name="others", kind="others"))
-    assert replay_intents(made, rebuilt).skipped == [lost.wal_id]
-    assert made.newest(node.name) == newest
+    newest = run_node(nodes, later, run_id=OTHER_RUN, code=CODE).output
+    # Another node's intent is not superseded.
+    begin(nodes, CountLines(files=node.files, folder=node.folder, name="others", kind="others"))
+    assert replay_intents(nodes, rebuilt).skipped == [lost.wal_id]
+    assert nodes.newest(node.name) == newest
 
 
 @pytest.mark.clause("IEN-05", "IEN-09")
 def test_an_intent_whose_inputs_have_changed_is_not_applied_under_its_hash(
     node: CountLines, database: Database
 ) -> None:
-    made = nodes(database)
-    lost = begin(made, node)
+    nodes = open_nodes(database)
+    lost = begin(nodes, node)
     node.files[0].write_text("corrected\n")
     assert (
-        "the inputs of count-lines have changed since its intent" in replay_intents(made, rebuilt).failed[lost.wal_id]
+        "the inputs of count-lines have changed since its intent" in replay_intents(nodes, rebuilt).failed[lost.wal_id]
     )
-    assert made.newest(node.name) is None
-    newer = run_node(made, node, run_id=OTHER_RUN, code=CODE)
-    assert replay_intents(made, rebuilt).skipped == [lost.wal_id]
-    assert made.newest(node.name) == newer.output
+    assert nodes.newest(node.name) is None
+    newer = run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
+    assert replay_intents(nodes, rebuilt).skipped == [lost.wal_id]
+    assert nodes.newest(node.name) == newer.output
 
 
-def test_failed_intents_that_were_overtaken_are_given_up_together(node: CountLines, database: Database) -> None:
-    made = nodes(database)
+def test_superseded_failed_intents_are_skipped_in_one_step(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
     for name, later in {"overtaken": True, "waiting": False}.items():
-        one = CountLines(files=node.files, folder=node.folder, name=name, kind=name)
-        intent = begin(made, one)
-        made.fail(intent, OSError())
+        other = CountLines(files=node.files, folder=node.folder, name=name, kind=name)
+        intent = begin(nodes, other)
+        nodes.fail(intent, OSError())
         if later:
-            one.minimum = 5
-            run_node(made, one, run_id=OTHER_RUN, code=CODE)
-    assert made.intents.give_up_overtaken() == 1
-    statuses = {intent.node: intent.status for intent in made.intents.of_run(RUN)}
+            other.minimum = 5
+            run_node(nodes, other, run_id=OTHER_RUN, code=CODE)
+    assert nodes.intents.give_up_overtaken() == 1
+    statuses = {intent.node: intent.status for intent in nodes.intents.of_run(RUN)}
     assert statuses == {"overtaken": IntentStatus.SKIPPED, "waiting": IntentStatus.FAILED}
-    assert made.intents.give_up_overtaken() == 0
+    assert nodes.intents.give_up_overtaken() == 0
 
 
 @pytest.mark.clause("IEN-06")
-def test_a_worker_that_lived_after_its_intent_was_given_up_is_still_found_as_the_one_who_applied(
-    node: CountLines, database: Database
-) -> None:
-    made = nodes(database)
-    slow = begin(made, node)
-    made.intents.fail_runs([RUN])
+def test_a_slow_worker_may_apply_after_its_intent_was_skipped(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
+    slow = begin(nodes, node)
+    nodes.intents.fail_runs([RUN])
     node.minimum = 2
-    run_node(made, node, run_id=OTHER_RUN, code=CODE)
-    assert made.intents.give_up_overtaken() == 1
+    run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
+    assert nodes.intents.give_up_overtaken() == 1
 
     with database.transaction() as tx:
-        upserted = made.upsert(slow, lambda _: Effect(record={"by": "the slow one"}), tx=tx)
+        upserted = nodes.upsert(slow, lambda _: Effect(record={"by": "the slow worker"}), tx=tx)
     assert upserted.status is IntentStatus.APPLIED
-    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.SKIPPED, IntentStatus.APPLIED]
+    assert [intent.status for intent in nodes.intents.of_run(RUN)] == [IntentStatus.SKIPPED, IntentStatus.APPLIED]
     node.minimum = 0
-    again = run_node(made, node, run_id=OTHER_RUN, code=CODE)
+    again = run_node(nodes, node, run_id=OTHER_RUN, code=CODE)
     assert (again.status, again.output) == (IntentStatus.SKIPPED, upserted.output)
 
 
-def test_what_may_still_be_at_work_is_left_alone(node: CountLines, database: Database) -> None:
-    made = nodes(database)
-    begin(made, node)
-    assert not replay_intents(made, rebuilt, started_before=NOW).applied
-    assert len(replay_intents(made, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1
+def test_a_replay_does_not_touch_intents_that_may_still_be_running(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
+    begin(nodes, node)
+    assert not replay_intents(nodes, rebuilt, started_before=NOW).applied
+    assert len(replay_intents(nodes, rebuilt, started_before=NOW + timedelta(seconds=1)).applied) == 1
 
 
 @pytest.mark.clause("IEN-05", "IEN-06", "IEN-09")
-def test_a_run_takes_its_own_unresolved_intent_up_again(node: CountLines, database: Database) -> None:
-    made = nodes(database)
-    honest = node.verify
+def test_a_run_resumes_its_own_unresolved_intent(node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
+    original = node.verify
 
     def broken(effect: Effect) -> None:
-        raise OSError("the disk is away")
+        raise OSError("the disk is missing")
 
     node.verify = broken
-    with pytest.raises(OSError, match="away"):
-        run_node(made, node, run_id=RUN, code=CODE)
-    assert [intent.status for intent in made.intents.of_run(RUN)] == [IntentStatus.FAILED]
-    assert made.newest(node.name) is None
-    node.verify = honest
-    assert run_node(made, node, run_id=RUN, code=CODE).status is IntentStatus.APPLIED
-    assert len(made.intents.of_run(RUN)) == 1
+    with pytest.raises(OSError, match="missing"):
+        run_node(nodes, node, run_id=RUN, code=CODE)
+    assert [intent.status for intent in nodes.intents.of_run(RUN)] == [IntentStatus.FAILED]
+    assert nodes.newest(node.name) is None
+    node.verify = original
+    assert run_node(nodes, node, run_id=RUN, code=CODE).status is IntentStatus.APPLIED
+    assert len(nodes.intents.of_run(RUN)) == 1
 
 
 @pytest.mark.clause("IEN-04")
 @pytest.mark.parametrize("end", [IntentStatus.APPLIED, IntentStatus.SKIPPED])
-def test_an_intent_that_is_resolved_is_resolved_no_more(
-    end: IntentStatus, node: CountLines, database: Database
-) -> None:
-    made = nodes(database)
-    intent = begin(made, node)
+def test_a_resolved_intent_keeps_its_status(end: IntentStatus, node: CountLines, database: Database) -> None:
+    nodes = open_nodes(database)
+    intent = begin(nodes, node)
 
     def resolved(status: IntentStatus) -> bool:
         with database.transaction() as tx:
-            return made.intents.resolve(intent, status, tx=tx)
+            return nodes.intents.resolve(intent, status, tx=tx)
 
     assert [resolved(IntentStatus.FAILED) for _ in range(2)] == [True, False]
     if end is IntentStatus.APPLIED:
-        assert run_node(made, node, run_id=RUN, code=CODE).status is end
+        assert run_node(nodes, node, run_id=RUN, code=CODE).status is end
     else:
         assert resolved(end)
     assert not any(resolved(status) for status in IntentStatus if status is not IntentStatus.PENDING)
-    [found] = made.intents.of_run(RUN)
-    assert found.status is end
+    [resolved_intent] = nodes.intents.of_run(RUN)
+    assert resolved_intent.status is end

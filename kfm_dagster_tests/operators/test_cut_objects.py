@@ -1,4 +1,4 @@
-"""Objects that are cut, with and without their sidecar, and objects under keys of others: never `ok`."""
+"""Cut objects, with and without sidecar, and objects under other keys: their status is never `ok`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GIB = 1 << 30
 
 
 class Spread:
-    """An object of any size: some pieces at their offsets, and zeros between them."""
+    """An object of any size: pieces at offsets, and zeros between them."""
 
     def __init__(self, size: int, pieces: Mapping[int, bytes]) -> None:
         self.size = size
@@ -45,19 +45,19 @@ class Spread:
 
     def read(self, start: int, length: int) -> bytes:
         self.requests += 1
-        found = bytearray(max(0, min(length, self.size - start)))
+        content = bytearray(max(0, min(length, self.size - start)))
         first = max(0, bisect.bisect(self._pieces, start, key=lambda piece: piece[0]) - 1)
         for at, piece in self._pieces[first:]:
-            if at >= start + len(found):
+            if at >= start + len(content):
                 break
-            low, high = max(at, start), min(at + len(piece), start + len(found))
+            low, high = max(at, start), min(at + len(piece), start + len(content))
             if low < high:
-                found[low - start : high - start] = piece[low - at : high - at]
-        return bytes(found)
+                content[low - start : high - start] = piece[low - at : high - at]
+        return bytes(content)
 
 
 def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = None, **changes: Any) -> Metadata:
-    """What metadata-extract says of an object that was announced, and stored, with just these bytes."""
+    """Return the result of metadata-extract for an object with these bytes and sound integrity."""
     return metadata_extract(
         unit_of(dataset, key, integrity=Integrity(status=CheckStatus.OK)),
         contract=REGISTRY[dataset].model_copy(update=changes),
@@ -68,12 +68,12 @@ def extract(dataset: str, key: str, source: ByteSource, index: bytes | None = No
     )
 
 
-def codes(found: Metadata) -> set[str]:
-    return {issue.code for issue in found.issues}
+def codes(metadata: Metadata) -> set[str]:
+    return {issue.code for issue in metadata.issues}
 
 
 def spread(lengths: list[int], *, cut: int = 0) -> Spread:
-    """A GRIB2 object of messages that are as long as given, cut by so many bytes."""
+    """Return a GRIB2 object of messages with these lengths, without its last `cut` bytes."""
     pieces, at = {}, 0
     for length in lengths:
         pieces[at] = MESSAGE[:8] + struct.pack(">Q", length) + MESSAGE[16:-4]
@@ -83,23 +83,23 @@ def spread(lengths: list[int], *, cut: int = 0) -> Spread:
 
 
 @pytest.mark.clause("OPR-20", "BEY-04")
-def test_lengths_are_followed_at_any_size() -> None:
+def test_messages_of_any_length_are_walked() -> None:
     lengths = [9_000_000, 3 * GIB, GIB, 2 * GIB, 3 * GIB]
     whole = spread(lengths)
-    found = extract("hrrr", HRRR_KEY, whole)
-    assert codes(found) == {"sidecar_missing"}
-    assert found.stac_properties["grib:message-count"] == 5
+    metadata = extract("hrrr", HRRR_KEY, whole)
+    assert codes(metadata) == {"sidecar_missing"}
+    assert metadata.stac_properties["grib:message-count"] == 5
     assert whole.requests <= 2 + len(lengths)
     for cut in (1, 3, 4, 1000, GIB, 3 * GIB - 100, 3 * GIB, 3 * GIB + 1, 8 * GIB):
-        found = extract("hrrr", HRRR_KEY, spread(lengths, cut=cut))
+        metadata = extract("hrrr", HRRR_KEY, spread(lengths, cut=cut))
         if cut == 3 * GIB:
-            assert (found.status, codes(found)) == (CheckStatus.SUSPECT, {"sidecar_missing"})
+            assert (metadata.status, codes(metadata)) == (CheckStatus.SUSPECT, {"sidecar_missing"})
         else:
-            assert (found.status, codes(found)) == (CheckStatus.FAILED, {"truncated_object"})
+            assert (metadata.status, codes(metadata)) == (CheckStatus.FAILED, {"truncated_object"})
 
 
 @pytest.mark.clause("OPR-20", "BEY-04")
-def test_more_messages_than_are_followed_are_suspect_at_best() -> None:
+def test_an_object_with_more_messages_than_the_walk_s_limit_is_at_best_suspect() -> None:
     for cut, expected in (
         (0, {"sidecar_missing", "completeness_unchecked"}),
         (5_000, {"sidecar_missing", "completeness_unchecked"}),
@@ -110,67 +110,67 @@ def test_more_messages_than_are_followed_are_suspect_at_best() -> None:
         (5_001, {"truncated_object"}),
     ):
         source = spread([5_000] * (WALK_MESSAGES + 2), cut=cut)
-        found = extract("hrrr", HRRR_KEY, source)
-        assert codes(found) == expected
-        assert found.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}
+        metadata = extract("hrrr", HRRR_KEY, source)
+        assert codes(metadata) == expected
+        assert metadata.status in {CheckStatus.SUSPECT, CheckStatus.FAILED}
         assert source.requests <= WALK_MESSAGES + 3
-    # As many messages as are followed are counted.
-    found = extract("hrrr", HRRR_KEY, spread([5_000] * WALK_MESSAGES))
-    assert codes(found) == {"sidecar_missing"}
-    assert found.stac_properties["grib:message-count"] == WALK_MESSAGES
+    # Messages up to the limit of the walk are counted.
+    metadata = extract("hrrr", HRRR_KEY, spread([5_000] * WALK_MESSAGES))
+    assert codes(metadata) == {"sidecar_missing"}
+    assert metadata.stac_properties["grib:message-count"] == WALK_MESSAGES
 
 
 @pytest.mark.clause("OPR-20", "BEY-04")
-def test_messages_that_their_index_does_not_list_fail_and_are_suspect_where_the_contract_has_no_index() -> None:
-    found = extract("hrrr", HRRR_KEY, BytesSource(HRRR[:376]), HRRR_INDEX.encode())
-    assert (found.status, codes(found)) == (CheckStatus.FAILED, {"sidecar_mismatch"})
+def test_messages_missing_in_the_index_fail_and_without_an_index_in_the_contract_are_suspect() -> None:
+    metadata = extract("hrrr", HRRR_KEY, BytesSource(HRRR[:376]), HRRR_INDEX.encode())
+    assert (metadata.status, codes(metadata)) == (CheckStatus.FAILED, {"sidecar_mismatch"})
     storage = REGISTRY["hrrr"].storage.model_copy(update={"sidecars": []})
     rules = REGISTRY["hrrr"].metadata_extract.model_copy(update={"severities": {}})
-    found = extract("hrrr", HRRR_KEY, BytesSource(HRRR), storage=storage, metadata_extract=rules)
-    assert (found.status, codes(found)) == (CheckStatus.SUSPECT, {"completeness_unchecked"})
+    metadata = extract("hrrr", HRRR_KEY, BytesSource(HRRR), storage=storage, metadata_extract=rules)
+    assert (metadata.status, codes(metadata)) == (CheckStatus.SUSPECT, {"completeness_unchecked"})
 
 
-class Made(NamedTuple):
+class Sample(NamedTuple):
     dataset: str
     key: str
     content: bytes
     lines: str | None = None
 
     def under(self, dataset: str, key: str) -> Any:
-        """Metadata of this object under a key."""
+        """Return the metadata of this object under a key."""
         index = None if self.lines is None else self.lines.encode()
         return extract(dataset, key, BytesSource(self.content), index)
 
 
-def made() -> Iterator[Made]:
-    """Samples of one run and lead, of which no two are of one member, grid, parameter and model."""
+def samples_of_models() -> Iterator[Sample]:
+    """Yield samples of one run and lead that differ in member, grid, parameter or model."""
     for member in ("c00", "p05", "p15", "avg", "spr"):
         for product in ("pgrb2a", "pgrb2s"):
-            yield Made("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
+            yield Sample("gefs", *make_gefs(run=RUN, lead=6, member=member, product=product))
     for region in ("conus", "alaska"):
-        yield Made("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
+        yield Sample("hrrr", *make_hrrr(run=RUN, lead=6, region=region))
     for region in ("co", "hi"):
-        yield Made("nbm", *make_nbm(run=RUN, lead=6, region=region))
+        yield Sample("nbm", *make_nbm(run=RUN, lead=6, region=region))
     for resolution in ("0p25", "0p50", "1p00"):
-        yield Made("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
+        yield Sample("gfs", *make_gfs(run=RUN, lead=6, resolution=resolution))
     for region in ("atlocn", "global"):
-        yield Made("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
+        yield Sample("gfs", *make_gfs_wave(run=RUN, lead=6, region=region))
     for region in ("CONUS", "ALASKA"):
         for product in ("PrecipRate_00.00", "MergedRhoHV_19.00"):
-            yield Made("mrms", *make_mrms(valid=RUN, region=region, product=product))
+            yield Sample("mrms", *make_mrms(valid=RUN, region=region, product=product))
 
 
-def gaussian_and_headed() -> Iterator[Made]:
-    """Samples on Gaussian grids and with WMO headings, of which no two are of one time and element."""
-    yield Made("gfs", *make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
+def gaussian_and_headed() -> Iterator[Sample]:
+    """Yield samples on Gaussian grids and with WMO headings that differ in time or element."""
+    yield Sample("gfs", *make_gfs(run=RUN, lead=6, product="sfluxgrb", resolution=""))
     for lead in (6, 12):
-        yield Made("cfs", *make_cfs(run=RUN, lead=lead))
+        yield Sample("cfs", *make_cfs(run=RUN, lead=lead))
     for element in ("maxt", "minrh", "waveh"):
-        yield Made("ndfd", *make_ndfd(issued=RUN, element=element))
+        yield Sample("ndfd", *make_ndfd(issued=RUN, element=element))
 
 
 def renamed() -> Iterator[tuple[str, str]]:
-    """Keys of the regions of which there are no samples."""
+    """Yield keys of regions without samples."""
     for dataset, key, region, others in (
         ("nbm", make_nbm(run=RUN, lead=6)[0], ".co.", (".ak.", ".gu.", ".oc.", ".pr.")),
         ("gfs", make_gfs_wave(run=RUN, lead=6)[0], ".atlocn.", (".wcoast.", ".epacif.")),
@@ -181,20 +181,20 @@ def renamed() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.clause("OPR-26")
-def test_a_sample_agrees_with_its_own_key_and_with_no_other() -> None:
-    samples = [*made(), *gaussian_and_headed()]
+def test_a_sample_agrees_only_with_its_own_key() -> None:
+    samples = [*samples_of_models(), *gaussian_and_headed()]
     keys = [(sample.dataset, sample.key) for sample in samples]
     for sample in samples:
         assert sample.under(sample.dataset, sample.key).issues == ()
         for dataset, key in {*keys, *renamed()} - {(sample.dataset, sample.key)}:
             if (dataset == "mrms") is (sample.dataset == "mrms"):  # gzipped, or not
                 metadata = sample.under(dataset, key)
-                found = (metadata.status, "key_mismatch" in codes(metadata))
-                assert found == (CheckStatus.FAILED, True), (sample.key, key)
+                result = (metadata.status, "key_mismatch" in codes(metadata))
+                assert result == (CheckStatus.FAILED, True), (sample.key, key)
 
 
 @pytest.mark.clause("OPR-26")
-def test_a_real_object_agrees_with_its_own_key_and_with_none_of_another_grid_or_parameter(shared_data: Path) -> None:
+def test_a_real_object_agrees_only_with_keys_of_its_grid_and_parameter(shared_data: Path) -> None:
     objects = []
     for path in sorted((shared_data / "objects").rglob("*")):
         bucket, _, key = path.relative_to(shared_data / "objects").as_posix().partition("/")
@@ -217,7 +217,7 @@ def test_an_index_of_another_member_contradicts_the_key() -> None:
     key, content, index = make_gefs(run=RUN, lead=6, member="p05")
     lines = index.splitlines(keepends=True)
     lines[-1] = lines[-1].replace("ENS=+5", "ENS=+6")
-    assert codes(Made("gefs", key, content, "".join(lines)).under("gefs", key)) == {"key_mismatch"}
+    assert codes(Sample("gefs", key, content, "".join(lines)).under("gefs", key)) == {"key_mismatch"}
 
 
 def test_a_value_agrees_by_the_first_pattern_that_the_group_matches() -> None:
@@ -235,8 +235,8 @@ def test_a_value_agrees_by_the_first_pattern_that_the_group_matches() -> None:
         ("spr", "anything", True), (None, "anything", True),
     ):  # fmt: skip
         groups = {} if text is None else {"member": text}
-        found = contradictions({"native.x": {"member": by_text}}, groups, lambda _, value=value: [value])
-        assert (not [*found]) is agrees, (text, value)
+        mismatches = contradictions({"native.x": {"member": by_text}}, groups, lambda _, value=value: [value])
+        assert (not [*mismatches]) is agrees, (text, value)
 
 
 @pytest.mark.clause("OPR-26")
@@ -244,6 +244,6 @@ def test_products_of_mrms_have_the_codes_of_the_table_of_parameters() -> None:
     codes_of = {entry.abbreviation: codes for codes, entry in parameters().items() if codes[0] == MRMS}
     declared = REGISTRY["mrms"].metadata_extract.key_values["native.parameter"]["product"]
     assert len(declared.keys() & codes_of) > 100
-    for product, given in declared.items():
-        allowed = given if isinstance(given, list) else [given]
+    for product, value in declared.items():
+        allowed = value if isinstance(value, list) else [value]
         assert product not in codes_of or ".".join(map(str, codes_of[product])) in allowed

@@ -1,4 +1,4 @@
-"""integrity-check: each check, its issue, and what the contract makes of it."""
+"""integrity-check: each check, its issue, and the issue's severity by the contract."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = datetime(2025, 12, 3, tzinfo=UTC)
 
 
 class Recorded:
-    """A handle that answers from memory, keeps what was asked, and can fail."""
+    """A handle that answers from memory, records the requests, and can fail."""
 
     def __init__(
         self, data: bytes = b"GRIB" + b"\0" * 196, *, error: ObjectReadError | None = None, **head: Any
@@ -45,15 +45,15 @@ class Recorded:
 
 def check(handle: Recorded, *, announced: dict[str, Any] | None = None, **rules: Any) -> Integrity:
     contract = HRRR.model_copy(update={"integrity": HRRR.integrity.model_copy(update=rules)})
-    said = {"object_version": "abc", "object_size": 200} | (announced or {})
-    return integrity_check(envelope(dataset="hrrr", **said), contract=contract, handle=handle)
+    fields = {"object_version": "abc", "object_size": 200} | (announced or {})
+    return integrity_check(envelope(dataset="hrrr", **fields), contract=contract, handle=handle)
 
 
 @pytest.mark.clause("OPR-04")
 def test_sound_object_passes_every_check_with_one_request() -> None:
     handle = Recorded(content_type="Application/WMO-GRIB2; charset=binary")
-    found = check(handle)
-    assert found == Integrity(
+    integrity = check(handle)
+    assert integrity == Integrity(
         status=CheckStatus.OK,
         actual_size_bytes=200,
         actual_etag="abc",
@@ -76,16 +76,16 @@ def test_each_defect_has_its_issue_and_fails_the_unit() -> None:
         (Recorded(b"HTML" + b"\0" * 150, etag="other"), {}, ["size_mismatch", "etag_mismatch", "bad_magic"]),
         (Recorded(b" GRIB" + b"\0" * 195), {}, ["bad_magic"]),
     ):
-        found = check(handle, announced=announced)
-        assert [issue.code for issue in found.issues] == codes
-        assert {issue.severity for issue in found.issues} == {Severity.FAILED}
-        assert found.status is CheckStatus.FAILED
-        assert found.actual_size_bytes is not None
+        integrity = check(handle, announced=announced)
+        assert [issue.code for issue in integrity.issues] == codes
+        assert {issue.severity for issue in integrity.issues} == {Severity.FAILED}
+        assert integrity.status is CheckStatus.FAILED
+        assert integrity.actual_size_bytes is not None
         assert len(handle.requests) == 1
 
 
 @pytest.mark.clause("OPR-04", "OPR-05")
-def test_contract_decides_what_an_issue_does() -> None:
+def test_the_contract_decides_an_issue_s_severity() -> None:
     page = Recorded(content_type="text/html")
     assert check(page).status is CheckStatus.SUSPECT
     assert [(issue.code, issue.severity) for issue in check(page).issues] == [
@@ -99,10 +99,10 @@ def test_contract_decides_what_an_issue_does() -> None:
 
 
 @pytest.mark.clause("OPR-04")
-def test_a_size_is_in_order_at_both_of_its_bounds() -> None:
+def test_a_size_equal_to_a_bound_is_accepted() -> None:
     for size, codes in ((99, ["size_too_small"]), (100, []), (200, []), (201, ["size_too_large"])):
-        found = check(Recorded(size=size), announced={"object_size": size}, min_bytes=100, max_bytes=200)
-        assert [issue.code for issue in found.issues] == codes
+        integrity = check(Recorded(size=size), announced={"object_size": size}, min_bytes=100, max_bytes=200)
+        assert [issue.code for issue in integrity.issues] == codes
 
 
 LEVEL = PeerSizes(8, 1000, 1000)  # expected within the factor, which is 2 here
@@ -116,53 +116,57 @@ def test_a_size_far_from_its_peers_is_suspect() -> None:
         (499, LEVEL, ["size_unlike_peers"]),
         (2000, LEVEL, []),
         (2001, LEVEL, ["size_unlike_peers"]),
-        (100, PeerSizes(7, 1000, 1000), None),  # too few to say anything
+        (100, PeerSizes(7, 1000, 1000), None),  # too few peers
         (100, None, None),  # none were known when the unit was admitted
-        (125, PeerSizes(8, 1000, 2000), []),  # they vary
+        (125, PeerSizes(8, 1000, 2000), []),  # peers vary
         (124, PeerSizes(8, 1000, 2000), ["size_unlike_peers"]),
-        (0, LEVEL, None),  # has an issue of its own
+        (0, LEVEL, None),  # size_zero instead
     ):
         handle = Recorded(size=size)
-        found = check(handle, announced={"peer_sizes": peers}, **rules)
-        assert found.checks_run == ("exists", *(() if codes is None else ("size_peers",)))
-        assert [(issue.code, issue.severity) for issue in found.issues] == [
+        integrity = check(handle, announced={"peer_sizes": peers}, **rules)
+        assert integrity.checks_run == ("exists", *(() if codes is None else ("size_peers",)))
+        assert [(issue.code, issue.severity) for issue in integrity.issues] == [
             (code, Severity.SUSPECT) for code in codes or []
         ]
-        assert found.status is (CheckStatus.SUSPECT if codes else CheckStatus.OK)
-        assert handle.requests == ["head"]  # no request more
+        assert integrity.status is (CheckStatus.SUSPECT if codes else CheckStatus.OK)
+        assert handle.requests == ["head"]  # no further request
 
 
 @pytest.mark.clause("BEY-04")
-def test_what_is_suspect_says_what_was_expected_and_by_how_many() -> None:
+def test_a_size_issue_names_the_expected_range_and_the_number_of_peers() -> None:
     peers = {"peer_sizes": PeerSizes(24, 900, 1100)}
     rules = Peers(groups=["lead"], factor=2)
     (issue,) = check(Recorded(size=9), announced=peers, checks=["exists"], peers=rules).issues
     assert issue.message == "9 bytes, expected 450 to 2200: the middle half of 24 peers has 900 to 1100"
     strict = {IntegrityIssue.SIZE_UNLIKE_PEERS: Severity.FAILED}
-    found = check(Recorded(size=9), announced=peers, checks=["exists"], peers=rules, severities=strict)
-    assert found.status is CheckStatus.FAILED
+    integrity = check(Recorded(size=9), announced=peers, checks=["exists"], peers=rules, severities=strict)
+    assert integrity.status is CheckStatus.FAILED
     assert check(Recorded(size=9), announced=peers, checks=["exists"], peers=None).status is CheckStatus.OK
 
 
 @pytest.mark.clause("OPR-04")
-def test_unreadable_object_is_an_issue_and_no_exception() -> None:
+def test_an_unreadable_object_is_an_issue_instead_of_an_exception() -> None:
     for code in (IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED):
-        found = check(Recorded(error=ObjectReadError(code, "s3://b/k", "why")))
-        assert [(issue.code, issue.message) for issue in found.issues] == [(code.value, "why")]
-        assert (found.status, found.checks_run, found.actual_size_bytes) == (CheckStatus.FAILED, ("exists",), None)
-    # No contract can let a silent store pass.
+        integrity = check(Recorded(error=ObjectReadError(code, "s3://b/k", "why")))
+        assert [(issue.code, issue.message) for issue in integrity.issues] == [(code.value, "why")]
+        assert (integrity.status, integrity.checks_run, integrity.actual_size_bytes) == (
+            CheckStatus.FAILED,
+            ("exists",),
+            None,
+        )
+    # An unavailable store fails the unit under any contract.
     silent = ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, "s3://b/k", "why")
     every_code_suspect = dict.fromkeys(IntegrityIssue, Severity.SUSPECT)
     assert check(Recorded(error=silent), severities=every_code_suspect).status is CheckStatus.FAILED
 
 
 @pytest.mark.clause("OPR-04")
-def test_a_check_with_nothing_to_compare_is_not_said_to_have_run() -> None:
-    found = check(Recorded(etag=None), announced={"object_size": None})
-    assert found.checks_run == ("exists", "size", "magic")
+def test_a_check_without_a_value_to_compare_is_not_listed_as_run() -> None:
+    integrity = check(Recorded(etag=None), announced={"object_size": None})
+    assert integrity.checks_run == ("exists", "size", "magic")
     assert check(Recorded(), announced={"object_version": None}).checks_run == ("exists", "size", "magic")
     assert check(Recorded(), content_types=[], magic=[]).checks_run == ("exists", "size", "etag_match")
-    # Of an object that is announced as empty only the head is requested.
+    # For an object announced as empty only the head is requested.
     handle = Recorded(b"")
     assert [issue.code for issue in check(handle, announced={"object_size": 0}).issues] == ["size_zero"]
     assert handle.requests == ["head"]
@@ -170,22 +174,22 @@ def test_a_check_with_nothing_to_compare_is_not_said_to_have_run() -> None:
 
 @pytest.mark.clause("OPR-04")
 def test_only_declared_checks_run_and_only_needed_requests_are_made() -> None:
-    for checks, asked, run in (
+    for checks, requests, run in (
         ([], [], ()),
         (["exists"], ["head"], ("exists",)),
         (["size"], ["head"], ("exists", "size")),
         (["magic"], ["probe 4"], ("exists", "magic")),
     ):
         handle = Recorded(size=999, etag="other", content_type="text/html")
-        found = check(handle, checks=checks)
-        assert (handle.requests, found.checks_run) == (asked, run)
+        integrity = check(handle, checks=checks)
+        assert (handle.requests, integrity.checks_run) == (requests, run)
         if "size" not in checks:
-            assert found.status is CheckStatus.OK
+            assert integrity.status is CheckStatus.OK
 
 
 @pytest.mark.clause("SEC-09")
-def test_a_check_that_ends_in_an_error_is_an_issue_without_its_text() -> None:
-    found = unreadable(HRRR, OverflowError("a secret"))
-    [issue] = found.issues
-    assert (found.status, issue.code) == (CheckStatus.FAILED, IntegrityIssue.STORAGE_UNAVAILABLE)
+def test_an_error_in_a_check_is_an_issue_without_the_error_s_text() -> None:
+    integrity = unreadable(HRRR, OverflowError("a secret"))
+    [issue] = integrity.issues
+    assert (integrity.status, issue.code) == (CheckStatus.FAILED, IntegrityIssue.STORAGE_UNAVAILABLE)
     assert ("OverflowError" in issue.message, "secret" in issue.message) == (True, False)

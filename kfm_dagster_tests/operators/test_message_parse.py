@@ -1,4 +1,4 @@
-"""message-parse: what becomes a unit, what is acknowledged, and what is rejected with its reason."""
+"""message-parse: messages that become units, are ignored, or are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_captured_goes_messages_parse(shared_data: Path) -> None:
 @pytest.mark.clause("OPR-02")
 def test_captured_messages_of_foreign_topics_are_rejected(shared_data: Path) -> None:
     for name in (
-        "nexrad_archive_sns_envelope_2015.json",  # the account that was retired in 2025
+        "nexrad_archive_sns_envelope_2015.json",  # an account retired in 2025
         "nexrad_chunk_old_topic_sns_envelope_2015.json",
         "ofs_sns_envelope_2023.json",
     ):
@@ -152,7 +152,7 @@ def test_wrong_messages_are_rejected_with_their_code_and_no_envelope() -> None:
         (sns(raw(record()), MessageId=7), ParseIssue.MISSING_REQUIRED_FIELD),
         (sns(raw(record()), Message={"Records": []}), ParseIssue.MISSING_REQUIRED_FIELD),
         (sns(raw(record()), topic=GOES_TOPIC + "X"), ParseIssue.UNROUTABLE_TOPIC),
-        # A topic of ours may not announce objects of another dataset's bucket.
+        # A contract's topic may not announce objects of another dataset's bucket.
         (sns(raw(record()), topic=HRRR_TOPIC), ParseIssue.UNKNOWN_BUCKET),
         (sns(raw(record(bucket="elsewhere"))), ParseIssue.UNKNOWN_BUCKET),
         (raw(record(bucket="elsewhere")), ParseIssue.UNKNOWN_BUCKET),
@@ -179,13 +179,13 @@ def test_wrong_messages_are_rejected_with_their_code_and_no_envelope() -> None:
 
 
 @pytest.mark.clause("OPR-01", "OPR-02")
-def test_topic_announces_its_own_dataset_alone() -> None:
-    # What no topic announces may come by raw delivery.
+def test_a_topic_announces_only_its_own_dataset() -> None:
+    # An object without a topic may be announced by raw delivery.
     stations = record(bucket="noaa-isd-pds", key="data/2020/720538-00164-2020.gz")
     (unit,) = parse(raw(stations)).envelopes
     assert unit.dataset == "surface-obs"
     assert code_of(sns(raw(stations))) is ParseIssue.UNKNOWN_BUCKET
-    # A neighbour in the same bucket.
+    # Two datasets in one bucket.
     hrrr, goes = REGISTRY["hrrr"], REGISTRY["goes-abi"]
     storage = hrrr.storage.model_copy(update={"buckets": ["noaa-goes19"]})
     registry = ContractRegistry.of([goes, hrrr.model_copy(update={"storage": storage})])
@@ -224,7 +224,7 @@ def test_a_field_of_a_wrong_type_is_named_by_its_path() -> None:
 
 
 @pytest.mark.clause("OPR-02")
-def test_long_text_of_a_sender_is_cut_in_every_reason() -> None:
+def test_a_sender_s_long_text_is_shortened_in_every_reason() -> None:
     for body in (sns("{}", topic="t" * 9000), raw(record(bucket="b" * 9000)), raw(record(key="ABI-L1b-Rad" * 900))):
         (rejection,) = parse(body).rejections
         assert len(rejection.detail) < 500
@@ -246,13 +246,13 @@ def test_keys_outside_the_declared_patterns_are_refused() -> None:
         "ABI-L1b-RadC/" + "x" * 1100,
         GOES_KEY.replace("2025/", "٢٠٢٥/"),
         "http://elsewhere.example/" + GOES_KEY,
-        "ABI-L9-New/2025/337/00/x.nc",  # a product nobody has heard of is not dropped in silence
+        "ABI-L9-New/2025/337/00/x.nc",  # an unknown product is rejected, not ignored
     ):
         assert code_of(raw(record(key=key))) is ParseIssue.KEY_GRAMMAR_MISMATCH
 
 
 @pytest.mark.clause("OPR-02")
-def test_impossible_stamps_are_an_invalid_time_range() -> None:
+def test_an_impossible_time_in_a_key_is_an_invalid_time_range() -> None:
     for key in (
         GOES_KEY.replace("s2025337000", "s2025380000"),  # day 380 of a year
         GOES_KEY.replace("s20253370001174", "s20253372501174"),  # hour 25
@@ -263,7 +263,7 @@ def test_impossible_stamps_are_an_invalid_time_range() -> None:
 
 
 @pytest.mark.clause("OPR-02", "OPR-27", "SEC-05")
-def test_a_time_of_no_plausible_year_is_an_invalid_time_range() -> None:
+def test_a_time_of_an_implausible_year_is_an_invalid_time_range() -> None:
     for day, plausible in (
         ("00010101", False),
         ("09991231", False),
@@ -277,21 +277,23 @@ def test_a_time_of_no_plausible_year_is_an_invalid_time_range() -> None:
     ):
         key = HRRR_KEY.replace("20251203", day)
         parsed = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("f06", "f00"))))
-        within = plausible and day >= "20140730"  # where the dataset begins
-        assert [one.reason_code for one in parsed.rejections] == ([] if within else [ParseIssue.INVALID_TIME_RANGE])
-        # A forecast of the last plausible hour ends beyond it.
+        within = plausible and day >= "20140730"  # the beginning of the dataset
+        assert [rejection.reason_code for rejection in parsed.rejections] == (
+            [] if within else [ParseIssue.INVALID_TIME_RANGE]
+        )
+        # A forecast from the last plausible day ends after it.
         late = parse(raw(record(bucket="noaa-hrrr-bdp-pds", key=key.replace("t00z", "t23z"))))
         assert bool(late.envelopes) is (within and day != "25001231")
         time = f"{day[:4]}-{day[4:6]}-{day[6:]}T00:00:00Z"
         for body in (raw(record(eventTime=time)), sns(raw(record()), Timestamp=time)):
-            found = parse(body)
-            assert [one.reason_code for one in found.rejections] == (
+            parsed = parse(body)
+            assert [rejection.reason_code for rejection in parsed.rejections] == (
                 [] if plausible else [ParseIssue.INVALID_TIME_RANGE]
             )
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
-def test_times_are_written_in_one_form_that_sorts_as_time(value: datetime) -> None:
+def test_the_text_form_of_times_sorts_by_time(value: datetime) -> None:
     text = rfc3339(value)
     assert len(text) == len("2025-12-03T00:00:00.000000Z")
     assert datetime.fromisoformat(text) == value
@@ -299,7 +301,7 @@ def test_times_are_written_in_one_form_that_sorts_as_time(value: datetime) -> No
     assert (text < rfc3339(EARLIEST)) is (value < EARLIEST)
 
 
-def test_a_time_that_is_none_in_utc_is_refused() -> None:
+def test_a_time_outside_the_years_of_utc_is_refused() -> None:
     for offset in (14, -12):
         zone = timezone(timedelta(hours=offset))
         value = datetime(1, 1, 1, tzinfo=zone) if offset > 0 else datetime(9999, 12, 31, 23, tzinfo=zone)
@@ -320,7 +322,7 @@ def test_notices_without_a_unit_are_recognised() -> None:
         (raw(record(eventName="LifecycleExpiration:Delete")), IgnoreReason.OBJECT_REMOVED, GOES_KEY),
     ):
         parsed = parse(body)
-        assert [(one.reason, one.key) for one in parsed.ignored] == [(reason, key)]
+        assert [(ignored.reason, ignored.key) for ignored in parsed.ignored] == [(reason, key)]
         assert parsed.envelopes == ()
         assert parsed.rejections == ()
 
@@ -344,7 +346,7 @@ HRRR_INDEX = {"bucket": "noaa-hrrr-bdp-pds", "key": HRRR_KEY + ".idx"}
 
 
 @pytest.mark.clause("OPR-19")
-def test_what_is_ignored_names_its_bucket_its_dataset_and_its_place_in_the_message() -> None:
+def test_an_ignored_record_has_its_bucket_dataset_and_index() -> None:
     for body, bucket, dataset, record_index in (
         ('{"Event":"s3:TestEvent","Bucket":"noaa-hrrr-bdp-pds"}', "noaa-hrrr-bdp-pds", "hrrr", 0),
         ('{"Event":"s3:TestEvent","Bucket":"another-s"}', None, None, 0),
@@ -371,7 +373,7 @@ def test_object_removed_follows_the_datasets_policy() -> None:
 
 
 @pytest.mark.clause("BEY-08", "OPR-01")
-def test_one_bad_record_never_fails_its_neighbours() -> None:
+def test_a_bad_record_does_not_affect_other_records() -> None:
     other = GOES_KEY.replace("C13", "C14")
     idx = record(bucket="noaa-hrrr-bdp-pds", key=HRRR_KEY + ".idx")
     parsed = parse(raw(record(), None, record(key="unknown"), idx, record(key=other)))
@@ -381,7 +383,7 @@ def test_one_bad_record_never_fails_its_neighbours() -> None:
 
 
 def reference_wal_id(*fields: str | None) -> str:
-    """The identity, written once more by hand from RFC 9562, section 5.8."""
+    """Compute the identity independently, by RFC 9562, section 5.8."""
     text = "[" + ",".join("null" if field is None else '"' + field + '"' for field in fields) + "]"
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
     number = number & ~(0xF << 76) | (8 << 76)
@@ -400,9 +402,9 @@ def test_wal_id_is_pinned() -> None:
         ("7239138a465f83a247851a1a64ac8927", "cc00e86e-86a0-8e11-b346-92fc44652b5c"),
         (None, "eec556b5-3259-8c34-89b3-011d0f497b1e"),
     ):
-        found = wal_id(dataset="goes-abi", object_uri=uri, time_range_start=start, object_version=version)
-        assert found == golden
-        assert found == reference_wal_id("goes-abi", uri, "2019-08-06T01:38:57.500000Z", version)
+        identity = wal_id(dataset="goes-abi", object_uri=uri, time_range_start=start, object_version=version)
+        assert identity == golden
+        assert identity == reference_wal_id("goes-abi", uri, "2019-08-06T01:38:57.500000Z", version)
         body = record(bucket="noaa-goes17", key=uri.removeprefix("s3://noaa-goes17/"), described={"eTag": version})
         (unit,) = parse(raw(body)).envelopes
         assert unit.wal_id == golden
@@ -439,7 +441,7 @@ def test_a_listed_object_is_the_unit_that_its_message_announced() -> None:
 
 
 @pytest.mark.clause("WAL-04", "OPR-13")
-def test_an_object_without_a_time_in_its_key_is_of_the_day_of_its_event() -> None:
+def test_an_object_without_a_time_in_its_key_has_the_day_of_its_event() -> None:
     described = {"bucket": "noaa-ndfd-pds", "key": "opnl/AR.conus/VP.001-003/ds.maxt.bin"}
     (first,) = parse(raw(record(**described, eventTime="2025-12-03T23:59:58.250Z"))).envelopes
     written = datetime(2025, 12, 3, 23, 59, 57, tzinfo=UTC)

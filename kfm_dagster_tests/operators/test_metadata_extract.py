@@ -1,4 +1,4 @@
-"""metadata-extract: what holds for every format, with readers that are scripted."""
+"""metadata-extract: the behaviour for every format, with scripted readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kfm_dagster.storage.object_handle import ObjectReadError
 from kfm_dagster_tests.factories import envelope
 
 SHIPPED = ContractRegistry.load()["hrrr"]
-# Scripted readers have no native values; `test_cut_objects.py` compares these.
+# Scripted readers have no native values; `test_cut_objects.py` tests `key_values`.
 HRRR = SHIPPED.model_copy(update={"metadata_extract": SHIPPED.metadata_extract.model_copy(update={"key_values": {}})})
 KEY = "hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
 START = datetime(2025, 12, 3, tzinfo=UTC)
@@ -78,50 +78,52 @@ def extract(
     )
 
 
-def codes(found: Metadata) -> list[str]:
-    return [issue.code for issue in found.issues]
+def codes(metadata: Metadata) -> list[str]:
+    return [issue.code for issue in metadata.issues]
 
 
 def with_sidecar(**changes: Any) -> DatasetContract:
-    """The contract with another declaration of its sidecar."""
+    """Return the contract with a changed declaration of its sidecar."""
     sidecar = HRRR.storage.sidecars[0].model_copy(update=changes)
     return HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"sidecars": [sidecar]})})
 
 
 class GoneSource(BytesSource):
-    """An object that the store no longer gives."""
+    """An object that the store no longer returns."""
 
     def read(self, start: int, length: int) -> bytes:
-        raise ObjectReadError(IntegrityIssue.STORAGE_UNAVAILABLE, f"s3://b/k at {start}, {length}", "the store is away")
+        raise ObjectReadError(
+            IntegrityIssue.STORAGE_UNAVAILABLE, f"s3://b/k at {start}, {length}", "the store is unavailable"
+        )
 
 
 def test_sound_headers_become_metadata() -> None:
-    found = extract(header())
-    assert (found.status, found.issues) == (CheckStatus.OK, ())
-    assert extract(header(), of=unit(CheckStatus.SUSPECT)) == found
-    assert found.geometry == SQUARE
-    assert found.geometry is extract(header()).geometry, "a shared geometry is rounded once"
-    assert found.bbox == (-1.0, 0.0, 1.0, 1.0)
-    assert found.stac_properties == {**PROPERTIES, "datetime": "2025-12-03T00:00:00.000000Z"}
-    assert found.sidecars == {"index": f"s3://noaa-hrrr-bdp-pds/{KEY}.idx"}
-    assert found.checks_run == ("headers", "time_range", "required_properties", "sidecars", "geometry")
-    # A range of times is written only where there is one.
+    metadata = extract(header())
+    assert (metadata.status, metadata.issues) == (CheckStatus.OK, ())
+    assert extract(header(), of=unit(CheckStatus.SUSPECT)) == metadata
+    assert metadata.geometry == SQUARE
+    assert metadata.geometry is extract(header()).geometry, "a shared geometry is rounded once"
+    assert metadata.bbox == (-1.0, 0.0, 1.0, 1.0)
+    assert metadata.stac_properties == {**PROPERTIES, "datetime": "2025-12-03T00:00:00.000000Z"}
+    assert metadata.sidecars == {"index": f"s3://noaa-hrrr-bdp-pds/{KEY}.idx"}
+    assert metadata.checks_run == ("headers", "time_range", "required_properties", "sidecars", "geometry")
+    # A range of times is written only if start and end differ.
     properties = extract(header(end=START + timedelta(minutes=5))).stac_properties
     assert properties["start_datetime"] == "2025-12-03T00:00:00.000000Z"
     assert properties["end_datetime"] == "2025-12-03T00:05:00.000000Z"
 
 
 def test_reader_sees_groups_bytes_and_sidecars() -> None:
-    seen: list[Any] = []
+    arguments: list[Any] = []
 
     def reader(request: ReadRequest) -> HeaderMetadata:
-        beside = request.sidecar(".idx")
-        seen.extend([request.key, request.groups["lead"], request.source.read(0, 9), request.source.size])
-        seen.append(None if beside is None else beside.read(0, beside.size))
+        sidecar = request.sidecar(".idx")
+        arguments.extend([request.key, request.groups["lead"], request.source.read(0, 9), request.source.size])
+        arguments.append(None if sidecar is None else sidecar.read(0, sidecar.size))
         return header()
 
     extract(reader, open_sidecar=lambda suffix: BytesSource(suffix.encode()))
-    assert seen == [KEY, "06", b"GRIB", 4, b".idx"]
+    assert arguments == [KEY, "06", b"GRIB", 4, b".idx"]
 
 
 @pytest.mark.clause("OPR-05")
@@ -133,7 +135,7 @@ def test_unit_without_sound_integrity_is_not_read() -> None:
 
 
 class Dated(BytesSource):
-    """A sidecar that was written at a time."""
+    """A sidecar with a time of writing."""
 
     def __init__(self, at: datetime | None) -> None:
         super().__init__(b"index")
@@ -145,44 +147,46 @@ class Dated(BytesSource):
 def test_an_index_written_long_before_its_object_is_suspect(belongs: bool) -> None:
     def reader(request: ReadRequest) -> HeaderMetadata:
         request.sidecar(".idx")
-        # One that does not belong to the object has its own issue.
+        # A sidecar of another object has another issue.
         return header() if belongs else header(sidecars=())
 
-    made = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
+    unit_with_time = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=START))
     for contract, seconds, is_old in (
-        (HRRR, -86_400, False),  # written a day later: announced late, and no older
-        (HRRR, 600, False),  # the order of uploads says nothing
+        (HRRR, -86_400, False),  # written a day later
+        (HRRR, 600, False),  # within the tolerance for the order of uploads
         (HRRR, 3600, False),
         (HRRR, 3601, True),
-        (HRRR, None, False),  # nobody says when
+        (HRRR, None, False),  # unknown time
         (with_sidecar(may_precede_seconds=60), 60, False),
         (with_sidecar(may_precede_seconds=60), 61, True),
     ):
-        beside = Dated(None if seconds is None else START - timedelta(seconds=seconds))
-        found = extract(reader, of=made, contract=contract, open_sidecar=lambda _, beside=beside: beside)
-        assert codes(found) == (["sidecar_outdated"] if is_old and belongs else []), seconds
-        assert found.status is (CheckStatus.SUSPECT if found.issues else CheckStatus.OK)
+        sidecar = Dated(None if seconds is None else START - timedelta(seconds=seconds))
+        metadata = extract(
+            reader, of=unit_with_time, contract=contract, open_sidecar=lambda _, sidecar=sidecar: sidecar
+        )
+        assert codes(metadata) == (["sidecar_outdated"] if is_old and belongs else []), seconds
+        assert metadata.status is (CheckStatus.SUSPECT if metadata.issues else CheckStatus.OK)
         if seconds == 3601 and belongs:
             text = ".idx was written at 2025-12-02T22:59:59.000000Z, the object at 2025-12-03T00:00:00.000000Z"
-            assert found.issues[0].message == f"{text}: at most 3600 s earlier"
-            assert found.sidecars  # it describes the object all the same
+            assert metadata.issues[0].message == f"{text}: at most 3600 s earlier"
+            assert metadata.sidecars  # an outdated sidecar is still listed
 
 
 @pytest.mark.clause("OPR-26")
-def test_a_product_that_was_made_after_it_was_stored_is_refused() -> None:
+def test_a_product_processed_after_it_was_stored_is_refused() -> None:
     properties = header().properties | {"processing:datetime": START.isoformat()}
     for stored, codes_expected in (
         (START, []),
         (START - timedelta(seconds=300), []),
         (START - timedelta(seconds=301), ["time_mismatch"]),
-        (None, []),  # the store does not say when
+        (None, []),  # unknown time
     ):
-        made = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=stored))
-        assert codes(extract(header(properties=properties), of=made)) == codes_expected
+        unit_with_time = unit().evolve(integrity=Integrity(status=CheckStatus.OK, last_modified=stored))
+        assert codes(extract(header(properties=properties), of=unit_with_time)) == codes_expected
 
 
 @pytest.mark.clause("OPR-07")
-def test_whatever_a_reader_raises_fails_only_its_unit() -> None:
+def test_any_error_of_a_reader_fails_only_its_unit() -> None:
     for error, code in (
         (ReadError(MetadataIssue.TRUNCATED_OBJECT, "short"), "truncated_object"),
         (MemoryError(), "resource_limit"),
@@ -191,18 +195,18 @@ def test_whatever_a_reader_raises_fails_only_its_unit() -> None:
         (OSError("libhdf5"), "unreadable_format"),
         (ZeroDivisionError(), "unreadable_format"),
     ):
-        found = extract(Mock(side_effect=error))
-        assert (codes(found), found.status, found.geometry) == ([code], CheckStatus.FAILED, None)
-        assert "secret" not in found.issues[0].message
+        metadata = extract(Mock(side_effect=error))
+        assert (codes(metadata), metadata.status, metadata.geometry) == ([code], CheckStatus.FAILED, None)
+        assert "secret" not in metadata.issues[0].message
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_store_that_fails_while_a_reader_reads_is_transient(*, wrapped: bool) -> None:
+def test_a_store_that_fails_during_reading_is_a_transient_issue(*, wrapped: bool) -> None:
     def reader(request: ReadRequest) -> HeaderMetadata:
         try:
             request.source.read(0, 4)
         except ObjectReadError:
-            if wrapped:  # as libhdf5 does with an error of its file object
+            if wrapped:  # as libhdf5 replaces an error of its file object
                 raise OSError("file read failed") from None
             raise
         return header()
@@ -210,34 +214,34 @@ def test_store_that_fails_while_a_reader_reads_is_transient(*, wrapped: bool) ->
     every_code_suspect = dict.fromkeys(MetadataIssue, Severity.SUSPECT)
     rules = HRRR.metadata_extract.model_copy(update={"severities": every_code_suspect})
     lenient = HRRR.model_copy(update={"metadata_extract": rules})
-    found = extract(reader, source=GoneSource(b""), contract=lenient)
-    assert (codes(found), found.status) == (["storage_unavailable"], CheckStatus.FAILED)
-    beside = extract(
+    metadata = extract(reader, source=GoneSource(b""), contract=lenient)
+    assert (codes(metadata), metadata.status) == (["storage_unavailable"], CheckStatus.FAILED)
+    sidecar = extract(
         lambda request: reader(
             ReadRequest(key="", groups={}, source=request.sidecar(".idx") or BytesSource(b""), sidecar=request.sidecar)
         ),
         open_sidecar=lambda _: GoneSource(b""),
     )
-    assert codes(beside) == ["storage_unavailable"]
+    assert codes(sidecar) == ["storage_unavailable"]
 
 
 def test_required_properties_are_named_when_missing() -> None:
-    found = extract(header(properties={**PROPERTIES, "proj:shape": None, "forecast:horizon": "PT6H"}))
-    assert codes(found) == ["incomplete_product_metadata"]
-    assert "proj:shape" in found.issues[0].message
-    assert "forecast:horizon" not in found.issues[0].message
+    metadata = extract(header(properties={**PROPERTIES, "proj:shape": None, "forecast:horizon": "PT6H"}))
+    assert codes(metadata) == ["incomplete_product_metadata"]
+    assert "proj:shape" in metadata.issues[0].message
+    assert "forecast:horizon" not in metadata.issues[0].message
 
 
 def test_findings_take_their_severity_from_the_contract() -> None:
     missing = (MetadataIssue.SIDECAR_MISSING, "no .idx")
     assert extract(header(findings=(missing,), sidecars=())).status is CheckStatus.SUSPECT
     mismatch = (MetadataIssue.TIME_MISMATCH, "an hour off")
-    found = extract(header(findings=(missing, mismatch)))
-    assert [issue.severity for issue in found.issues] == [Severity.SUSPECT, Severity.FAILED]
-    assert found.status is CheckStatus.FAILED
+    metadata = extract(header(findings=(missing, mismatch)))
+    assert [issue.severity for issue in metadata.issues] == [Severity.SUSPECT, Severity.FAILED]
+    assert metadata.status is CheckStatus.FAILED
 
 
-def test_required_sidecar_is_missed_once() -> None:
+def test_a_missing_required_sidecar_is_one_issue() -> None:
     contract = with_sidecar(required=True)
     assert codes(extract(header(sidecars=()), contract=contract)) == ["sidecar_missing"]
     reported = header(sidecars=(), findings=((MetadataIssue.SIDECAR_MISSING, "no .idx"),))
@@ -248,11 +252,11 @@ def test_required_sidecar_is_missed_once() -> None:
 def test_invalid_times_are_an_issue() -> None:
     for changes in (
         {"end": START - timedelta(seconds=1)},
-        {"start": datetime(2025, 12, 3), "end": datetime(2025, 12, 3)},  # noqa: DTZ001 - that it is naive is the case
+        {"start": datetime(2025, 12, 3), "end": datetime(2025, 12, 3)},  # noqa: DTZ001 - a naive time is the case
     ):
-        found = extract(header(**changes))
-        assert codes(found) == ["invalid_time_range"]
-        assert "datetime" not in found.stac_properties
+        metadata = extract(header(**changes))
+        assert codes(metadata) == ["invalid_time_range"]
+        assert "datetime" not in metadata.stac_properties
 
 
 def polygon(*ring: tuple[Any, ...]) -> dict[str, Any]:
@@ -274,19 +278,19 @@ def test_impossible_footprints_are_issues() -> None:
         ({"geometry": polygon((0, 0), (1, 0, 5), (1, 1), (0, 0))}, "invalid_geometry"),
         ({"geometry": polygon((0, 0), ("1", 0), (1, 1), (0, 0))}, "invalid_geometry"),
     ):
-        found = extract(header(**changes))
-        assert codes(found) == [code]
-        assert (found.geometry, found.bbox) == (None, None)
+        metadata = extract(header(**changes))
+        assert codes(metadata) == [code]
+        assert (metadata.geometry, metadata.bbox) == (None, None)
 
 
-def test_an_object_without_a_place_has_the_area_of_its_contract() -> None:
+def test_an_object_without_geometry_has_the_area_of_its_contract() -> None:
     def stating(areas: dict[str, Any]) -> DatasetContract:
         rules = MetadataRules.model_validate({"reader": "grib2", "areas": areas})
         return HRRR.model_copy(update={"metadata_extract": rules})
 
     conus = {"region": {"alaska": [-170, 50, -130, 70], "con.*": [170, -10, 190, 10]}}
-    found = extract(header(geometry={}), contract=stating(conus))
-    assert (found.bbox, found.stac_properties["place:source"]) == ((170, -10, -170, 10), "contract")
+    metadata = extract(header(geometry={}), contract=stating(conus))
+    assert (metadata.bbox, metadata.stac_properties["place:source"]) == ((170, -10, -170, 10), "contract")
     own = extract(header(), contract=stating(conus))
     assert own.geometry == SQUARE
     assert "place:source" not in own.stac_properties
@@ -300,8 +304,8 @@ def test_an_object_without_a_place_has_the_area_of_its_contract() -> None:
 def test_footprint_across_the_antimeridian_is_valid() -> None:
     east = [[175, 0], [180, 0], [180, 1], [175, 0]]
     west = [[-180, 0], [-170, 0], [-180, 1], [-180, 0]]
-    found = extract(header(geometry={"type": "MultiPolygon", "coordinates": [[east], [west]]}))
-    assert (found.status, found.bbox) == (CheckStatus.OK, (175.0, 0.0, -170.0, 1.0))
+    metadata = extract(header(geometry={"type": "MultiPolygon", "coordinates": [[east], [west]]}))
+    assert (metadata.status, metadata.bbox) == (CheckStatus.OK, (175.0, 0.0, -170.0, 1.0))
     assert extract(header(geometry={"type": "Point", "coordinates": (1, 2)})).status is CheckStatus.OK
 
 
@@ -321,24 +325,24 @@ def test_rounding_keeps_rings_closed_and_is_idempotent(points: list[tuple[float,
 
 def reading(request: ReadRequest) -> HeaderMetadata:
     request.source.read(0, 4)
-    beside = request.sidecar(".idx")
-    beside.read(0, 4)
+    sidecar = request.sidecar(".idx")
+    sidecar.read(0, 4)
     return header()
 
 
 @pytest.mark.parametrize("sidecar", [BytesSource, GoneSource])
 @pytest.mark.parametrize("source", [BytesSource, GoneSource])
-def test_an_object_goes_when_it_is_read_and_waits_for_no_collector(
+def test_an_object_is_freed_after_reading_without_the_garbage_collector(
     source: type[BytesSource], sidecar: type[BytesSource]
 ) -> None:
     gc.collect()
     gc.disable()
     try:
-        kept, beside = source(b"GRIB"), sidecar(b"1:0:")
-        objects = [weakref.ref(kept), weakref.ref(beside)]
-        extract(reading, source=kept, open_sidecar=partial(lambda one, _: one, beside))
-        del kept, beside
-        assert [one() for one in objects] == [None, None]
+        content, index = source(b"GRIB"), sidecar(b"1:0:")
+        objects = [weakref.ref(content), weakref.ref(index)]
+        extract(reading, source=content, open_sidecar=partial(lambda opened, _: opened, index))
+        del content, index
+        assert [reference() for reference in objects] == [None, None]
     finally:
         gc.enable()
 
@@ -353,7 +357,7 @@ def test_an_error_about_one_object_is_an_issue_of_its_unit() -> None:
         ),
         (OverflowError("a secret"), MetadataIssue.UNREADABLE_FORMAT, "OverflowError"),
     ):
-        found = unreadable(HRRR, error)
-        [issue] = found.issues
-        assert (found.status, issue.code, words in issue.message) == (CheckStatus.FAILED, code, True)
+        metadata = unreadable(HRRR, error)
+        [issue] = metadata.issues
+        assert (metadata.status, issue.code, words in issue.message) == (CheckStatus.FAILED, code, True)
         assert "secret" not in issue.message

@@ -1,4 +1,4 @@
-"""provenance-emit over a batch of mixed fates."""
+"""provenance-emit over a batch of registered, failed and refused units."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def emit(batch: list[Envelope], lineage: Lineage, contracts: ContractRegistry) -
 
 
 @pytest.mark.clause("OPR-11")
-def test_only_registered_units_get_lineage_and_the_order_stays(
+def test_only_registered_units_get_lineage_in_unchanged_order(
     database: Database, tmp_path: Path, contracts: ContractRegistry
 ) -> None:
     issue = Issue(code="missing_object", severity=Severity.FAILED, message="gone")
@@ -52,12 +52,12 @@ def test_only_registered_units_get_lineage_and_the_order_stays(
         item(4, StacStatus.UPDATED),
         item(5, StacStatus.CREATED).evolve(integrity=failed),
     ]
-    found = emit(batch, Lineage(database, str(tmp_path / "lineage")), contracts)
-    assert [unit.wal_id for unit in found] == [unit.wal_id for unit in batch]
-    assert [unit.provenance and unit.provenance.status for unit in found] == [
+    emitted_units = emit(batch, Lineage(database, str(tmp_path / "lineage")), contracts)
+    assert [unit.wal_id for unit in emitted_units] == [unit.wal_id for unit in batch]
+    assert [unit.provenance and unit.provenance.status for unit in emitted_units] == [
         ProvenanceStatus.OK, None, None, ProvenanceStatus.OK, ProvenanceStatus.OK, None,
     ]  # fmt: skip
-    # Nothing but the operator's own section changed.
-    assert [unit.evolve(provenance=None) for unit in found] == batch
+    # Only the operator's own section changed.
+    assert [unit.evolve(provenance=None) for unit in emitted_units] == batch
     emitted = {wal_id for _, wal_id in readable(tmp_path / "lineage")}
     assert emitted == {batch[index].wal_id for index in (0, 3, 4)}

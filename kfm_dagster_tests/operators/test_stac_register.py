@@ -1,4 +1,4 @@
-"""stac-register over batches of envelopes: who gets an Item, and what the envelope says afterwards."""
+"""stac-register over batches: the units that get an Item, and the results in their envelopes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _issue(code: str, severity: Severity) -> Issue:
 
 
 @pytest.mark.clause("OPR-05")
-def test_failed_units_get_no_item_and_suspect_ones_a_visible_mark(
+def test_failed_units_get_no_item_and_suspect_units_an_item_with_their_issues(
     catalog: Catalog, contracts: ContractRegistry, root: Path
 ) -> None:
     bad = _issue(IntegrityIssue.BAD_MAGIC, Severity.FAILED)
@@ -59,14 +59,14 @@ def test_failed_units_get_no_item_and_suspect_ones_a_visible_mark(
         goes(5).evolve(metadata=None),
         goes(6).evolve(gate_issues=(_issue(GateIssue.G4, Severity.FAILED),)),
     ]
-    done = register(catalog, contracts, *batch)
-    assert [envelope.wal_id for envelope in done] == [envelope.wal_id for envelope in batch]
-    assert [envelope.stac and envelope.stac.write_status for envelope in done] == [
+    registered = register(catalog, contracts, *batch)
+    assert [envelope.wal_id for envelope in registered] == [envelope.wal_id for envelope in batch]
+    assert [envelope.stac and envelope.stac.write_status for envelope in registered] == [
         StacStatus.CREATED, None, StacStatus.CREATED, None, None, None, None,
     ]  # fmt: skip
     for position in (1, 3, 4, 5, 6):
-        assert done[position] == batch[position]
-    suspect = done[2].stac
+        assert registered[position] == batch[position]
+    suspect = registered[2].stac
     item = trees.walk(root)[str(suspect.item_href)]
     assert item["properties"]["kfm:integrity"] == "suspect"
     assert [issue["code"] for issue in item["properties"]["kfm:issues"]] == ["unexpected_content_type"]
@@ -96,7 +96,7 @@ def test_a_unit_without_a_valid_item_fails_alone(
     assert [issue.code for issue in bad.stac.issues] == [StacIssue.STAC_VALIDATION_FAILED]
     assert bad.failure is not None
     trees.assert_consistent(root)
-    # Impossible stamps give no Item.
+    # A unit with an impossible time in its key gets no Item.
     impossible = goes(0).evolve(object_uri=goes(0).object_uri.replace("_s2025337", "_s2025999"))
     with pytest.raises(NoItemError, match="no Item id"):
         stac_register(impossible, contract=contracts["goes-abi"], grammar=contracts.grammars["goes-abi"])

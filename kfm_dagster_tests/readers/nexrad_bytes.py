@@ -1,4 +1,4 @@
-"""NEXRAD volumes for the reader's tests: real ones, and bytes laid out by hand."""
+"""NEXRAD volumes for the readers' tests: real volumes, and bytes packed by hand."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def read(content: bytes | ByteSource, key: Mapping[str, str] | None = None) -> H
     return header_of("nexrad-level2", content, groups=key or groups())
 
 
-def reach_m(found: HeaderMetadata) -> float:
-    """Metres from a radar to the rim of its footprint."""
-    place = found.properties
-    rim = found.geometry["coordinates"][0][0]
-    return Geod(ellps="WGS84").inv(place["nexrad:longitude"], place["nexrad:latitude"], *rim)[2]
+def reach_m(metadata: HeaderMetadata) -> float:
+    """Return the metres from a radar to the edge of its footprint."""
+    properties = metadata.properties
+    edge = metadata.geometry["coordinates"][0][0]
+    return Geod(ellps="WGS84").inv(properties["nexrad:longitude"], properties["nexrad:latitude"], *edge)[2]
 
 
 def refusal(content: bytes, key: Mapping[str, str] | None = None) -> MetadataIssue:
@@ -65,7 +65,7 @@ def clock(at: datetime) -> tuple[int, int]:
 
 
 def message_1(at: datetime, *, vcp: int = 21) -> bytes:
-    """A frame with a radial of ICD 2620002, table III: reflectivity and velocity, no width."""
+    """Pack a frame with a radial of ICD 2620002, table III: reflectivity and velocity, no width."""
     day, milliseconds = clock(at)
     body = struct.pack(">IH30xHHHHH", milliseconds, day, 100, 560, 0, 2, vcp)
     return (struct.pack(">12xHBBHHIHH", 1208, 0, 1, 1, day, milliseconds, 1, 1) + body).ljust(2432, b"\0")
@@ -77,7 +77,7 @@ def ldm(data: bytes, *, last: bool = False, level: int = 9) -> bytes:
 
 
 def record_ends(volume: bytes) -> Iterator[int]:
-    """Where each LDM record ends, the last one included."""
+    """Yield the offset at which each LDM record ends, including the last."""
     offset = 24
     while offset < len(volume):
         offset += 4 + abs(int.from_bytes(volume[offset : offset + 4], "big", signed=True))
@@ -85,7 +85,7 @@ def record_ends(volume: bytes) -> Iterator[int]:
 
 
 def unpack(volume: bytes) -> bytes:
-    """The volume with its LDM records unpacked."""
+    """Return the volume with its LDM records unpacked."""
     starts = [24, *record_ends(volume)]
     return volume[:24] + b"".join(bz2.decompress(volume[start + 4 : end]) for start, end in pairwise(starts))
 
@@ -99,7 +99,7 @@ def real_volumes(shared_data: Path, reference: Mapping[str, Any]) -> list[tuple[
 
 
 def key_groups(path: str, contracts: ContractRegistry) -> Mapping[str, str]:
-    """Groups of the contract's key grammar; files without a certain key get those of their first radial."""
+    """Return the key's groups; the file outside `objects/` gets those of its first radial."""
     if not path.startswith("objects/"):
         return {"site": "KFTG", "date": "20150430", "time": "141910"}
     match = KeyGrammarReader(contracts["nexrad-l2"]).match(path.split("/", 2)[2])

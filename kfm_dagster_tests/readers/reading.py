@@ -1,4 +1,4 @@
-"""Objects read under their keys, refusals, changes of HDF5 files by h5py, places of messages in GRIB2 objects."""
+"""Read objects under their keys, change HDF5 files by h5py, and find the messages of GRIB2 objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Outcome = HeaderMetadata | MetadataIssue
 
 
 class Reading:
-    """The reader of a dataset, over objects under the dataset's keys."""
+    """The reader of a dataset, for objects under the dataset's keys."""
 
     def __init__(self, dataset: str) -> None:
         self.grammar = CONTRACTS.grammars[dataset]
@@ -57,8 +57,8 @@ def unit_of(dataset: str, key: str, *, bucket: str = "bucket", **changes: Any) -
     return envelope(dataset=dataset, object_uri=f"s3://{bucket}/{key}", **times, **changes)
 
 
-class Claiming(BytesSource):
-    """An object that is said to be longer than its bytes."""
+class Oversized(BytesSource):
+    """An object whose size is larger than its bytes."""
 
     def __init__(self, data: bytes, size: int) -> None:
         super().__init__(data)
@@ -71,7 +71,7 @@ class Claiming(BytesSource):
 
 @contextmanager
 def allocating_at_most(size: int) -> Iterator[None]:
-    """Hold the allocations within the block to so many bytes."""
+    """Fail if the block allocates `size` bytes or more."""
     tracemalloc.start()
     try:
         yield
@@ -89,7 +89,7 @@ def header_of(
     index: bytes | str | None = None,
     **more: bool,
 ) -> HeaderMetadata:
-    """Read an object by the reader of a name; `index` is what is beside it, `more` are fields of the request."""
+    """Read an object by the named reader; `index` is its sidecar, `more` are fields of the request."""
 
     def sidecar(suffix: str) -> BytesSource | None:
         assert suffix == ".idx"
@@ -115,15 +115,15 @@ def outcome(read: Callable[..., HeaderMetadata], *args: Any, **options: Any) -> 
         return error.code
 
 
-def is_unchecked(found: Outcome) -> bool:
-    """Tell whether an object was read and is suspect."""
-    return isinstance(found, HeaderMetadata) and [code for code, _ in found.findings] == [
+def is_unchecked(result: Outcome) -> bool:
+    """Return whether the object was read with the finding that its completeness is unchecked."""
+    return isinstance(result, HeaderMetadata) and [code for code, _ in result.findings] == [
         MetadataIssue.COMPLETENESS_UNCHECKED
     ]
 
 
 def rewritten(content: bytes, change: Change) -> bytes:
-    """Return the same file after h5py has changed it."""
+    """Return the file as changed by h5py."""
     buffer = io.BytesIO(content)
     with h5py.File(buffer, "r+") as file:
         change(file)
@@ -139,7 +139,7 @@ def deleted(name: str) -> Change:
 
 
 def replaced(name: str, **options: Any) -> Change:
-    """Make a variable again by other options, with the same attributes."""
+    """Replace a variable by one with other options and the same attributes."""
 
     def change(file: h5py.File) -> None:
         attributes = {key: value for key, value in file[name].attrs.items() if "_LIST" not in key}
@@ -150,7 +150,7 @@ def replaced(name: str, **options: Any) -> Change:
 
 
 def messages_of(content: bytes) -> list[int]:
-    """Offsets of the messages of a GRIB2 object."""
+    """Return the offsets of the messages of a GRIB2 object."""
     offsets, at = [], 0
     while at >= 0:
         offsets.append(at)
@@ -159,7 +159,7 @@ def messages_of(content: bytes) -> list[int]:
 
 
 def index_of(content: bytes, *, run: datetime, step: str) -> bytes:
-    """An index as wgrib2 writes it, of names that no table has."""
+    """Return an index in wgrib2's form, with a variable name that no table has."""
     lines = (
         f"{number}:{at}:d={run:%Y%m%d%H}:FIELD:surface:{step}:\n"
         for number, at in enumerate(messages_of(content), start=1)

@@ -1,4 +1,4 @@
-"""Byte sources: what is asked of an object, how much at most; gzipped objects, whole or refused, in bounded memory."""
+"""Byte sources: the requests for an object and their limits; gzipped objects in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kfm_dagster.contracts.issues import MetadataIssue
 from kfm_dagster.readers.base import BLOCK_BYTES, ReadError
 from kfm_dagster.readers.ranges import BlockCache, BytesSource
 from kfm_dagster.readers.unpacked import gunzipped
-from kfm_dagster_tests.readers.reading import Claiming, allocating_at_most, code_of
+from kfm_dagster_tests.readers.reading import Oversized, allocating_at_most, code_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 DATA = bytes(range(251)) * 4
@@ -29,8 +29,8 @@ def test_a_cached_read_equals_a_direct_one_and_no_block_is_requested_twice(
     cache = BlockCache(source, block_bytes=block_bytes, max_blocks=len(DATA))
     for start, length in reads:
         assert cache.read(start, length) == DATA[start : start + length]
-    asked = [offset for start, length in source.ranges for offset in range(start, start + length, block_bytes)]
-    assert len(asked) == len(set(asked))
+    offsets = [offset for start, length in source.ranges for offset in range(start, start + length, block_bytes)]
+    assert len(offsets) == len(set(offsets))
 
 
 def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> None:
@@ -40,7 +40,7 @@ def test_adjacent_blocks_come_in_one_request_and_known_ones_are_left_out() -> No
     source.ranges.clear()
     cache.read(50, 500)
     assert source.ranges == [(0, 200), (300, 300)]
-    # The first block of a small object comes alone.
+    # The first block of a small object is requested alone.
     source = CountingSource(DATA[:250])
     cache = BlockCache(source, block_bytes=100, tail_blocks=3)
     assert [cache.read(start, 1) for start in (0, 240, 100)] == [DATA[:1], DATA[240:241], DATA[100:101]]
@@ -80,7 +80,7 @@ LIMIT = 4 * 1024 * 1024
 PLAIN = random.Random(1).randbytes(200_000) + bytes(100_000) + b"the end"
 PACKED = gzip.compress(PLAIN, mtime=0)
 A_STEP = b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * (BLOCK_BYTES - 22) + gzip.compress(b"x", mtime=0)[10:].rjust(12, b"\0")
-"""A stream that ends with its block, as its header has a long name (RFC 1952, 2.3)."""
+"""A stream of exactly one block: the name in its header fills it (RFC 1952, 2.3)."""
 
 
 def refusal(packed: bytes, *, limit: int = LIMIT) -> MetadataIssue:
@@ -97,8 +97,8 @@ def test_a_stream_cut_anywhere_is_truncated() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_what_is_not_one_sound_stream_is_refused() -> None:
-    for what, packed in {
+def test_content_that_is_not_one_valid_stream_is_refused() -> None:
+    for case, packed in {
         "no gzip": b"no gzip",
         "data": PACKED[:1000] + b"\xff" * 8 + PACKED[1008:],
         "checksum": PACKED[:-8] + struct.pack("<I", zlib.crc32(PLAIN) ^ 1) + PACKED[-4:],
@@ -108,18 +108,18 @@ def test_what_is_not_one_sound_stream_is_refused() -> None:
         "zeros behind": gzip.compress(b"x", mtime=0) + bytes(99_999),
         "behind a step": A_STEP + b"y",
     }.items():
-        assert refusal(packed) is MetadataIssue.UNREADABLE_FORMAT, what
+        assert refusal(packed) is MetadataIssue.UNREADABLE_FORMAT, case
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_bomb_is_given_up_at_its_limit() -> None:
+def test_unpacking_stops_at_the_limit() -> None:
     bomb = gzip.compress(bytes(64 * LIMIT), mtime=0)
     with allocating_at_most(16 * BLOCK_BYTES):
         assert refusal(bomb) is MetadataIssue.RESOURCE_LIMIT
 
 
 @pytest.mark.parametrize("content", [PLAIN, b""], ids=["some", "empty"])
-def test_the_limit_is_the_largest_that_is_unpacked(content: bytes) -> None:
+def test_content_as_large_as_the_limit_is_unpacked(content: bytes) -> None:
     packed = gzip.compress(content, mtime=0)
     source = gunzipped(BytesSource(packed), limit=len(content))
     assert source.read(0, source.size) == content
@@ -129,15 +129,15 @@ def test_the_limit_is_the_largest_that_is_unpacked(content: bytes) -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_a_source_that_ends_before_its_announced_size_is_truncated() -> None:
-    plain, packed = (Claiming(content, len(content) + 1) for content in (DATA, PACKED))
+    plain, packed = (Oversized(content, len(content) + 1) for content in (DATA, PACKED))
     assert code_of(BlockCache(plain).read, 0, 10) is MetadataIssue.TRUNCATED_OBJECT
     assert code_of(gunzipped, packed, limit=LIMIT) is MetadataIssue.TRUNCATED_OBJECT
 
 
 @pytest.mark.clause("OPR-07")
 @given(st.binary(max_size=300), st.integers(0, len(PACKED) - 1), st.binary(min_size=1, max_size=4))
-def test_any_bytes_give_a_source_or_a_read_error(tail: bytes, at: int, spoilt: bytes) -> None:
-    for packed in (tail, b"\x1f\x8b\x08" + tail, PACKED[:at] + spoilt + PACKED[at + len(spoilt) :]):
+def test_any_bytes_give_a_source_or_a_read_error(tail: bytes, at: int, damage: bytes) -> None:
+    for packed in (tail, b"\x1f\x8b\x08" + tail, PACKED[:at] + damage + PACKED[at + len(damage) :]):
         try:
             source = gunzipped(BytesSource(packed), limit=LIMIT)
         except ReadError:

@@ -1,8 +1,8 @@
-"""Every reader: samples of a day, cut anywhere, without reference cycles, and for few requests and bytes.
+"""Every reader: samples, cut objects, no reference cycles, and few requests and bytes.
 
-The collector of a run looks rarely (`kfm_dagster/cyclic_gc.py`), so a cycle that held an object's blocks would keep
-them for thousands of units. Does not belong here: what a hostile object may cost (`fuzz/`), and that a whole run makes
-no more requests (`integration/test_bad_objects.py`).
+A run collects cycles rarely (`kfm_dagster/cyclic_gc.py`), so a cycle with an object's blocks would keep them in memory
+for thousands of units. Tests elsewhere: the cost of a hostile object (`fuzz/`), and the requests of a whole run
+(`integration/test_bad_objects.py`).
 """
 
 from __future__ import annotations
@@ -53,40 +53,40 @@ SAMPLES: dict[str, tuple[Samples, int]] = {
     "nexrad-l3": (nexrad_level3_samples, len(sites()) * 86_400),
     "ocean": (oisst_samples, 2),
 }
-"""By their dataset, and how many a day has. ISD's are of a year, NDFD's of any day, a volume's chunks have no most."""
+"""By dataset: samples, and their maximum a day. ISD's are of a year, NDFD's of any day; chunks have no maximum."""
 
 
 @pytest.mark.clause("OPR-14")
 @pytest.mark.parametrize("dataset", [*SAMPLES, "nexrad-l2-chunks"])
 def test_samples_of_a_day_are_distinct_and_read_without_a_finding(dataset: str, contracts: ContractRegistry) -> None:
-    samples, most = SAMPLES.get(dataset, (nexrad_chunk_samples, 9))
-    drawn = list(samples(DAY, min(most, 40)))
-    assert drawn == list(samples(DAY, min(most, 40)))
-    assert len({key for _, key, _ in drawn}) == len({content for *_, content in drawn}) == min(most, 40)
+    samples, limit = SAMPLES.get(dataset, (nexrad_chunk_samples, 9))
+    drawn = list(samples(DAY, min(limit, 40)))
+    assert drawn == list(samples(DAY, min(limit, 40)))
+    assert len({key for _, key, _ in drawn}) == len({content for *_, content in drawn}) == min(limit, 40)
     contract, grammar = contracts[dataset], contracts.grammars[dataset]
     for bucket, key, content in drawn:
         match = grammar.match(key)
         assert match is not None, key
         assert (bucket in contract.storage.buckets, match.start.date()) == (True, DAY), key
-        # Of Level III, whose keys have no folders, a listing has a few radars.
+        # Level III's keys have no folders; its prefixes name a few radars only.
         prefixes = contract.storage.day_prefixes(DAY)
         assert any(fnmatchcase(key, f"{prefix}*") for prefix in prefixes) or dataset == "nexrad-l3", key
         assert contract.integrity.min_bytes <= len(content) < 150_000
-        found = header_of(contract.metadata_extract.reader, content, key=key, groups=match.groups)
-        assert {code for code, _ in found.findings} <= {"sidecar_missing"}, key
-        named = set(contract.metadata_extract.required) - {"grib:variables"}
-        assert named <= found.properties.keys(), key
+        metadata = header_of(contract.metadata_extract.reader, content, key=key, groups=match.groups)
+        assert {code for code, _ in metadata.findings} <= {"sidecar_missing"}, key
+        required = set(contract.metadata_extract.required) - {"grib:variables"}
+        assert required <= metadata.properties.keys(), key
 
 
 def test_more_samples_than_a_day_has_keys_are_refused() -> None:
-    for samples, most in SAMPLES.values():
+    for samples, limit in SAMPLES.values():
         with pytest.raises(ValueError, match=r"\d"):
-            next(samples(DAY, most + 1))
+            next(samples(DAY, limit + 1))
 
 
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
 PLACES = 40
-"""Structures of a specimen that it is cut at."""
+"""Number of a specimen's structures at which the test cuts it."""
 STREAMS = ("ghcn-daily", "grib2-gzip", "isd")
 
 
@@ -97,25 +97,25 @@ def test_a_sample_cut_anywhere_is_not_ok(name: str) -> None:
     for specimen in subject.samples[:8]:
         content, groups = specimen.content, specimen.groups
         size, structures = len(content), places(content)
-        # Tenths, the last bytes, the beginnings of files and blocks, and structures with a byte to either side.
+        # Tenths, the last bytes, beginnings of files and blocks, and each structure's offset with the bytes around it.
         ends = {size * tenth // 10 for tenth in range(10)} | {size - away for away in range(1, 10)}
         ends |= {0, 4, 8, 48, 96, 4096, 1 << 16}
         ends |= {at + by for at in structures[:: len(structures) // PLACES + 1] for by in (-1, 0, 1)}
         if name == "ghcn-hourly":
-            # Nothing in lines of plain text shows that others followed; their object's size and ETag do.
+            # Cut between two lines, plain text looks whole; only the object's size and ETag show the cut.
             ends = {end for end in ends if content[end - 1 : end] != b"\n"}
         for end in sorted(end for end in ends if 0 <= end < size):
-            found = outcome(header_of, subject.reader, content[:end], key=specimen.key, groups=groups)
+            result = outcome(header_of, subject.reader, content[:end], key=specimen.key, groups=groups)
             if subject.is_hdf5 or name in STREAMS:
-                assert found is MetadataIssue.TRUNCATED_OBJECT, (specimen.key, end, found)
+                assert result is MetadataIssue.TRUNCATED_OBJECT, (specimen.key, end, result)
             else:
-                assert is_unchecked(found) or found in CUT, (specimen.key, end, found)
+                assert is_unchecked(result) or result in CUT, (specimen.key, end, result)
 
 
 @pytest.fixture
 def _no_collection() -> Iterator[None]:
     gc.collect()
-    # What other tests have loaded is not looked at again and again.
+    # Exclude the objects of other tests from each collection.
     gc.freeze()
     gc.disable()
     yield
@@ -124,7 +124,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def read(reader: str, specimen: Specimen, content: bytes) -> None:
-    """Read an object whose result nobody keeps; a refusal is a result, too."""
+    """Read an object and drop the result or the refusal."""
     with suppress(ReadError):
         header_of(reader, content, key=specimen.key, groups=specimen.groups, index=specimen.index)
 
@@ -132,11 +132,11 @@ def read(reader: str, specimen: Specimen, content: bytes) -> None:
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.parametrize("part", [1.0, 0.5], ids=["whole", "cut"])
-def test_what_a_reader_has_read_goes_with_it(name: str, part: float) -> None:
+def test_reading_leaves_no_reference_cycles(name: str, part: float) -> None:
     subject = SUBJECTS[name]
     for specimen in subject.samples:
         content = specimen.content[: int(len(specimen.content) * part)]
-        # Once for what is cached for good.
+        # The first reading fills caches.
         read(subject.reader, specimen, content)
         gc.collect()
         read(subject.reader, specimen, content)
@@ -147,45 +147,45 @@ KIB, MIB = 1 << 10, 1 << 20
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "datasets.md"
 
 
-class Most(NamedTuple):
-    """Requests at most, and bytes at most of an object of so many."""
+class Limit(NamedTuple):
+    """The maximum of requests, and of bytes read by the object's size."""
 
     requests: int
     read_bytes: Callable[[int], float]
 
 
 def front(size: int) -> float:
-    """64 KiB, or 2 % of a large object."""
+    """Return 64 KiB, or 2 % of a large object."""
     return max(64 * KIB, 0.02 * size)
 
 
-MOST = {
-    "goes-abi": Most(3, lambda _: 320 * KIB),
-    "goes-glm": Most(2, lambda _: 320 * KIB),
-    **dict.fromkeys(("nclimgrid-daily", "nclimgrid-monthly", "ocean"), Most(1, front)),
-    # Headers, and positions or the ends of axes.
+LIMITS = {
+    "goes-abi": Limit(3, lambda _: 320 * KIB),
+    "goes-glm": Limit(2, lambda _: 320 * KIB),
+    **dict.fromkeys(("nclimgrid-daily", "nclimgrid-monthly", "ocean"), Limit(1, front)),
+    # Headers, and positions or the first and last values of axes.
     **dict.fromkeys(
         ("nwm", "nwm-retrospective", "ofs", "rtofs", "sea-ice-cdr", "sea-ice-cdr-monthly"),
-        Most(5, lambda size: min(size, 4 * MIB)),
+        Limit(5, lambda size: min(size, 4 * MIB)),
     ),
-    # The first LDM record has up to 270 KB, and is read in blocks of 128 KiB; the end brings 256 KiB. Gzipped: whole.
-    "nexrad-l2": Most(4, lambda size: max(front(size) + (256 + 3 * 128) * KIB, min(size, 8 * MIB))),
-    # Read whole: a chunk is one record, a product one message, and the last two are streams that only their end proves.
-    "nexrad-l2-chunks": Most(1, lambda size: size),
-    "nexrad-l3": Most(1, lambda size: size),
-    "mrms": Most(2, lambda size: size),
-    "ghcnh": Most(2, lambda size: size),
-    # Of Parquet the beginning, which proves the format, and the footer.
-    "ghcnd": Most(2, lambda size: 2 * size),
-    "surface-obs": Most(2, lambda size: size),
-    # Beginning, index, and the last message whole (`grib2.LAST_MESSAGE_BYTES`): two requests more would cost more time
-    # than its bytes. Without an index each message's beginning is read, which is what `completeness_unchecked` bounds.
-    **dict.fromkeys({*MODELS} - {"naqfc", "ndfd"}, Most(3, lambda size: front(size) + 2 * MIB)),
+    # The first LDM record of up to 270 KB in blocks of 128 KiB, and the last 256 KiB. A gzipped object is read whole.
+    "nexrad-l2": Limit(4, lambda size: max(front(size) + (256 + 3 * 128) * KIB, min(size, 8 * MIB))),
+    # Read whole: a chunk is one record, a product one message, and a gzip stream or text is complete only at its end.
+    "nexrad-l2-chunks": Limit(1, lambda size: size),
+    "nexrad-l3": Limit(1, lambda size: size),
+    "mrms": Limit(2, lambda size: size),
+    "ghcnh": Limit(2, lambda size: size),
+    # Parquet: the beginning, which proves the format, and the footer.
+    "ghcnd": Limit(2, lambda size: 2 * size),
+    "surface-obs": Limit(2, lambda size: size),
+    # Beginning, index, and the whole last message (`grib2.LAST_MESSAGE_BYTES`), cheaper than two more
+    # requests. Without an index each message's beginning is read, up to the limit of the walk.
+    **dict.fromkeys({*MODELS} - {"naqfc", "ndfd"}, Limit(3, lambda size: front(size) + 2 * MIB)),
 }
 
 
 class CountedBucket:
-    """Objects by key, and how many requests were made for how many bytes."""
+    """A bucket that counts requests and bytes read."""
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self._objects = objects
@@ -197,14 +197,14 @@ class CountedBucket:
         if path not in self._objects:
             raise FileNotFoundError(path)
         start, stop = (options or {}).get("range", (0, 0))
-        found = self._objects[path][start:stop]
-        self.read_bytes += len(found)
+        content = self._objects[path][start:stop]
+        self.read_bytes += len(content)
         meta = {"size": len(self._objects[path]), "e_tag": '"e"', "last_modified": datetime(2025, 12, 4, tzinfo=UTC)}
-        return Fetched(meta=meta, attributes={}, content=found)
+        return Fetched(meta=meta, attributes={}, content=content)
 
 
 def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
-    """Look at an object as the chain's two operators do, with what the first hands on to the second."""
+    """Run the chain's first two operators on an object; the second gets the first's results."""
     contract, grammar = CONTRACTS[specimen.dataset], CONTRACTS.grammars[specimen.dataset]
     index = {} if specimen.index is None else {specimen.key + INDEX: specimen.index}
     bucket = CountedBucket({specimen.key: specimen.content, **index})
@@ -216,7 +216,7 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
     first_bytes = READERS[contract.metadata_extract.reader].first_bytes
     checked = integrity_check(unit, contract=contract, handle=handle, first_bytes=first_bytes)
     size, etag = checked.actual_size_bytes, checked.actual_etag
-    found = metadata_extract(
+    extracted = metadata_extract(
         unit.evolve(integrity=checked),
         contract=contract,
         grammar=grammar,
@@ -224,18 +224,18 @@ def costs(specimen: Specimen) -> tuple[CheckStatus, CountedBucket]:
         open_sidecar=lambda suffix: objects.open_sidecar(contract, unit.object_uri, suffix),
         readers=READERS,
     )
-    return found.status, bucket
+    return extracted.status, bucket
 
 
 def indexed(specimen: Specimen) -> bool:
-    """Whether a model's object has its index: without one its messages are walked."""
+    """Return whether the object, if a model's, has its index; without one its messages are walked."""
     return specimen.dataset not in MODELS or specimen.index is not None
 
 
-def test_the_page_has_the_requests_of_every_dataset() -> None:
+def test_the_datasets_page_has_the_requests_of_each_dataset() -> None:
     rows = re.findall(r"(?m)^\| (`[^|]+`) \| (\d) \| ", PAGE.read_text(encoding="utf-8"))
     stated = {name: int(requests) for names, requests in rows for name in re.findall(r"[a-z0-9-]+", names)}
-    assert stated == {name: most.requests for name, most in MOST.items()}
+    assert stated == {name: limit.requests for name, limit in LIMITS.items()}
 
 
 @pytest.mark.clause("OPR-06")
@@ -244,12 +244,12 @@ def test_the_page_has_the_requests_of_every_dataset() -> None:
     [name for name, subject in SUBJECTS.items() if not subject.of_index],
 )
 def test_an_object_costs_few_requests_and_bytes(name: str) -> None:
-    seen = []
+    statuses = []
     for specimen in filter(indexed, SUBJECTS[name].specimens):
         status, bucket = costs(specimen)
-        most = MOST[specimen.dataset]
+        limit = LIMITS[specimen.dataset]
         cost = f"{specimen.key}, {len(specimen.content)} bytes: {bucket.requests} requests, {bucket.read_bytes} bytes"
-        assert bucket.requests <= most.requests, cost
-        assert bucket.read_bytes <= most.read_bytes(len(specimen.content)), cost
-        seen.append(status)
-    assert CheckStatus.OK in seen
+        assert bucket.requests <= limit.requests, cost
+        assert bucket.read_bytes <= limit.read_bytes(len(specimen.content)), cost
+        statuses.append(status)
+    assert CheckStatus.OK in statuses

@@ -1,6 +1,6 @@
-"""GHCN hourly and daily: rows of stations within bounds, what differs from the key, and footers of Parquet.
+"""GHCN hourly and daily: rows of stations within bounds, contradictions of the key, Parquet footers.
 
-Does not belong here: real objects (`truth/ghcn.py`), objects that are cut (`test_every_reader.py`).
+Tests elsewhere: real objects (`truth/ghcn.py`), cut objects (`test_every_reader.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kfm_dagster.demo.samples.ghcn import (
 from kfm_dagster.demo.samples.isd import sample_station
 from kfm_dagster.readers import ghcn_daily, ghcn_hourly, parquet_footer
 from kfm_dagster.readers.text_lines import BEGINNING_BYTES, READ_BYTES
-from kfm_dagster_tests.readers.reading import Claiming, Reading, allocating_at_most, is_unchecked
+from kfm_dagster_tests.readers.reading import Oversized, Reading, allocating_at_most, is_unchecked
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 HOURLY, DAILY = Reading("ghcnh"), Reading("ghcnd")
@@ -55,37 +55,37 @@ def test_both_headers_of_hourly_rows_give_the_same_item() -> None:
 
 
 @pytest.mark.clause("OPR-06", "OPR-20", "OPR-07")
-def test_of_a_large_hourly_object_both_ends_are_read() -> None:
+def test_both_ends_of_a_large_hourly_object_are_read() -> None:
     middle = ROW * ((ghcn_hourly.MAX_OBJECT_BYTES - READ_BYTES) // len(ROW))
     source = CountingSource(HEADER + ROW + middle + LAST * (READ_BYTES // len(LAST) + 2))
     with allocating_at_most(8 * READ_BYTES):
-        found = HOURLY.read(KEY, source)
-    assert is_unchecked(found)
+        metadata = HOURLY.read(KEY, source)
+    assert is_unchecked(metadata)
     assert len(source.requests) == 3
     assert source.ranges[0] == (0, BEGINNING_BYTES)
     assert source.bytes_read == 2 * READ_BYTES
-    assert (found.start, found.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))
-    assert not {"ghcn:rows", "ghcn:position-count"} & found.properties.keys()
-    assert found.native["odd_rows"] == 0
+    assert (metadata.start, metadata.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))
+    assert not {"ghcn:rows", "ghcn:position-count"} & metadata.properties.keys()
+    assert metadata.native["odd_rows"] == 0
 
 
 @pytest.mark.clause("OPR-06", "OPR-07")
-def test_the_last_place_is_the_stations_and_rows_without_time_or_columns_are_counted() -> None:
+def test_the_last_position_is_the_station_s_and_rows_without_time_or_columns_are_counted() -> None:
     moved = LAST.replace(LAST.split(b"|")[7], b"-12.5")
     placeless = ROW.replace(b"|".join(ROW.split(b"|")[7:10]), b"|-999.9|")
-    found = HOURLY.read(KEY, HEADER + moved + ROW + placeless + ROW[:40] + b"\n" + ROW.replace(b"|2025|", b"||", 1))
-    assert is_unchecked(found)
-    assert "2 of 5 rows" in found.findings[0][1]
-    assert found.geometry["coordinates"][1] == -12.5
-    # The last row of the time is the first of the object.
-    assert (found.start, found.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))
-    assert found.properties["ghcn:position-count"] == 2
+    metadata = HOURLY.read(KEY, HEADER + moved + ROW + placeless + ROW[:40] + b"\n" + ROW.replace(b"|2025|", b"||", 1))
+    assert is_unchecked(metadata)
+    assert "2 of 5 rows" in metadata.findings[0][1]
+    assert metadata.geometry["coordinates"][1] == -12.5
+    # The row with the latest time is the object's first row.
+    assert (metadata.start, metadata.end) == (datetime(2025, 2, 23, tzinfo=UTC), datetime(2025, 3, 4, 18, tzinfo=UTC))
+    assert metadata.properties["ghcn:position-count"] == 2
     assert HOURLY.read(KEY, HEADER + placeless).geometry == {}
-    # A row with an impossible time costs no other row.
+    # A row with an impossible time does not affect the other rows.
     later, earlier = (ROW.replace(b"|02|", month, 1) for month in (b"|13|", b"|00|"))
     hourly = HOURLY.read(KEY, HEADER + later + ROW + earlier)
     daily = DAILY.read("csv.gz/by_year/2025.csv.gz", packed(*CSV, CSV[0].replace("0101", "1301", 1), "a,b,c,1,,,S,"))
-    assert hourly.start == hourly.end == found.start
+    assert hourly.start == hourly.end == metadata.start
     assert (daily.start.year, daily.end.year, daily.native["odd_rows"]) == (2025, 2025, 2)
 
 
@@ -93,13 +93,13 @@ SEVERAL = packed(*CSV, *(",".join(row) for row in daily_rows(["USW00000002"], 20
 
 
 @pytest.mark.clause("OPR-06", "OPR-14")
-def test_a_year_of_several_stations_has_the_networks_area_and_one_station_no_place() -> None:
+def test_a_year_of_several_stations_has_a_global_footprint_and_a_single_station_none() -> None:
     key = "csv.gz/by_year/2025.csv.gz"
     world, single = DAILY.read(key, SEVERAL), DAILY.read(key, packed("ID,DATE,ELEMENT,DATA_VALUE", *CSV))
     assert world.geometry["coordinates"][0][2] == (180, 90)
     assert (single.geometry, single.properties["platform"]) == ({}, STATION)
     assert (world.properties["ghcn:station-count"], "platform" in world.properties) == (2, False)
-    assert [found.properties["ghcn:csv"]["header"] for found in (world, single)] == [False, True]
+    assert [metadata.properties["ghcn:csv"]["header"] for metadata in (world, single)] == [False, True]
     assert single.properties["ghcn:rows"] == len(CSV)
     assert single.properties["ghcn:quality-codes"] == {"I": "failed internal consistency check"}
     assert single.properties["cube:variables"]["SNWD"] == {
@@ -108,7 +108,7 @@ def test_a_year_of_several_stations_has_the_networks_area_and_one_station_no_pla
 
 
 @pytest.mark.clause("OPR-07")
-def test_what_is_not_of_the_key_or_the_format_is_refused() -> None:
+def test_content_that_contradicts_the_key_or_the_format_is_refused() -> None:
     for reading, key, content, code in (
         (HOURLY, KEY.replace("0001_", "0002_"), TEXT, MetadataIssue.PLATFORM_MISMATCH),
         (HOURLY, OF_YEAR_KEY.replace("2025", "2024"), OF_YEAR, MetadataIssue.TIME_MISMATCH),
@@ -131,11 +131,11 @@ def test_what_is_not_of_the_key_or_the_format_is_refused() -> None:
         assert reading.refusal(key, content) is code, (key, code)
 
 
-def test_of_large_csv_the_beginning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_csv_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ghcn_daily, "MAX_TEXT_BYTES", 1 << 19)
-    found = DAILY.read("csv.gz/by_year/2025.csv.gz", packed(*CSV * 1000))
-    assert is_unchecked(found)
-    assert (found.properties["ghcn:end-known"], "ghcn:rows" in found.properties) == (False, False)
+    metadata = DAILY.read("csv.gz/by_year/2025.csv.gz", packed(*CSV * 1000))
+    assert is_unchecked(metadata)
+    assert (metadata.properties["ghcn:end-known"], "ghcn:rows" in metadata.properties) == (False, False)
 
 
 def written(groups: int = 1, **options: object) -> bytes:
@@ -147,12 +147,12 @@ def written(groups: int = 1, **options: object) -> bytes:
 
 @pytest.mark.clause("OPR-06", "OPR-07", "OPR-20")
 @pytest.mark.parametrize("write", [written, lambda: written(groups=5), lambda: written(use_dictionary=False)])
-def test_a_footer_is_what_pyarrow_reads(write: Callable[[], bytes]) -> None:
+def test_a_footer_is_read_as_by_pyarrow(write: Callable[[], bytes]) -> None:
     content = write()
-    footer = parquet_footer.read_footer(Claiming(content, len(content)))
-    theirs = pq.read_metadata(io.BytesIO(content))
-    chunks = [theirs.row_group(number).column(1).statistics for number in range(theirs.num_row_groups)]
-    assert (footer.rows, list(footer.columns)) == (theirs.num_rows, theirs.schema.names)
+    footer = parquet_footer.read_footer(Oversized(content, len(content)))
+    expected = pq.read_metadata(io.BytesIO(content))
+    chunks = [expected.row_group(number).column(1).statistics for number in range(expected.num_row_groups)]
+    assert (footer.rows, list(footer.columns)) == (expected.num_rows, expected.schema.names)
     least, greatest = footer.ranges["DATE"]
     assert [least.decode(), greatest.decode()] == [min(c.min for c in chunks), max(c.max for c in chunks)]
     assert DAILY.read(PARQUET_KEY, content).end == datetime(2025, 1, 10, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The GOES ABI reader and its samples: equality with independent readers, agreement with the key, hostile bytes."""
+"""The GOES ABI reader and its samples: products, agreement with the key, hostile bytes, navigation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rings(geometry: Any) -> Iterator[Any]:
 
 
 def of_product(product: str, key: str, content: bytes, *, but: tuple[str, ...] = ()) -> tuple[str, bytes]:
-    """A sample as an object of another product: without the variables `but`, under a key of its own."""
+    """Return a sample and its key as those of another product, without the variables `but`."""
     other = re.sub(r"ABI-L2-M?CMIP(?=[FCM])", product, key)
 
     def change(file: h5py.File) -> None:
@@ -73,7 +73,7 @@ def of_product(product: str, key: str, content: bytes, *, but: tuple[str, ...] =
 
 
 def in_degrees(product: str, imagery: str, *, band: int | None = None) -> tuple[str, bytes]:
-    """A product of latitudes and longitudes: it has no fixed grid, and says so."""
+    """Return a product on latitudes and longitudes, without the fixed grid."""
     of_imagery = sample(imagery, satellite=18, band=band)
     key, content = of_product(product, *of_imagery, but=("goes_imager_projection", "x", "y"))
 
@@ -105,7 +105,7 @@ def test_a_product_without_a_channel_has_a_band_for_each_image(scene: str) -> No
 
 
 def test_an_image_is_a_variable_with_a_value_for_each_pixel() -> None:
-    """Of a product that is no imagery; of imagery no other variable is looked at."""
+    """Other products only: for imagery the reader takes the channels' variables."""
 
     def change(file: h5py.File) -> None:
         shape = file["CMI_C01"].shape
@@ -145,7 +145,7 @@ def test_a_product_in_degrees_has_the_footprint_that_it_states() -> None:
         assert (header.geometry["type"] == "MultiPolygon") == (west > east)
         assert shape(header.geometry).area == pytest.approx((east - west) % 360 * (north - south), rel=1e-6)
         assert all(ring.exterior.is_ccw for ring in rings(header.geometry))
-        assert [one["name"] for one in header.properties.get("bands", ())] == ([f"C{band}"] if band else [])
+        assert [entry["name"] for entry in header.properties.get("bands", ())] == ([f"C{band}"] if band else [])
         assert not [name for name in header.properties if name.startswith("proj:")]
         assert header.findings == ()
 
@@ -162,8 +162,8 @@ def test_a_product_in_degrees_without_its_extent_or_of_another_band_is_refused()
     assert refusal(key, other) is MetadataIssue.INCOMPLETE_PRODUCT_METADATA
 
 
-def test_next_to_the_limb_a_coarse_grid_may_be_further_from_its_extent() -> None:
-    """The outermost centres of 10 km pixels are three degrees inside the limb."""
+def test_a_coarse_grid_at_the_limb_has_a_larger_tolerance_for_its_extent() -> None:
+    """The outermost centres of 10 km pixels are three degrees within the limb."""
     key, content = sample("ABI-L2-MCMIPF", band=None)
 
     def change(file: h5py.File) -> None:
@@ -182,7 +182,7 @@ def test_next_to_the_limb_a_coarse_grid_may_be_further_from_its_extent() -> None
     assert header.findings == ()
 
 
-def test_every_folder_that_a_backfill_lists_holds_keys_of_the_contract(contracts: ContractRegistry) -> None:
+def test_every_folder_listed_by_a_backfill_has_keys_of_the_contract(contracts: ContractRegistry) -> None:
     prefixes = GRAMMAR.contract.storage.day_prefixes(START.date())
     products = {prefix.partition("/")[0] for prefix in prefixes}
     assert len(products) == len(prefixes) >= 80
@@ -194,7 +194,7 @@ def test_every_folder_that_a_backfill_lists_holds_keys_of_the_contract(contracts
             assert (route.kind, route.contract) == (KeyKind.DATA, GRAMMAR.contract), name
 
 
-def test_a_product_that_nobody_knows_is_not_passed_over(contracts: ContractRegistry) -> None:
+def test_an_unknown_product_is_foreign_and_not_ignored(contracts: ContractRegistry) -> None:
     for key in (
         "ABI-L2-NEWF/2025/337/05/OR_ABI-L2-NEWF-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
         "ABI-L2-ACMM/2025/337/05/OR_ABI-L2-ACMM-M6_G19_s20253370501176_e20253370503549_c20253370504000.nc",
@@ -216,7 +216,7 @@ def test_every_format_version_and_layout_is_read_alike() -> None:
         assert read(key, written_again(content, version, **axis_options)).native == read(key, content).native
 
 
-def test_samples_read_as_what_they_are() -> None:
+def test_samples_have_the_properties_of_their_product() -> None:
     for product, band, satellite, slot, image_type, meters, region in (
         ("ABI-L1b-RadF", 2, 19, "GOES-East", "FULL DISK", 500, None),
         ("ABI-L1b-RadC", 7, 18, "GOES-West", "CONUS", 2000, None),
@@ -242,15 +242,15 @@ def test_bands_have_their_common_names_and_satellites_their_designators() -> Non
     assert [band.get("eo:common_name") for band in bands] == [
         "blue", "red", "nir08", "cirrus", "swir16", "swir22", *[None] * 7, "lwir11", "lwir12", None
     ]  # fmt: skip
-    found = [read(*sample(satellite=number)).properties for number in (16, 17, 18, 19)]
-    assert [(one["platform"], one["sat:platform_international_designator"]) for one in found] == [
+    satellites = [read(*sample(satellite=number)).properties for number in (16, 17, 18, 19)]
+    assert [(item["platform"], item["sat:platform_international_designator"]) for item in satellites] == [
         ("goes-16", "2016-071A"), ("goes-17", "2018-022A"), ("goes-18", "2022-021A"), ("goes-19", "2024-119A")
     ]  # fmt: skip
 
 
 def test_content_that_contradicts_its_key_is_refused() -> None:
     key, content = sample()
-    for this, that, code in (
+    for part, other, code in (
         ("_G19_", "_G18_", MetadataIssue.PLATFORM_MISMATCH),
         ("_s20253370501176", "_s20253370501196", MetadataIssue.TIME_MISMATCH),
         ("_e20253370503549", "_e20253370503569", MetadataIssue.TIME_MISMATCH),
@@ -259,8 +259,8 @@ def test_content_that_contradicts_its_key_is_refused() -> None:
         ("RadC", "RadF", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         ("ABI-L1b-Rad", "ABI-L2-CMIP", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
     ):
-        assert this in key
-        assert refusal(key.replace(this, that), content) is code
+        assert part in key
+        assert refusal(key.replace(part, other), content) is code
 
 
 def test_a_key_within_a_second_and_a_later_creation_stamp_agree() -> None:
@@ -325,7 +325,7 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
         assert refusal(key, rewritten(content, change)) is code
 
 
-def test_a_wrong_or_missing_extent_is_a_finding_and_changes_no_footprint() -> None:
+def test_a_wrong_or_missing_extent_is_a_finding_and_does_not_change_the_footprint() -> None:
     key, content = sample()
     right = read(key, content)
     wrong = read(key, rewritten(content, attribute("geospatial_westbound_longitude", np.float32(10.000002), EXTENT)))
@@ -335,7 +335,7 @@ def test_a_wrong_or_missing_extent_is_a_finding_and_changes_no_footprint() -> No
     assert wrong.geometry == missing.geometry == right.geometry
     assert wrong.properties["goes:extent"][0] == 10.000002
     assert "goes:extent" not in missing.properties
-    # A share of errors that is a fill value is left out.
+    # A fill value as the percentage of errors is omitted.
     filled = rewritten(content, replaced("percent_uncorrectable_L0_errors", data=np.float32(-999)))
     assert "goes:percent-uncorrectable-l0-errors" not in read(key, filled).properties
 
@@ -344,26 +344,26 @@ EXTENT = "geospatial_lat_lon_extent"
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_decompression_bomb_stays_small() -> None:
+def test_a_decompression_bomb_takes_bounded_memory() -> None:
     key, content = sample()
     bomb = rewritten(content, replaced("x", data=np.zeros(1 << 16, "i2"), chunks=(1 << 16,), compression="gzip"))
     with h5py.File(io.BytesIO(bomb)) as file:
         stored = file["x"].id.get_chunk_info(0)
     packed = zlib.compress(bytes(1 << 28), 9)
-    spoilt = bytearray(bomb) + packed
-    entry = bytes(spoilt).index(
+    forged = bytearray(bomb) + packed
+    entry = bytes(forged).index(
         stored.size.to_bytes(4, "little") + bytes(4) + bytes(16) + stored.byte_offset.to_bytes(8, "little")
     )
-    spoilt[entry : entry + 4] = len(packed).to_bytes(4, "little")
-    spoilt[entry + 24 : entry + 32] = len(bomb).to_bytes(8, "little")
+    forged[entry : entry + 4] = len(packed).to_bytes(4, "little")
+    forged[entry + 24 : entry + 32] = len(bomb).to_bytes(8, "little")
     # The end of the file, as the superblock states it.
-    spoilt[40:48] = len(spoilt).to_bytes(8, "little")
+    forged[40:48] = len(forged).to_bytes(8, "little")
     with allocating_at_most(8_000_000):
-        refusal(key, bytes(spoilt))
+        refusal(key, bytes(forged))
 
 
-def test_threads_share_nothing_and_do_not_wait_for_each_other_s_requests() -> None:
-    """Every first request waits until all threads have made one: a lock around a request would be a deadlock."""
+def test_threads_do_not_wait_for_each_other_s_requests() -> None:
+    """The first request of each thread waits for all threads; a lock around requests would deadlock."""
     threads = 8
     together = threading.Barrier(threads, timeout=30)
     key, content = sample("ABI-L2-MCMIPC", band=None)
@@ -373,11 +373,11 @@ def test_threads_share_nothing_and_do_not_wait_for_each_other_s_requests() -> No
             together.wait()
             return super().read(start, length)
 
-    def one(_: int) -> HeaderMetadata:
+    def read_by_thread(_: int) -> HeaderMetadata:
         return read(key, Waiting(content))
 
     with ThreadPoolExecutor(threads) as pool:
-        headers = list(pool.map(one, range(threads)))
+        headers = list(pool.map(read_by_thread, range(threads)))
     assert all(header == headers[0] for header in headers)
 
 
@@ -392,9 +392,9 @@ def test_navigation_equals_the_users_guide() -> None:
     s_x, s_y = sight * np.cos(x) * np.cos(y), -sight * np.sin(x)
     latitudes = np.degrees(np.arctan(ratio * sight * np.cos(x) * np.sin(y) / np.hypot(distance - s_x, s_y)))
     for longitude in (-137.0, -75.0, 0.0, 140.7):
-        found = geostationary.navigate(EAST._replace(longitude_of_origin=longitude), x, y)
-        np.testing.assert_allclose(found[0], longitude - np.degrees(np.arctan2(s_y, distance - s_x)), atol=1e-9)
-        np.testing.assert_allclose(found[1], latitudes, atol=1e-9)
+        actual = geostationary.navigate(EAST._replace(longitude_of_origin=longitude), x, y)
+        np.testing.assert_allclose(actual[0], longitude - np.degrees(np.arctan2(s_y, distance - s_x)), atol=1e-9)
+        np.testing.assert_allclose(actual[1], latitudes, atol=1e-9)
 
 
 def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
@@ -406,20 +406,20 @@ def test_an_image_beyond_the_limb_is_cut_at_it() -> None:
     assert shape(corner).is_valid
     disk, _ = footprint(-0.16, 0.16, -0.16, 0.16)
     assert shape(disk).buffer(0.5).contains(shape(corner))
-    # An image of space alone has no footprint.
+    # An image without any part of the Earth has no footprint.
     assert footprint(0.14, 0.148, 0.14, 0.148) is None
 
 
 @settings(max_examples=200)
 @given(st.floats(-180, 180), st.floats(-0.15, 0.15), st.floats(-0.15, 0.15), st.floats(0.001, 0.1))
-def test_every_footprint_is_valid_wound_right_and_on_the_globe(
+def test_every_footprint_is_valid_counterclockwise_and_on_the_globe(
     longitude: float, x: float, y: float, size: float
 ) -> None:
     grid = EAST._replace(longitude_of_origin=longitude)
     try:
         footprint = geostationary.footprint(grid, (x, y, x + size, y + size))
     except ReadError:
-        # A sliver between limb and corner may have no area.
+        # A small part between limb and corner may have no area.
         assume(False)
     assume(footprint is not None)
     outline = shape(footprint[0])

@@ -1,4 +1,4 @@
-"""The GOES GLM reader and its samples: equality with independent readers, agreement with the key, hostile bytes."""
+"""The GOES GLM reader and its samples: properties, agreement with the key, hostile bytes."""
 
 from __future__ import annotations
 
@@ -93,15 +93,15 @@ def test_the_satellite_s_bucket_has_a_contract_for_each_instrument() -> None:
 
 def test_content_that_contradicts_its_key_is_refused() -> None:
     key, content = sample()
-    for this, that, code in (
+    for part, other, code in (
         ("_G18_", "_G17_", MetadataIssue.PLATFORM_MISMATCH),
         ("_s20253370501200", "_s20253370501220", MetadataIssue.TIME_MISMATCH),
         ("_e20253370501400", "_e20253370501420", MetadataIssue.TIME_MISMATCH),
         ("_e20253370501400", "_e20253370501403", MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
     ):
-        assert this in key
-        assert refusal(key.replace(this, that), content) is code
-    # A later creation stamp is the same file.
+        assert part in key
+        assert refusal(key.replace(part, other), content) is code
+    # A key with a later creation time is accepted for the same file.
     assert read(key[: key.rindex("_c")] + "_c20253370600000.nc", content).start == START
 
 
@@ -134,7 +134,7 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
     assert refusal(key, content + b"\0") is MetadataIssue.UNREADABLE_FORMAT
 
 
-def test_a_count_that_is_none_is_left_out_and_a_wrapped_field_of_view_is_the_same_place() -> None:
+def test_an_invalid_count_is_omitted_and_a_wrapped_field_of_view_is_the_same_place() -> None:
     key, content = sample()
     values = (np.int32(-1), np.float64(np.nan), np.float64(np.inf))
     for change in (deleted("event_count"), *(replaced("event_count", data=value) for value in values)):
@@ -147,14 +147,14 @@ def test_a_count_that_is_none_is_left_out_and_a_wrapped_field_of_view_is_the_sam
 
 
 @given(west=st.floats(-360, 180), span=st.floats(0.001, 360), south=st.floats(-90, 89.9), height=st.floats(0.001, 180))
-def test_a_rectangle_is_valid_wound_right_and_has_no_side_that_goes_the_other_way(
+def test_a_rectangle_is_valid_counterclockwise_and_has_short_sides(
     west: float, span: float, south: float, height: float
 ) -> None:
     north = min(south + height, 90)
-    found = shape(geometry.rectangle(west, south, west + span, north))
-    assert found.is_valid
-    assert found.area == pytest.approx(span * (north - south), rel=1e-3)
-    parts = getattr(found, "geoms", [found])
+    outline = shape(geometry.rectangle(west, south, west + span, north))
+    assert outline.is_valid
+    assert outline.area == pytest.approx(span * (north - south), rel=1e-3)
+    parts = getattr(outline, "geoms", [outline])
     assert all(part.exterior.is_ccw and -180 <= part.bounds[0] < part.bounds[2] <= 180 for part in parts)
     sides = [pairwise(part.exterior.coords) for part in parts]
-    assert max(abs(one[0] - other[0]) for one, other in chain.from_iterable(sides)) <= 45 + 1e-6
+    assert max(abs(end[0] - start[0]) for start, end in chain.from_iterable(sides)) <= 45 + 1e-6

@@ -35,7 +35,7 @@ from kfm_dagster.readers.geometry import first_column
 from kfm_dagster.readers.grib2 import LAST_MESSAGE_BYTES, WALK_MESSAGES
 from kfm_dagster.readers.grib2_grids import describe_grid
 from kfm_dagster.readers.grib2_properties import duration
-from kfm_dagster_tests.readers.reading import Claiming, code_of, header_of
+from kfm_dagster_tests.readers.reading import Oversized, code_of, header_of
 from kfm_dagster_tests.readers.truth.comparison import CountingSource
 
 RUN = datetime(2025, 12, 3, 6, tzinfo=UTC)
@@ -53,46 +53,46 @@ def codes(metadata: HeaderMetadata) -> list[MetadataIssue]:
     return [code for code, _ in metadata.findings]
 
 
-# Extents of all points of the Alaska sample grid as ecCodes 2.50.0 computes them (longitudes 0 to 360).
+# Extents of all points of the Alaska sample grid by ecCodes 2.50.0 (longitudes 0 to 360).
 ALASKA = (156.43684261143042, 41.612949, 244.2242628421437, 77.09289230325162)
 
 
 def test_alaska_footprint_is_split_at_the_antimeridian() -> None:
     _, content, index = make_hrrr(run=RUN, lead=7, region="alaska")
-    found = read(content, index=index)
+    metadata = read(content, index=index)
     west, south, east, north = ALASKA
-    assert bounding_box(found.geometry) == pytest.approx((west, south, east - 360, north), abs=1e-9)
-    assert found.geometry["type"] == "MultiPolygon"
-    parts = shapely.geometry.shape(found.geometry).geoms
+    assert bounding_box(metadata.geometry) == pytest.approx((west, south, east - 360, north), abs=1e-9)
+    assert metadata.geometry["type"] == "MultiPolygon"
+    parts = shapely.geometry.shape(metadata.geometry).geoms
     assert sorted(part.bounds[0] for part in parts) == pytest.approx([-180, west])
     assert sorted(part.bounds[2] for part in parts) == pytest.approx([east - 360, 180])
 
 
 def test_thinned_footprint_reaches_the_bounds_of_the_whole_grid() -> None:
-    # The northern edge of a Lambert grid is an arc: its top lies between the points that thinning keeps.
-    found = read(SAMPLE)
+    # The northern edge of a Lambert grid is an arc, whose top is between the points kept by thinning.
+    metadata = read(SAMPLE)
     sides = ("longitudeWest", "latitudeMin", "longitudeEast", "latitudeMax")
-    assert bounding_box(found.geometry) == tuple(found.native[side] for side in sides)
-    assert len(found.geometry["coordinates"][0]) <= 4 * 24 + 1
+    assert bounding_box(metadata.geometry) == tuple(metadata.native[side] for side in sides)
+    assert len(metadata.geometry["coordinates"][0]) <= 4 * 24 + 1
 
 
 def test_projection_fields_place_the_first_grid_point() -> None:
     for region in REGIONS:
         _, content, _ = make_hrrr(run=RUN, lead=7, region=region)
-        found = read(content)
-        crs = pyproj.CRS.from_wkt(found.properties["proj:wkt2"])
+        metadata = read(content)
+        crs = pyproj.CRS.from_wkt(metadata.properties["proj:wkt2"])
         to_degrees = pyproj.Transformer.from_crs(crs, crs.geodetic_crs, always_xy=True)
-        rows, columns = found.properties["proj:shape"]
-        dx, _, x0, _, dy, y0 = found.properties["proj:transform"]
+        rows, columns = metadata.properties["proj:shape"]
+        dx, _, x0, _, dy, y0 = metadata.properties["proj:transform"]
         # HRRR scans from the south-west: the centre of the last row's first cell in a raster with north on top.
         longitude, latitude = to_degrees.transform(x0 + dx / 2, y0 + dy * (rows - 0.5))
-        assert latitude == pytest.approx(found.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
-        assert longitude % 360 == pytest.approx(found.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
-        assert found.properties["proj:bbox"] == pytest.approx([x0, y0 + dy * rows, x0 + dx * columns, y0])
+        assert latitude == pytest.approx(metadata.native["latitudeOfFirstGridPointInDegrees"], abs=1e-9)
+        assert longitude % 360 == pytest.approx(metadata.native["longitudeOfFirstGridPointInDegrees"], abs=1e-9)
+        assert metadata.properties["proj:bbox"] == pytest.approx([x0, y0 + dy * rows, x0 + dx * columns, y0])
 
 
 def polar_grid(*, south: bool) -> bytes:
-    """A hemisphere of 200 by 200 km cells round a pole, in section 3 of template 3.20."""
+    """Return section 3 (template 3.20) of a hemisphere with cells of 200 by 200 km about a pole."""
     side, pole = 65, -1 if south else 1
     forward = pyproj.Proj(proj="stere", lat_0=90 * pole, lat_ts=60 * pole, lon_0=0, R=6371229)
     longitude, latitude = forward(-32 * 200e3, -32 * 200e3, inverse=True)
@@ -121,7 +121,7 @@ def test_grid_around_a_pole_covers_it() -> None:
 
 
 def latlon_grid(ni: int, nj: int, *, first: tuple[int, int], last: tuple[int, int], scan: int = 0) -> bytes:
-    """Section 3 of template 3.0; degrees."""
+    """Return section 3 (template 3.0) of a grid in degrees."""
 
     def micro(degrees: int) -> int:
         return abs(degrees) * 1_000_000 | (0x80000000 if degrees < 0 else 0)
@@ -134,8 +134,8 @@ def latlon_grid(ni: int, nj: int, *, first: tuple[int, int], last: tuple[int, in
     )
 
 
-def test_latitude_longitude_grids_have_their_box() -> None:
-    for what, (grid, bbox) in {
+def test_a_grid_in_degrees_has_its_box() -> None:
+    for case, (grid, bbox) in {
         "global": (latlon_grid(360, 181, first=(90, 0), last=(-90, 359)), (-180, -90, 180, 90)),
         "global closed": (latlon_grid(361, 181, first=(90, -180), last=(-90, 180)), (-180, -90, 180, 90)),
         "antimeridian": (latlon_grid(41, 21, first=(20, 170), last=(0, 210)), (170, 0, -150, 20)),
@@ -143,11 +143,11 @@ def test_latitude_longitude_grids_have_their_box() -> None:
         "most of a turn": (latlon_grid(301, 21, first=(0, 20), last=(20, 320), scan=0x40), (20, 0, -40, 20)),
         "ends at the antimeridian": (latlon_grid(11, 11, first=(50, 170), last=(40, 180)), (170, 40, 180, 50)),
     }.items():
-        found = describe_grid(grid)
-        assert bounding_box(found.geometry) == pytest.approx(bbox), what
-        shape = shapely.geometry.shape(found.geometry)
+        metadata = describe_grid(grid)
+        assert bounding_box(metadata.geometry) == pytest.approx(bbox), case
+        shape = shapely.geometry.shape(metadata.geometry)
         width = bbox[2] - bbox[0] + (360 if bbox[2] < bbox[0] else 0)
-        assert shape.area == pytest.approx(width * (bbox[3] - bbox[1])), what
+        assert shape.area == pytest.approx(width * (bbox[3] - bbox[1])), case
 
 
 RAP = bytes.fromhex(
@@ -160,7 +160,7 @@ RAP = bytes.fromhex(
 def rotated_by_eccodes(
     pole: tuple[float, float], first: tuple[float, float], last: tuple[float, float], step: float
 ) -> tuple[bytes, Any, Any]:
-    """Section 3 of template 3.1, and longitudes and latitudes of its points as ecCodes computes them."""
+    """Return section 3 (template 3.1), and its points' longitudes and latitudes by ecCodes."""
     columns, rows = (round(abs(a - b) / step) + 1 for a, b in zip(first[::-1], last[::-1], strict=True))
     handle = eccodes.codes_new_from_samples("GRIB2", eccodes.CODES_PRODUCT_GRIB)
     values: dict[str, Any] = {"gridType": "rotated_ll", "shapeOfTheEarth": 6, "Ni": columns, "Nj": rows}
@@ -186,11 +186,11 @@ def rotated_by_eccodes(
 @pytest.mark.parametrize(
     ("pole", "first", "last", "step", "section", "whole"),
     [
-        # HRDPS of Canada, a grid over the antimeridian, and one by the equator.
+        # HRDPS of Canada, a grid over the antimeridian, and a grid at the equator.
         ((-36.08852, 245.305142), (-12.3, -14.82), (16.68, 42.33), 0.09, None, None),
         ((-30.0, 180.0), (-20.0, -15.0), (15.0, 25.0), 0.1, None, None),
         ((-89.0, 20.0), (-5.0, -8.0), (7.0, 8.0), 0.1, None, None),
-        # Over a pole: RRFS, RAP, a grid whose border is half a cell from the pole, and one over the south pole.
+        # Over a pole: RRFS, RAP, a grid whose border is half a cell from the pole, and a grid over the south pole.
         ((-35.0, 247.0), (-36.9303, -61.0), (36.9303, 60.9458), 0.2166, None, 90.0),
         ((-36.0, 254.0), (-50.743445, -57.992508), (50.743444, 57.992508), 0.121833, RAP, 90.0),
         ((-35.0, 247.0), (-15.0, -20.0), (35.05, 20.0), 0.05, None, 90.0),
@@ -198,12 +198,12 @@ def rotated_by_eccodes(
     ],
     ids=["canada", "antimeridian", "equator", "rrfs", "rap", "by the pole", "south pole"],
 )
-def test_a_rotated_grid_is_where_eccodes_has_its_points(
+def test_a_rotated_grid_s_points_are_eccodes_points(
     pole: tuple[float, float], first: tuple[float, float], last: tuple[float, float], step: float,
     section: bytes | None, whole: float | None,
 ) -> None:  # fmt: skip
-    made, longitudes, latitudes = rotated_by_eccodes(pole, first, last, step)
-    grid = describe_grid(section or made)
+    computed, longitudes, latitudes = rotated_by_eccodes(pole, first, last, step)
+    grid = describe_grid(section or computed)
     assert (grid.shape, grid.fault) == (latitudes.shape, None)
     west, south, east, north = bounding_box(grid.geometry)
     if whole is None:
@@ -223,7 +223,7 @@ def test_a_rotated_grid_is_where_eccodes_has_its_points(
     assert shapely.distance(outline.boundary, rim).max() < 0.01
     inner = (axis[1:-1, 1:-1].ravel()[::97] for axis in (longitudes, latitudes))
     assert shapely.intersects_xy(outline, *inner).all()
-    # What the Item says of the projection places each point.
+    # The Item's projection fields give the position of each point.
     crs = pyproj.CRS.from_wkt(grid.wkt2)
     assert "Pole rotation (GRIB convention)" in grid.wkt2
     to_earth = pyproj.Transformer.from_crs(crs, crs.source_crs, always_xy=True)
@@ -237,18 +237,18 @@ def test_a_rotated_grid_is_where_eccodes_has_its_points(
         )
 
 
-def test_columns_round_the_earth_begin_in_the_west() -> None:
-    """As GDAL has them; `catalog/test_item.py` asks it of real objects."""
+def test_columns_of_a_global_grid_begin_in_the_west() -> None:
+    """GDAL has the same columns; `catalog/test_item.py` compares them for real objects."""
     for west, step, first in (
         (0.0, 0.25, -180.0), (-180.0, 0.25, -180.0), (180.0, 0.25, -180.0), (0.125, 0.25, -179.875),
         (-179.875, 0.25, -179.875), (0.0, 0.703125, -180.0), (0.0, 360 / 7, -154.285714), (20.0, 2.5, -180.0),
-        # Rounded as a file has it.
+        # Steps rounded as in files.
         (0.0, 0.166667, -179.99964), (0.0, 359.833333 / 2159, -180.0),
     ):  # fmt: skip
         assert first_column(west, step) == pytest.approx(first, abs=1e-6)
 
 
-def test_grid_that_cannot_be_placed_is_refused() -> None:
+def test_a_grid_without_a_known_position_is_refused() -> None:
     for octet, value, code in (
         (14, 99, MetadataIssue.MISSING_GEOLOCATION),  # template 3.99
         (15, 200, MetadataIssue.MISSING_GEOLOCATION),  # shape of the earth
@@ -260,7 +260,7 @@ def test_grid_that_cannot_be_placed_is_refused() -> None:
         section = bytearray(SAMPLE[37:118])
         section[octet - 1] = value
         assert code_of(describe_grid, bytes(section)) is code
-    # Rotated: turned about its own pole, half the earth wide, about a latitude of the south.
+    # Rotated grids: turned about their own pole, half the earth wide, in the southern hemisphere.
     turned = bytearray(rotated_by_eccodes((-35.0, 247.0), (-1.0, -1.0), (1.0, 1.0), 1.0)[0])
     turned[80] = 0x41
     wide = rotated_by_eccodes((-35.0, 247.0), (-1.0, -90.0), (1.0, 90.0), 1.0)[0]
@@ -268,7 +268,7 @@ def test_grid_that_cannot_be_placed_is_refused() -> None:
     south[55] |= 0x80
     for section in (turned, wide, south):
         assert code_of(describe_grid, bytes(section)) is MetadataIssue.MISSING_GEOLOCATION
-    # Larger than any real grid: before any work is done.
+    # A grid larger than any real one is refused before it is computed.
     huge = latlon_grid(4_000_000, 1000, first=(90, 0), last=(-90, 359))
     assert code_of(describe_grid, huge) is MetadataIssue.RESOURCE_LIMIT
 
@@ -277,7 +277,7 @@ PRESSURE = Field(name="PRMSL", level="mean sea level", parameter=(0, 3, 1), surf
 
 
 @pytest.mark.clause("OPR-26")
-def test_corners_of_a_grid_of_degrees_are_as_far_apart_as_its_increments_say() -> None:
+def test_corners_of_a_grid_in_degrees_agree_with_its_increments() -> None:
     whole: dict[str, Any] = {
         "first": (90_000_000, 0),
         "last": (0x80000000 | 90_000_000, 359_750_000),
@@ -293,7 +293,7 @@ def test_corners_of_a_grid_of_degrees_are_as_far_apart_as_its_increments_say() -
 
 
 @pytest.mark.clause("OPR-26")
-def test_corners_of_a_mercator_grid_are_as_far_apart_as_its_spacing_says() -> None:
+def test_corners_of_a_mercator_grid_agree_with_its_spacing() -> None:
     for last, spacing, sound in (
         ((23_088_000, 206_131_000), 2_500_000, True),
         ((23_088_000, 206_131_000), 1_250_000, False),
@@ -307,16 +307,16 @@ def test_corners_of_a_mercator_grid_are_as_far_apart_as_its_spacing_says() -> No
 
 
 def test_key_and_message_must_agree_on_time() -> None:
-    for what, (groups, expected) in {
+    for case, (groups, expected) in {
         "agrees": (groups_of(), []),
         "cycle with minutes": (groups_of(cycle="0600"), []),
         "other cycle": (groups_of(cycle="07"), [MetadataIssue.TIME_MISMATCH]),
         "other day": (groups_of(day="20251204"), [MetadataIssue.TIME_MISMATCH]),
         "earlier field": (groups_of(lead=8), [MetadataIssue.TIME_MISMATCH]),
         "later field": (groups_of(lead=6), [MetadataIssue.TIME_MISMATCH]),
-        "says nothing": ({}, []),
+        "no groups": ({}, []),
     }.items():
-        assert codes(read(SAMPLE, groups=groups)) == [*expected, MetadataIssue.SIDECAR_MISSING], what
+        assert codes(read(SAMPLE, groups=groups)) == [*expected, MetadataIssue.SIDECAR_MISSING], case
 
 
 SAMPLE_KEY, SAMPLE, SAMPLE_INDEX = make_hrrr(run=RUN, lead=7)
@@ -324,15 +324,15 @@ OTHER_RUN = make_hrrr(run=RUN + timedelta(hours=1), lead=7)[2]
 OTHER_LEAD = make_hrrr(run=RUN, lead=8)[2]
 
 
-def test_messages_that_are_valid_before_the_first_one_s_run_give_no_horizon() -> None:
-    one, other = (make_hrrr(run=RUN - timedelta(hours=hours), lead=0)[1] for hours in (0, 6))
-    header = read(one + other, groups={})
+def test_a_message_valid_before_the_first_message_s_run_gives_no_horizon() -> None:
+    first, earlier = (make_hrrr(run=RUN - timedelta(hours=hours), lead=0)[1] for hours in (0, 6))
+    header = read(first + earlier, groups={})
     assert MetadataIssue.TIME_MISMATCH in codes(header)
     assert "forecast:horizon" not in header.properties
 
 
-def test_index_of_another_object_is_a_finding_and_no_sidecar() -> None:
-    for what, index in {
+def test_index_of_another_object_is_a_finding_and_not_a_sidecar() -> None:
+    for case, index in {
         "other run": OTHER_RUN,
         "other lead": OTHER_LEAD,
         "offset behind": SAMPLE_INDEX.replace("2:188:", "2:180:"),
@@ -350,29 +350,29 @@ def test_index_of_another_object_is_a_finding_and_no_sidecar() -> None:
         "too large": b"9" * 3_000_000,
         "too many lines": SAMPLE_INDEX * 30_000,
     }.items():
-        found = read(SAMPLE, key=SAMPLE_KEY, groups=groups_of(), index=index)
-        assert codes(found) == [MetadataIssue.SIDECAR_MISMATCH], what
-        assert (found.sidecars, found.layers) == ((), ()), what
-        assert "grib:variables" not in found.properties, what
+        metadata = read(SAMPLE, key=SAMPLE_KEY, groups=groups_of(), index=index)
+        assert codes(metadata) == [MetadataIssue.SIDECAR_MISMATCH], case
+        assert (metadata.sidecars, metadata.layers) == ((), ()), case
+        assert "grib:variables" not in metadata.properties, case
 
 
 LINES = SAMPLE_INDEX.splitlines()
 SUBMESSAGES = [LINES[0], LINES[1].replace("2:", "2.1:", 1), LINES[1].replace("2:", "2.2:", 1), LINES[2]]
 
 
-def test_index_is_held_against_the_object() -> None:
-    for what, (objects, index, expected, messages) in {
-        # The object has grown by more than what may stand between two messages.
+def test_index_is_compared_with_the_object() -> None:
+    for case, (objects, index, expected, messages) in {
+        # The object has grown by more bytes than are allowed between two messages.
         "older than its object": (3, SAMPLE_INDEX, [MetadataIssue.SIDECAR_MISMATCH], 9),
         "a field too late": (1, SAMPLE_INDEX.replace("7 hour acc", "9 hour acc"), [MetadataIssue.TIME_MISMATCH], 3),
         "submessages": (1, "\n".join(SUBMESSAGES) + "\n", [], 3),
     }.items():
-        found = read(SAMPLE * objects, key=SAMPLE_KEY, groups=groups_of(), index=index)
-        assert (codes(found), found.properties["grib:message-count"]) == (expected, messages), what
+        metadata = read(SAMPLE * objects, key=SAMPLE_KEY, groups=groups_of(), index=index)
+        assert (codes(metadata), metadata.properties["grib:message-count"]) == (expected, messages), case
 
 
 def stretched(last: bytes) -> tuple[bytes, str]:
-    """The sample with data in its first message, so that one request holds no other, and in its last; and its index."""
+    """Return the sample with a first message that fills the first request and data in the last, and its index."""
     content, lines = b"", []
     for line, data in zip(SAMPLE_INDEX.splitlines(), (bytes(10_000), b"", last), strict=True):
         number, start, rest = line.split(":", 2)
@@ -389,7 +389,7 @@ LAST = len(stretched(b"")[0]) - 10_376
 
 
 @pytest.mark.clause("OPR-06")
-def test_last_message_costs_one_request_or_where_it_is_large_two() -> None:
+def test_a_small_last_message_costs_one_request_and_a_large_one_two() -> None:
     for size, requests in (
         (1_000, [4096, 4096]),
         (10_000, [4096, 10_000]),
@@ -398,37 +398,41 @@ def test_last_message_costs_one_request_or_where_it_is_large_two() -> None:
     ):
         content, index = stretched(bytes(size - LAST))
         source = CountingSource(content)
-        found = read(source, groups=groups_of(), index=index)
-        assert found.findings == ()
+        metadata = read(source, groups=groups_of(), index=index)
+        assert metadata.findings == ()
         assert source.requests == requests
-        assert [(layer.offset, layer.length) for layer in found.layers] == [(0, 10_188), (10_188, 188), (10_376, size)]
+        assert [(layer.offset, layer.length) for layer in metadata.layers] == [
+            (0, 10_188),
+            (10_188, 188),
+            (10_376, size),
+        ]
 
 
 @pytest.mark.clause("OPR-20")
 @pytest.mark.parametrize("room", [4_000, LAST_MESSAGE_BYTES], ids=["small", "large"])
-def test_data_that_look_like_an_end_hide_no_cut_and_no_hole(room: int) -> None:
+def test_a_cut_or_hole_in_data_that_look_like_an_end_is_refused(room: int) -> None:
     content, index = stretched(b"7777" * (room // 4))
     assert codes(read(content, groups=groups_of(), index=index)) == []
     size = len(content)
     for end in (*range(size - 20, size), *range(10_600, size, room // 37)):
         assert code_of(read, content[:end], groups=groups_of(), index=index) is MetadataIssue.TRUNCATED_OBJECT
-    # As long as it should be, but the last part of an upload is zeros.
+    # The object has its full length, but the last part of the upload is zeros.
     for hole in (1, 4, 1000):
         cut = content[:-hole] + bytes(hole)
-        for beside in (index, None):
-            assert code_of(read, cut, groups=groups_of(), index=beside) is MetadataIssue.TRUNCATED_OBJECT
+        for sidecar in (index, None):
+            assert code_of(read, cut, groups=groups_of(), index=sidecar) is MetadataIssue.TRUNCATED_OBJECT
     # Without data the hole reaches into the sections.
-    for beside in (SAMPLE_INDEX, None):
+    for sidecar in (SAMPLE_INDEX, None):
         cut = SAMPLE[:-50] + bytes(50)
-        assert code_of(read, cut, groups=groups_of(), index=beside) is MetadataIssue.TRUNCATED_OBJECT
+        assert code_of(read, cut, groups=groups_of(), index=sidecar) is MetadataIssue.TRUNCATED_OBJECT
 
 
-def test_a_gaussian_grid_has_all_its_parallels_or_a_fault() -> None:
+def test_a_gaussian_grid_without_all_its_parallels_has_a_fault() -> None:
     _, content, index = make_cfs(run=RUN, lead=6)
-    found = read(content, index=index)
-    assert (codes(found), found.properties["grib:gaussian-parallels"]) == ([], 95)
-    assert not {"proj:transform", "proj:bbox"} & found.properties.keys()
-    assert found.properties["cube:dimensions"]["y"]["step"] is None
+    metadata = read(content, index=index)
+    assert (codes(metadata), metadata.properties["grib:gaussian-parallels"]) == ([], 95)
+    assert not {"proj:transform", "proj:bbox"} & metadata.properties.keys()
+    assert metadata.properties["cube:dimensions"]["y"]["step"] is None
     section = gaussian_grid(384, 190, north=89_277_000, east=359_062_000, step=938_000).section
     for changed, fault in (
         (section, None),
@@ -441,7 +445,7 @@ def test_a_gaussian_grid_has_all_its_parallels_or_a_fault() -> None:
         assert (fault or "") in (described.fault or "")
 
 
-def test_fields_without_an_index_have_the_names_that_one_would_give_them() -> None:
+def test_fields_are_named_alike_with_and_without_an_index() -> None:
     fluxes = {"product": "sfluxgrb", "resolution": ""}
     for _, content, index in (
         make_hrrr(run=RUN, lead=7),
@@ -457,17 +461,17 @@ def test_fields_without_an_index_have_the_names_that_one_would_give_them() -> No
         ("APCP", "2-14 hour acc fcst", "prob >0.254")
     ]
     assert list(pop.properties["cube:variables"]) == ["APCP prob"]
-    # Relative humidity has a number that each centre defines for itself, and NWS's table is not here.
+    # Relative humidity has a parameter number local to NWS, whose table the reader does not have.
     assert unindexed(make_ndfd(issued=RUN, element="minrh")[1]).layers == ()
 
 
-def test_all_hours_of_a_run_in_one_object_are_its_time() -> None:
+def test_an_object_with_all_hours_of_a_run_covers_the_run() -> None:
     _, content = make_naqfc(run=RUN)
-    found = unindexed(content)
-    assert (found.start, found.end, found.datetime) == (RUN, *[RUN + timedelta(hours=72)] * 2)
-    assert (found.properties["forecast:horizon"], found.properties["grib:message-count"]) == ("PT72H", 72)
-    assert len(found.properties["cube:dimensions"]["valid_time"]["values"]) == 72
-    assert (found.layers[-1].name, found.layers[-1].offset) == (
+    metadata = unindexed(content)
+    assert (metadata.start, metadata.end, metadata.datetime) == (RUN, *[RUN + timedelta(hours=72)] * 2)
+    assert (metadata.properties["forecast:horizon"], metadata.properties["grib:message-count"]) == ("PT72H", 72)
+    assert len(metadata.properties["cube:dimensions"]["valid_time"]["values"]) == 72
+    assert (metadata.layers[-1].name, metadata.layers[-1].offset) == (
         "PMTF 1 sigma level 71-72 hour ave fcst",
         len(content) - 212,
     )
@@ -478,36 +482,36 @@ def test_an_object_that_states_its_length_is_whole_or_refused() -> None:
     _, content = make_ndfd(issued=RUN, element="maxt")
     whole = read(content)
     assert (codes(whole), whole.properties["grib:message-count"]) == ([], 4)
-    # Cut between two messages, where nothing else shows it.
+    # Cut between two messages: only the stated length shows it.
     assert code_of(read, content[: content.rindex(b"****0000")]) is MetadataIssue.TRUNCATED_OBJECT
-    # A bulletin's own separator does not state the object's length.
+    # A separator of bulletins does not state the object's length.
     assert codes(read(content[40:])) == [MetadataIssue.SIDECAR_MISSING]
 
 
-def test_object_without_index_is_walked_only_so_far() -> None:
+def test_the_walk_of_an_object_without_index_is_bounded() -> None:
     alone = read(SAMPLE)
     assert (alone.properties["grib:message-count"], alone.layers) == (3, ())
     source = CountingSource(SAMPLE * 1000)
-    found = read(source)
-    assert "grib:message-count" not in found.properties
-    assert codes(found) == [MetadataIssue.SIDECAR_MISSING, MetadataIssue.COMPLETENESS_UNCHECKED]
+    metadata = read(source)
+    assert "grib:message-count" not in metadata.properties
+    assert codes(metadata) == [MetadataIssue.SIDECAR_MISSING, MetadataIssue.COMPLETENESS_UNCHECKED]
     assert len(source.requests) <= WALK_MESSAGES + 3
 
 
 def test_wmo_headers_between_messages_are_stepped_over() -> None:
     header = b"\r\r\n123\r\r\nYEUZ98 KWBN 060000\r\r\n"
     message = SAMPLE[:188]
-    found = read(header + message + header + message + b"\r\r\n\x03")
-    assert found.native["offset"] == len(header)
-    assert found.properties["grib:message-count"] == 2
+    metadata = read(header + message + header + message + b"\r\r\n\x03")
+    assert metadata.native["offset"] == len(header)
+    assert metadata.properties["grib:message-count"] == 2
 
 
-def test_files_of_one_grid_share_a_geometry_and_nothing_that_could_change() -> None:
-    one, other = read(SAMPLE), read(SAMPLE)
-    assert one.geometry is other.geometry
-    assert isinstance(one.geometry["coordinates"], tuple)
-    one.properties["proj:shape"].append(0)
-    assert read(SAMPLE).properties["proj:shape"] == other.properties["proj:shape"] == [1059, 1799]
+def test_files_of_one_grid_share_only_the_immutable_geometry() -> None:
+    first, second = read(SAMPLE), read(SAMPLE)
+    assert first.geometry is second.geometry
+    assert isinstance(first.geometry["coordinates"], tuple)
+    first.properties["proj:shape"].append(0)
+    assert read(SAMPLE).properties["proj:shape"] == second.properties["proj:shape"] == [1059, 1799]
 
 
 def corrupt(at: int, value: bytes) -> bytes:
@@ -530,11 +534,11 @@ def test_codes_of_the_first_message_have_their_names() -> None:
     assert [named(SAMPLE, 21, ">H", code)["grib:centre"] for code in (7, 34, 54, 74, 78, 98, 8)] == [
         "kwbc", "rjtd", "cwao", "egrr", "edzw", "ecmf", "8"
     ]  # fmt: skip
-    # Code table 4.4: of seven units each. Months and longer have no fixed length.
-    one = SAMPLE[:188]
-    horizons = [named(one, 118 + 17, ">B", code).get("forecast:horizon") for code in (0, 1, 2, 10, 11, 12, 13, 3)]
+    # Code table 4.4: seven of each unit. Months and longer units have no fixed length.
+    message = SAMPLE[:188]
+    horizons = [named(message, 118 + 17, ">B", code).get("forecast:horizon") for code in (0, 1, 2, 10, 11, 12, 13, 3)]
     assert horizons == ["PT7M", "PT7H", "PT168H", "PT21H", "PT42H", "PT84H", "PT7S", None]
-    # An observation is no forecast, unless it is of a later time than its reference.
+    # An observation is a forecast only if its time is later than its reference time.
     analysis = make_hrrr(run=RUN, lead=0)[1]
     for content, without in ((analysis, {6, 7}), (SAMPLE, set())):
         of_forecast = {code for code in range(9) if "forecast:reference_datetime" in named(content, 36, ">B", code)}
@@ -553,7 +557,7 @@ def test_a_horizon_is_in_the_largest_unit_that_is_whole() -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_damaged_object_is_refused_with_its_code() -> None:
-    for what, (content, code) in {
+    for case, (content, code) in {
         "empty": (b"", MetadataIssue.UNREADABLE_FORMAT),
         "netcdf": (b"\x89HDF\r\n\x1a\n" + bytes(5000), MetadataIssue.UNREADABLE_FORMAT),
         "magic only": (b"GRIB", MetadataIssue.TRUNCATED_OBJECT),
@@ -571,12 +575,12 @@ def test_damaged_object_is_refused_with_its_code() -> None:
         "negative forecast": (corrupt(118 + 18, b"\x80\x00\x00\x01"), MetadataIssue.INVALID_TIME_RANGE),
         "cut end": (SAMPLE[:-1], MetadataIssue.TRUNCATED_OBJECT),
     }.items():
-        assert code_of(read, content, groups=groups_of()) is code, what
+        assert code_of(read, content, groups=groups_of()) is code, case
 
 
 @pytest.mark.clause("OPR-26")
 @pytest.mark.parametrize("index", [None, SAMPLE_INDEX], ids=["alone", "with index"])
-def test_what_follows_the_last_message_is_a_few_stray_bytes_or_the_object_is_refused(index: str | None) -> None:
+def test_an_object_with_more_than_a_few_bytes_after_its_last_message_is_refused(index: str | None) -> None:
     for stray in (b"", b"\n", b"GRI", b"\r\r\n\x03", bytes(6)):
         assert read(SAMPLE + stray, index=index).properties["grib:message-count"] == 3
     for other in (bytes(9), bytes(3000), b"<html><body>503</body></html>\n"):
@@ -588,15 +592,15 @@ def test_what_follows_the_last_message_is_a_few_stray_bytes_or_the_object_is_ref
 def test_object_cut_anywhere_is_never_read_as_whole(index: str | None) -> None:
     for end in range(len(SAMPLE)):
         try:
-            found = read(SAMPLE[:end], groups=groups_of(), index=index)
+            metadata = read(SAMPLE[:end], groups=groups_of(), index=index)
         except ReadError:
             continue
-        # Cut between two messages (or in the next one's four letters): alone it is a shorter file, beside its index
-        # it is another one.
+        # Cut between two messages, or within the next message's `GRIB`: without its index it is a shorter file, with it
+        # a mismatch.
         assert end in (*range(188, 192), *range(376, 380))
-        assert codes(found) == [MetadataIssue.SIDECAR_MISSING if index is None else MetadataIssue.SIDECAR_MISMATCH]
+        assert codes(metadata) == [MetadataIssue.SIDECAR_MISSING if index is None else MetadataIssue.SIDECAR_MISMATCH]
 
 
 @pytest.mark.clause("OPR-07")
-def test_source_that_gives_less_than_its_size_is_a_cut_object() -> None:
-    assert code_of(read, Claiming(SAMPLE[:100], 10_000_000)) is MetadataIssue.TRUNCATED_OBJECT
+def test_a_source_with_fewer_bytes_than_its_size_is_a_cut_object() -> None:
+    assert code_of(read, Oversized(SAMPLE[:100], 10_000_000)) is MetadataIssue.TRUNCATED_OBJECT

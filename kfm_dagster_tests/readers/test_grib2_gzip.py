@@ -1,4 +1,4 @@
-"""MRMS: gzipped GRIB2 objects against ecCodes, and what is no whole one."""
+"""MRMS: the bands of gzipped GRIB2 objects, cut and large objects, and their times."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_a_mosaic_has_a_band_of_its_product() -> None:
         ((255, 0), None),
     ):  # fmt: skip
         message = MESSAGE.replace(section + template + bytes((6, 1)), section + template + bytes(parameter))
-        found = read(gzip.compress(message), groups={"product": "Q"}).properties.get("bands")
-        assert found == (expected and [{"name": "Q", **expected}])
+        bands = read(gzip.compress(message), groups={"product": "Q"}).properties.get("bands")
+        assert bands == (expected and [{"name": "Q", **expected}])
     assert MESSAGE.count(section + template + bytes((6, 1))) == 1
 
 
@@ -77,13 +77,13 @@ def test_a_message_that_was_cut_before_it_was_gzipped_is_truncated() -> None:
 
 
 def long_message(length: int) -> bytes:
-    """The sample's message with random data, as long as is asked for."""
+    """Return the sample's message with random data, `length` bytes long."""
     room = length - len(MESSAGE)
     data = struct.pack(">IB", 5 + room, 7) + random.Random(7).randbytes(room)
     return MESSAGE[:8] + struct.pack(">Q", length) + MESSAGE[16:-9] + data + b"7777"
 
 
-def test_messages_are_counted_as_far_as_they_are_followed() -> None:
+def test_messages_are_counted_up_to_the_limit_of_the_walk() -> None:
     assert read(gzip.compress(MESSAGE * 3)).properties["grib:message-count"] == 3
     many = read(gzip.compress(MESSAGE * (WALK_MESSAGES + 1)))
     assert (many.findings, "grib:message-count" in many.properties) == ((), False)
@@ -97,10 +97,10 @@ def test_an_object_too_large_to_be_read_whole_is_unchecked() -> None:
     assert len(packed) > MAX_PACKED_BYTES
     for content in (packed, packed[:-1]):
         source = CountingSource(content)
-        found = read(source)
-        assert codes(found) == [MetadataIssue.COMPLETENESS_UNCHECKED]
-        assert found.native["length"] == len(plain)
-        assert "grib:message-count" not in found.properties
+        metadata = read(source)
+        assert codes(metadata) == [MetadataIssue.COMPLETENESS_UNCHECKED]
+        assert metadata.native["length"] == len(plain)
+        assert "grib:message-count" not in metadata.properties
         assert source.requests == [FIRST_BYTES]
     largest = gzip.compress(long_message(MAX_PACKED_BYTES - 2000), compresslevel=0, mtime=0)
     assert MAX_PACKED_BYTES - 2000 < len(largest) <= MAX_PACKED_BYTES

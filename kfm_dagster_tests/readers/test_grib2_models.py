@@ -1,4 +1,4 @@
-"""GRIB2 of models: objects and samples under their contracts' own keys, and the times at which their fields hold."""
+"""GRIB2 of models: objects and samples under their contracts' keys, and the times of their fields."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ WAVE = "gfs.20230823/18/wave/gridded/gfswave.t18z.atlocn.0p16.f001.grib2"
 def test_layers_of_a_real_object_are_its_messages(shared_data: Path, reference: dict[str, Any]) -> None:
     path = shared_data / "objects/noaa-gfs-bdp-pds" / WAVE
     content, index = path.read_bytes(), path.with_name(path.name + ".idx").read_bytes()
-    found = read(content, key=WAVE, groups={"date": "20230823", "cycle": "18", "lead": "001"}, index=index)
+    metadata = read(content, key=WAVE, groups={"date": "20230823", "cycle": "18", "lead": "001"}, index=index)
     fields = reference[f"objects/noaa-gfs-bdp-pds/{WAVE}"]["reference"]["fields"]
-    assert [(layer.offset, layer.length) for layer in found.layers] == [
+    assert [(layer.offset, layer.length) for layer in metadata.layers] == [
         (field["offset"], field["length"]) for field in fields
     ]
     lines = [line.split(":") for line in index.decode().splitlines()]
-    assert [tuple(layer[:4]) for layer in found.layers] == [tuple(line[3:7]) for line in lines]
-    assert found.layers[8][:4] == ("SWELL", "1 in sequence", "1 hour fcst", "")
+    assert [tuple(layer[:4]) for layer in metadata.layers] == [tuple(line[3:7]) for line in lines]
+    assert metadata.layers[8][:4] == ("SWELL", "1 in sequence", "1 hour fcst", "")
 
 
 @pytest.mark.clause("OPR-26")
@@ -66,9 +66,9 @@ def test_lines_of_real_indexes_name_the_member_of_their_key(shared_data: Path, c
             entry.qualifier for entry in read_index(BytesSource(path.read_bytes()))
         )
     assert set(named) == {"avg", "c00", "p01"}
-    for member, of in product(named, named):
-        said = contradictions(declared, {"member": member}, {"layers.qualifier": named[of]}.__getitem__)
-        assert (not [*said]) is (member == of)
+    for member, other in product(named, named):
+        mismatches = contradictions(declared, {"member": member}, {"layers.qualifier": named[other]}.__getitem__)
+        assert (not [*mismatches]) is (member == other)
 
 
 @pytest.mark.clause("OPR-14")
@@ -76,20 +76,20 @@ def test_sample_is_read_without_a_finding(contracts: ContractRegistry) -> None:
     for specimen in filter(attrgetter("index"), SUBJECTS["grib2"].samples):
         key, match = specimen.key, match_of(specimen.dataset, specimen.key)
         source = CountingSource(specimen.content)
-        found = read(source, key=key, groups=match.groups, index=specimen.index)
-        assert (found.findings, found.sidecars) == ((), (".idx",))
+        metadata = read(source, key=key, groups=match.groups, index=specimen.index)
+        assert (metadata.findings, metadata.sidecars) == ((), (".idx",))
         assert source.requests == [4096]
-        assert match.start <= found.start <= found.end == match.end
-        # Of steps within the hour the first counts.
-        assert found.datetime == (found.start if "subh" in key else found.end)
-        assert found.start == match.end - timedelta(minutes=45) or "subh" not in key or "f00." in key
-        assert found.properties["forecast:horizon"] == duration(found.datetime - match.start)
-        assert found.properties["grib:message-count"] == len(found.layers) == (specimen.index or b"").count(b"\n")
-        assert sum(layer.length for layer in found.layers) == len(specimen.content)
-        assert set(contracts[specimen.dataset].metadata_extract.required) <= found.properties.keys()
+        assert match.start <= metadata.start <= metadata.end == match.end
+        # The first of several steps within the hour is the Item's time.
+        assert metadata.datetime == (metadata.start if "subh" in key else metadata.end)
+        assert metadata.start == match.end - timedelta(minutes=45) or "subh" not in key or "f00." in key
+        assert metadata.properties["forecast:horizon"] == duration(metadata.datetime - match.start)
+        assert metadata.properties["grib:message-count"] == len(metadata.layers) == (specimen.index or b"").count(b"\n")
+        assert sum(layer.length for layer in metadata.layers) == len(specimen.content)
+        assert set(contracts[specimen.dataset].metadata_extract.required) <= metadata.properties.keys()
 
 
-def test_what_keys_say_stands_under_the_name_of_the_dataset() -> None:
+def test_properties_from_the_key_have_the_dataset_s_prefix() -> None:
     properties = []
     for dataset, (key, content, index) in (
         ("gfs", gfs.make_gfs(run=MODEL_RUN, lead=9, model="gdas")),
@@ -97,8 +97,10 @@ def test_what_keys_say_stands_under_the_name_of_the_dataset() -> None:
         ("gefs", gefs.make_gefs(run=MODEL_RUN, lead=6, member="p07")),
         ("nbm", nbm.make_nbm(run=MODEL_RUN, lead=6, product="qmd", region="hi")),
     ):
-        found = read(content, key=key, groups=match_of(dataset, key).groups, index=index)
-        properties.append({name: one for name, one in found.properties.items() if name.startswith(f"{dataset}:")})
+        metadata = read(content, key=key, groups=match_of(dataset, key).groups, index=index)
+        properties.append(
+            {name: value for name, value in metadata.properties.items() if name.startswith(f"{dataset}:")}
+        )
     shared = {"gefs:product": "pgrb2s", "gefs:resolution": "0p25", "gefs:cycle": 6, "gefs:lead-hours": 6}
     assert properties == [
         {"gfs:model": "gdas", "gfs:product": "pgrb2", "gfs:resolution": "0p25", "gfs:cycle": 6, "gfs:lead-hours": 9},
@@ -195,7 +197,7 @@ NEIGHBOURS: list[tuple[str, str, KeyKind]] = [
 
 
 @pytest.mark.clause("OPR-14")
-def test_data_keys_are_understood_and_told_from_their_neighbours(contracts: ContractRegistry) -> None:
+def test_data_keys_are_distinguished_from_other_keys_of_their_buckets(contracts: ContractRegistry) -> None:
     for bucket, key, item_id in DATA:
         route = contracts.route(bucket=bucket, key=key)
         match = match_of(route.contract.id, key)
@@ -211,20 +213,20 @@ GRID = lat_lon_grid(4, 3, first=(2_000_000, 0), last=(0, 3_000_000), step=1_000_
 FIELD = Field(name="APCP", level="surface", parameter=(0, 1, 8), surface=(1, 0), value=0.0)
 
 
-def made(steps: Sequence[ForecastStep]) -> tuple[bytes, str]:
-    """An object with a field of each step, and its index."""
+def assembled_steps(steps: Sequence[ForecastStep]) -> tuple[bytes, str]:
+    """Return an object with a field of each step, and its index."""
     fields = [(FIELD, step, message(FIELD, step, run=RUN, origin=Origin(process=(2, 0, 83, 0, 0)), grid=GRID))
               for step in steps]  # fmt: skip
     return assembled(fields, run=RUN)
 
 
-def held(header: HeaderMetadata) -> tuple[str, ...]:
-    """Start, end, datetime and horizon."""
+def times_and_horizon(header: HeaderMetadata) -> tuple[str, ...]:
+    """Return start, end, datetime and horizon."""
     return *held_times(header), header.properties["forecast:horizon"]
 
 
 def held_times(header: HeaderMetadata) -> tuple[str, ...]:
-    """Start, end and datetime, as day and time of day."""
+    """Return start, end and datetime, as day and time of day."""
     return tuple(f"{moment:%dT%H:%M}" for moment in (header.start, header.end, header.datetime))
 
 
@@ -238,29 +240,29 @@ LATE = ("04T06:00", "04T06:00", "04T06:00", "PT12H")
     ("steps", "expected"),
     [
         ([at_hour(12)], LATE),
-        # Windows that reach back to the run, and others, beside an instant.
+        # An instant, and windows from the run or from a later hour.
         ([over_hours(0, 12), at_hour(12), over_hours(11, 12)], LATE),
         ([at_minute(minutes) for minutes in (15, 30, 45, 60)], EARLY),
         ([at_minute(60), at_minute(15), over_hours(0, 1)], EARLY),
-        # Windows alone: the longest, and of equally long ones from the first's begin to the last's end.
+        # Windows only: the longest; equally long windows from the beginning of the first to the end of the last.
         ([over_hours(11, 12), over_hours(6, 12)], ("04T00:00", "04T06:00", "04T06:00", "PT12H")),
         ([over_hours(0, 12), over_hours(11, 12)], ("03T18:00", "04T06:00", "04T06:00", "PT12H")),
         ([over_hours(6, 9), over_hours(9, 12)], ("04T00:00", "04T06:00", "04T06:00", "PT12H")),
-        # The first file of a run: what is summed until the run is over no time.
+        # The first file of a run: a sum over no time.
         ([at_hour(0), over_hours(0, 0)], ANALYSIS),
         ([over_hours(0, 0)], ANALYSIS),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("indexed", [True, False], ids=["index", "alone"])
-def test_an_object_holds_when_its_instants_do_else_its_longest_window(
+def test_an_object_s_time_is_that_of_its_instants_else_its_longest_window(
     steps: list[ForecastStep], expected: tuple[str, ...], indexed: bool
 ) -> None:
-    content, index = made(steps)
+    content, index = assembled_steps(steps)
     header = test_grib2.read(content, index=index if indexed else None)
     assert header.sidecars == ((".idx",) if indexed else ())
-    assert held(header) == expected
+    assert times_and_horizon(header) == expected
     assert header.properties["forecast:reference_datetime"] == "2025-12-03T18:00:00Z"
-    # Each time that a field is valid at, or a window ends at.
+    # The valid time of each instant, and the end of each window.
     ends = {60 * (step.time + (step.length or 0)) if "min" not in step.text else step.time for step in steps}
     times = [f"{RUN + timedelta(minutes=end):%Y-%m-%dT%H:%M:%SZ}" for end in sorted(ends)]
     valid = {"type": "temporal", "extent": [times[0], times[-1]], "values": times}
@@ -269,29 +271,29 @@ def test_an_object_holds_when_its_instants_do_else_its_longest_window(
 
 @pytest.mark.clause("OPR-24")
 def test_windows_of_a_variable_are_its_time_bounds() -> None:
-    content, index = made([over_hours(0, 12), at_hour(12), over_hours(11, 12), over_hours(0, 0)])
+    content, index = assembled_steps([over_hours(0, 12), at_hour(12), over_hours(11, 12), over_hours(0, 0)])
     bounds = [["2025-12-03T18:00:00Z", "2025-12-04T06:00:00Z"], ["2025-12-04T05:00:00Z", "2025-12-04T06:00:00Z"]]
     assert test_grib2.read(content, index=index).properties["cube:variables"]["APCP"]["time_bounds"] == bounds
-    content, index = made([at_hour(12)])
+    content, index = assembled_steps([at_hour(12)])
     assert "time_bounds" not in test_grib2.read(content, index=index).properties["cube:variables"]["APCP"]
 
 
 @pytest.mark.clause("OPR-24")
-def test_a_step_that_is_not_understood_counts_for_nothing() -> None:
-    content, index = made([at_hour(12), at_hour(12)])
+def test_an_unknown_step_is_ignored() -> None:
+    content, index = assembled_steps([at_hour(12), at_hour(12)])
     first, other = index.splitlines(keepends=True)
     for text in ("1 month ave fcst", "9999999 day fcst", "12-6 hour acc fcst"):
         unknown = other.replace("12 hour fcst", text)
-        assert held(test_grib2.read(content, index=first + unknown)) == LATE
-    # The first message says its own time.
-    content, index = made([at_hour(0), at_hour(12)])
+        assert times_and_horizon(test_grib2.read(content, index=first + unknown)) == LATE
+    # The first message has its own time.
+    content, index = assembled_steps([at_hour(0), at_hour(12)])
     index = index.replace("anl", "1 month ave fcst")
-    assert held(test_grib2.read(content, index=index)) == ("03T18:00", "04T06:00", "03T18:00", "PT0H")
+    assert times_and_horizon(test_grib2.read(content, index=index)) == ("03T18:00", "04T06:00", "03T18:00", "PT0H")
 
 
 @pytest.mark.clause("OPR-24")
-def test_a_field_without_a_time_that_is_read_holds_at_the_keys_lead() -> None:
-    content, _ = made([at_hour(7)])
+def test_a_field_without_a_readable_time_has_the_key_s_lead() -> None:
+    content, _ = assembled_steps([at_hour(7)])
     at = content.index(b"\x04\x00\x00\x00\x00", 16) + 1  # of section 4: its number, then coordinates and template 0
     for groups, expected in (({}, ("03T18:00",) * 3), ({"lead": "12"}, LATE[:3])):
         header = test_grib2.read(content[: at + 2] + struct.pack(">H", 99) + content[at + 4 :], groups=groups)
@@ -301,25 +303,25 @@ def test_a_field_without_a_time_that_is_read_holds_at_the_keys_lead() -> None:
         )
 
 
-def test_every_field_of_a_message_counts_and_of_many_messages_the_fields_that_are_walked() -> None:
-    """Sections 4 to 7 again, as NAM packs the winds, and the same with a grid of its own (regulation 92.6.2)."""
+def test_every_field_of_each_walked_message_counts() -> None:
+    """Sections 4 to 7 repeated, as NAM packs the winds, also with another grid (regulation 92.6.2)."""
     expected = ("04T00:00", "04T06:00", "04T00:00", "PT6H")
-    content, _ = made([at_hour(12)])
-    other, _ = made([at_hour(6)])
+    content, _ = assembled_steps([at_hour(12)])
+    other, _ = assembled_steps([at_hour(6)])
     grid, product = other.index(GRID.section), other.index(GRID.section) + len(GRID.section)
     for begin in (grid, product):
         both = content[:-4] + other[begin:-4] + b"7777"
         both = both[:8] + struct.pack(">Q", len(both)) + both[16:]
         header = test_grib2.read(both)
-        assert held(header) == expected
+        assert times_and_horizon(header) == expected
         assert header.properties["grib:message-count"] == 1
-    header = test_grib2.read(made([at_hour(6), *[at_hour(12)] * WALK_MESSAGES])[0])
+    header = test_grib2.read(assembled_steps([at_hour(6), *[at_hour(12)] * WALK_MESSAGES])[0])
     assert "grib:message-count" not in header.properties
-    assert held(header) == expected
+    assert times_and_horizon(header) == expected
 
 
 @pytest.mark.clause("OPR-24")
-def test_an_accumulation_of_mrms_has_the_window_of_its_name() -> None:
+def test_an_accumulation_of_mrms_has_the_window_in_its_name() -> None:
     valid = test_grib2_gzip.VALID
     for named, begin in (
         ("MultiSensor_QPE_01H_Pass2_00.00", "2025-12-03T05:02"), ("RadarOnly_QPE_72H_00.00", "2025-11-30T06:02"),
@@ -339,7 +341,7 @@ def test_an_accumulation_of_mrms_has_the_window_of_its_name() -> None:
         assert not any(name.startswith("forecast:") for name in header.properties)
 
 
-def test_what_is_summed_since_an_hour_is_of_the_whole_day_at_that_hour() -> None:
+def test_a_sum_since_an_hour_is_of_the_whole_day_at_that_hour() -> None:
     noon = datetime(2025, 12, 3, 12, tzinfo=UTC)
     _, content = make_mrms(valid=noon)
     header = test_grib2_gzip.read(content, groups={"since": "12"})

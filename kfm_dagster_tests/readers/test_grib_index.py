@@ -1,4 +1,4 @@
-"""Indexes of GRIB2 objects, and the cubes of their Items: what indexes list, in a few kilobytes."""
+"""Indexes of GRIB2 objects, and the datacube fields of their Items."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from kfm_dagster.readers.grib_index import (
     step_range,
 )
 from kfm_dagster.readers.ranges import BytesSource
-from kfm_dagster_tests.readers.reading import Claiming, code_of
+from kfm_dagster_tests.readers.reading import Oversized, code_of
 
 EXCERPT = ".excerpt."
-"""Of names of files with some of an index's lines, which are in no order."""
+"""In the names of files with selected lines of an index, which are not in order."""
 
 
 def test_every_real_index_is_read_as_a_plain_split_reads_it(shared_data: Path, reference: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def entry(message: int, offset: int, submessage: int = 0, **changes: str) -> Ind
 
 
 def test_line_forms_of_wgrib2_are_read() -> None:
-    for what, (line, expected) in {
+    for case, (line, expected) in {
         "plain": (b"1:0:d=2025120306:TMP:surface:anl:", entry(1, 0)),
         "no last colon": (b"1:0:d=2025120306:TMP:surface:anl", entry(1, 0)),
         "submessage": (b"12.2:700:d=2025120306:TMP:surface:anl:", entry(12, 700, 2)),
@@ -78,11 +78,11 @@ def test_line_forms_of_wgrib2_are_read() -> None:
             entry(1, 0, qualifier="prob >0.254:prob fcst 255/255"),
         ),
     }.items():
-        assert read_index(BytesSource(line + b"\n")) == read_index(BytesSource(line)) == (expected,), what
+        assert read_index(BytesSource(line + b"\n")) == read_index(BytesSource(line)) == (expected,), case
 
 
 REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
-    # level, variable and step of real lines, begin and end of the step in minutes, qualifier: of RRFS ...
+    # Real lines: variable with level, step, variable, beginning and end of the step in minutes, qualifier. RRFS:
     ("REFC:entire atmosphere (considered as a single layer)", "1 hour fcst:", "REFC", 60, 60, ""),
     ("HGTMD:highest level > 1e-09 kg/m^3", "1 hour fcst:", "HGTMD", 60, 60, ""),
     ("TSOIL:0-0 m below ground", "1 hour fcst:", "TSOIL", 60, 60, ""),
@@ -95,7 +95,7 @@ REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
      "aerosol=Total aerosol:aerosol_size <2.5e-06"),
     ("var discipline=1 center=7 local_table=1 parmcat=1 parm=197:surface", "0-1 hour acc fcst:prob >1:prob fcst 0/1",
      "var discipline=1 center=7 local_table=1 parmcat=1 parm=197", 0, 60, "prob >1:prob fcst 0/1"),
-    # ... of its members, and of REFS: a mean of a process, agreement and neighbourhood probabilities, a spread; ...
+    # RRFS's members, and REFS: a mean of a process, agreement and neighbourhood probabilities, a spread.
     ("MAXUVV:100-1000 mb", "0-1 hour max fcst:ENS=+1", "MAXUVV", 0, 60, "ENS=+1"),
     ("MXUPHL:5000-2000 m above ground", "3 hour fcst:wt ens mean:process=193", "MXUPHL", 180, 180,
      "wt ens mean:process=193"),
@@ -106,26 +106,27 @@ REAL_LINES: list[tuple[str, str, str, int, int, str]] = [
     ("APCP:surface", "0-1 day acc fcst:prob >1:prob fcst 0/14:Neighborhood Probability", "APCP", 0, 1440,
      "prob >1:prob fcst 0/14:Neighborhood Probability"),
     ("DZDT:700-500 mb above ground", "6 hour fcst:ens spread", "DZDT", 360, 360, "ens spread"),
-    # ... and of RTMA.
+    # RTMA.
     ("CEIL:cloud ceiling", "anl:", "CEIL", 0, 0, ""),
 ]  # fmt: skip
 
 
 def test_real_lines_of_the_rapid_refresh_systems_are_fields() -> None:
     text = "".join(
-        f"{number}:{number}:d=2026092000:{of}:{step}\n" for number, (of, step, *_) in enumerate(REAL_LINES, 1)
+        f"{number}:{number}:d=2026092000:{field}:{step}\n" for number, (field, step, *_) in enumerate(REAL_LINES, 1)
     )
     entries = read_index(BytesSource(text.encode()))
-    for (of, step, variable, begin, end, qualifier), found in zip(REAL_LINES, entries, strict=True):
-        assert (found.variable, found.level, found.qualifier) == (variable, of.removeprefix(f"{variable}:"), qualifier)
-        assert found.step == step.partition(":")[0]
-        assert step_range(found.step) == (timedelta(minutes=begin), timedelta(minutes=end))
+    for (field, step, variable, begin, end, qualifier), entry in zip(REAL_LINES, entries, strict=True):
+        level = field.removeprefix(f"{variable}:")
+        assert (entry.variable, entry.level, entry.qualifier) == (variable, level, qualifier)
+        assert entry.step == step.partition(":")[0]
+        assert step_range(entry.step) == (timedelta(minutes=begin), timedelta(minutes=end))
         assert named(variable) is not None, variable
 
 
 @pytest.mark.clause("OPR-07")
-def test_an_index_that_is_none_or_too_large_is_refused() -> None:
-    for what, content in {
+def test_a_malformed_or_too_large_index_is_refused() -> None:
+    for case, content in {
         "empty": b"",
         "blank": b"\n",
         "blank line": b"1:0:d=2025120306:TMP:surface:anl:\n\n",
@@ -141,14 +142,14 @@ def test_an_index_that_is_none_or_too_large_is_refused() -> None:
     }.items():
         with pytest.raises(ReadError) as refused:
             read_index(BytesSource(content))
-        assert (refused.value.code, len(str(refused.value)) < 400) == (MetadataIssue.SIDECAR_MISMATCH, True), what
-    # Too large an index is refused before it is read: the object has no bytes.
+        assert (refused.value.code, len(str(refused.value)) < 400) == (MetadataIssue.SIDECAR_MISMATCH, True), case
+    # An index that is too large is refused before it is read: the source has no bytes.
     with pytest.raises(ReadError, match="more than"):
-        read_index(Claiming(b"", MAX_INDEX_BYTES + 1))
+        read_index(Oversized(b"", MAX_INDEX_BYTES + 1))
 
 
 @pytest.mark.clause("OPR-26")
-def test_offsets_ascend_submessages_share_one_and_no_line_is_missing() -> None:
+def test_a_line_out_of_order_or_missing_is_a_fault() -> None:
     for entries, fault in (
         ([entry(1, 0), entry(2, 10), entry(3, 20)], False),
         ([entry(1, 0), entry(2, 10, 1), entry(2, 10, 2), entry(3, 20)], False),
@@ -165,15 +166,15 @@ def test_offsets_ascend_submessages_share_one_and_no_line_is_missing() -> None:
         assert (order_fault(entries) is not None) is fault
 
 
-def test_reference_time_is_compared_to_its_own_precision() -> None:
+def test_a_reference_time_is_compared_at_its_own_precision() -> None:
     run = datetime(2025, 12, 3, 6, 15, tzinfo=UTC)
     assert reference_fault([entry(1, 0, reference="2025120306")], run) is None
     assert reference_fault([entry(1, 0, reference="202512030615")], run) is None
     assert reference_fault([entry(1, 0), entry(2, 9, reference="2025120307")], run) is not None
 
 
-def test_step_texts_end_where_wgrib2_means() -> None:
-    # The latest step is over all lines.
+def test_a_step_text_has_its_end() -> None:
+    # The latest step of all lines, not of the last line.
     entries = [entry(1, 0), entry(2, 9, step="1-3 hour ave fcst"), entry(3, 19, step="2 hour fcst")]
     for step, end in (
         ("anl", timedelta(0)),
@@ -197,7 +198,7 @@ def test_layers_end_where_the_next_message_begins_and_submessages_share_theirs()
         ("TMP", 0, 10), ("UGRD", 10, 15), ("VGRD", 10, 15), ("TMP", 25, 15),
     ]  # fmt: skip
     assert layers([entry(1, 0, qualifier="ENS=+1")], end=7) == (("TMP", "surface", "anl", "ENS=+1", 0, 7),)
-    # More layers than are handed on are none.
+    # If there are more layers than the maximum, none is returned.
     entries = [entry(number, number) for number in range(MAX_LAYERS + 1)]
     assert len(layers(entries[1:], end=MAX_LAYERS + 1)) == MAX_LAYERS
     assert layers(entries, end=MAX_LAYERS + 1) == ()
@@ -234,7 +235,7 @@ def test_written_lines_are_read_back(entries: list[IndexEntry]) -> None:
 
 @pytest.mark.clause("OPR-07")
 def test_a_text_that_is_not_printable_is_no_line() -> None:
-    """It would become a name in an Item, which no database keeps with a NUL in it."""
+    """Such text would become a name in an Item, and no database stores a NUL."""
     line = b"1:0:d=2025120306:TMP:surface:anl:ENS=1"
     assert len(read_index(BytesSource(line))) == 1
     for sign, text in product((b"\0", b"\x1b", b"\t", b"\x7f", b"\xc3\xa9"), (b"TMP", b"surface", b"anl", b"ENS=1")):
@@ -255,8 +256,8 @@ GRID = Grid(
 COVERED = (RUN, RUN + timedelta(hours=6))
 
 
-def fields(*found: Layer, valid: Collection[datetime] = COVERED) -> dict[str, Any]:
-    return cube(GRID, found, reference=RUN, valid=valid)
+def fields(*listed: Layer, valid: Collection[datetime] = COVERED) -> dict[str, Any]:
+    return cube(GRID, listed, reference=RUN, valid=valid)
 
 
 def layer(variable: str = "TMP", level: str = "surface", step: str = "6 hour fcst") -> Layer:
@@ -272,25 +273,25 @@ def test_every_variable_of_a_real_index_has_its_levels_its_unit_and_its_long_nam
     objects, seen = 0, set[str]()
     for path in sorted(path for path in shared_data.rglob("*.idx") if EXCERPT not in path.name):
         name, content = path.name, path.read_bytes()
-        found = layers(read_index(BytesSource(content)), end=1 << 40)
-        said = fields(*found)
+        listed = layers(read_index(BytesSource(content)), end=1 << 40)
+        described_cube = fields(*listed)
         levels: dict[str, set[str]] = {}
         for _, _, _, variable, level, *_ in (line.split(":") for line in content.decode().splitlines()):
             levels.setdefault(variable, set()).add(level)
-        variables = said["cube:variables"]
-        domains = {one: variable["dimension_domains"]["level"] for one, variable in variables.items()}
-        assert {one: set(domain) for one, domain in domains.items()} == levels, name
-        described = {one for one, variable in variables.items() if {"unit", "description"} <= variable.keys()}
+        variables = described_cube["cube:variables"]
+        domains = {code: variable["dimension_domains"]["level"] for code, variable in variables.items()}
+        assert {code: set(domain) for code, domain in domains.items()} == levels, name
+        described = {code for code, variable in variables.items() if {"unit", "description"} <= variable.keys()}
         assert variables.keys() - described <= BEYOND_TABLES, name
         seen |= variables.keys()
-        # The next object of the product shares them.
-        assert all(variables[one] is variable for one, variable in fields(*found)["cube:variables"].items())
+        # The next object of the product shares the variables.
+        assert all(variables[code] is variable for code, variable in fields(*listed)["cube:variables"].items())
         assert all(len(set(domain)) == len(domain) for domain in domains.values()), name
-        assert set(said["cube:dimensions"]["level"]["values"]) == set().union(*levels.values()), name
-        # Two texts of a domain, and a step of the index, make the name of a field in `grib:layers`.
-        names = {one.name for one in found}
-        for one, domain in domains.items():
-            assert any(text.startswith(f"{one} {domain[0]} ") for text in names), (name, one)
+        assert set(described_cube["cube:dimensions"]["level"]["values"]) == set().union(*levels.values()), name
+        # The name of a field in `grib:layers` begins with its variable and level.
+        names = {layer.name for layer in listed}
+        for code, domain in domains.items():
+            assert any(text.startswith(f"{code} {domain[0]} ") for text in names), (name, code)
         objects += 1
     assert objects >= 19
     assert len(seen) > 150
@@ -305,7 +306,7 @@ def test_a_variable_has_unit_and_long_name() -> None:
         ("PRATE", "kg/m^2/s", "Precipitation Rate"),
         ("PVORT", "K*m^2/kg/s", "Potential Vorticity"),
         ("CRAIN", "1", "Categorical Rain"),
-        # WMO has a density under this name, NCEP a share; WMO another helicity; a name of older releases.
+        # For WMO, WILT is a density and EFHL another helicity; CLWMR is a name of older releases.
         ("WILT", "1", "Wilting Point"),
         ("EFHL", "m^2/s^2", "Effective Storm Relative Helicity"),
         ("CLWMR", "kg/kg", "Cloud Mixing Ratio"),
@@ -320,25 +321,25 @@ def test_a_variable_has_unit_and_long_name() -> None:
 
 @pytest.mark.clause("OPR-07")
 @pytest.mark.parametrize(("levels", "is_shared"), [(MAX_SHARED, True), (MAX_SHARED + 1, False)])
-def test_no_index_fills_the_memory_with_variables(levels: int, is_shared: bool) -> None:
-    """Objects share a variable of the usual size; that of a hostile index goes with its object."""
-    found = [layer(level=f"{number} m above ground") for number in range(levels)]
-    one, other = (fields(*found)["cube:variables"]["TMP"] for _ in range(2))
-    assert one == other
-    assert (one is other) == is_shared
+def test_large_variables_of_an_index_are_not_cached(levels: int, is_shared: bool) -> None:
+    """Objects share a variable of the usual size; a hostile index's large variable is not cached."""
+    listed = [layer(level=f"{number} m above ground") for number in range(levels)]
+    first, second = (fields(*listed)["cube:variables"]["TMP"] for _ in range(2))
+    assert first == second
+    assert (first is second) == is_shared
 
 
-def test_the_table_is_gdal_s() -> None:
-    """Codes that GDAL's tables have, too: the same name, and the same unit where theirs is spelled as one."""
+def test_names_and_units_are_mostly_those_of_gdal() -> None:
+    """For codes that GDAL's tables also have: almost all names and most units are the same."""
     theirs = {}
     for path in (Path(rasterio.__file__).parent / "gdal_data").glob("grib2_table_4_2_*.csv"):
-        place = re.fullmatch(r"(\d+)_(\d+)|local_(?:NCEP|MRMS)", path.stem.removeprefix("grib2_table_4_2_"))
-        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if place else ():
-            of_file = (place[1], place[2]) if place and place[1] else (row["prod"], row["cat"])
+        table = re.fullmatch(r"(\d+)_(\d+)|local_(?:NCEP|MRMS)", path.stem.removeprefix("grib2_table_4_2_"))
+        for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if table else ():
+            of_file = (table[1], table[2]) if table and table[1] else (row["prod"], row["cat"])
             codes = int(of_file[0]), int(of_file[1]), int(row["subcat"])
             theirs[codes] = row["short_name"], re.sub(r"[* ]", "/", re.sub(r"[()]", "", row["unit"]))
-    ours = {codes: (one.abbreviation, one.unit.replace("*", "/")) for codes, one in parameters().items()}
-    both = [codes for codes, one in ours.items() if one[1] != "1" and theirs.get(codes, ("", ""))[0]]
+    ours = {codes: (entry.abbreviation, entry.unit.replace("*", "/")) for codes, entry in parameters().items()}
+    both = [codes for codes, (_, unit) in ours.items() if unit != "1" and theirs.get(codes, ("", ""))[0]]
     assert len(both) > 750
     assert sum(ours[codes][0] == theirs[codes][0] for codes in both) > 0.96 * len(both)
     assert sum(ours[codes][1] == theirs[codes][1] for codes in both) > 0.85 * len(both)
@@ -347,11 +348,11 @@ def test_the_table_is_gdal_s() -> None:
 
 @pytest.mark.clause("OPR-16")
 def test_units_are_those_of_eccodes(shared_data: Path, reference: dict[str, Any]) -> None:
-    """Of real fields whose parameters have other names there, by their codes."""
+    """Compare by codes, because ecCodes has other names for the parameters of the real fields."""
     by_code = {(0, 0, 0): "TMP", (0, 0, 6): "DPT", (0, 1, 8): "APCP", (0, 1, 1): "RH", (0, 2, 2): "UGRD",
                (0, 2, 3): "VGRD", (0, 2, 22): "GUST", (0, 3, 0): "PRES", (0, 3, 1): "PRMSL", (0, 3, 5): "HGT",
                (0, 7, 6): "CAPE", (0, 16, 196): "REFC", (10, 0, 3): "HTSGW", (0, 19, 0): "VIS"}  # fmt: skip
-    # Of some fields ecCodes has a geopotential metre for a metre.
+    # For some fields ecCodes has "m" for a geopotential metre.
     ours = {"kg/m^2": "kg m**-2", "m/s": "m s**-1", "J/kg": "J kg**-1", "gpm": "m"}
     compared = set()
     for entry in reference.values():
@@ -373,31 +374,35 @@ def test_a_probability_and_an_aerosol_are_variables_of_their_own() -> None:
         ("aerosol=Dust dry", "TMP aerosol=Dust dry", "K", "Temperature of Dust dry"),
         ("prob >288:prob fcst 255/255", "TMP prob", "%", "Probability of Temperature"),
     ):
-        found = fields(layer(level="10 m above ground"), Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1))
-        assert set(found["cube:variables"]) == {"TMP", name}
-        variable = found["cube:variables"][name]
+        qualified = Layer("TMP", "surface", "6 hour fcst", qualifier, 0, 1)
+        variables = fields(layer(level="10 m above ground"), qualified)["cube:variables"]
+        assert set(variables) == {"TMP", name}
+        variable = variables[name]
         assert (variable["unit"], variable["description"]) == (unit, description)
         assert "surface" in variable["dimension_domains"]["level"]
 
 
-def test_a_step_that_is_not_understood_leaves_the_bounds_of_the_object() -> None:
+def test_with_an_unknown_step_the_times_are_the_object_s_bounds() -> None:
     for step in ("1 month ave fcst", "9999999 day fcst", "something"):
-        found = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
-        assert found == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
+        valid_time = fields(layer(), layer(step=step))["cube:dimensions"]["valid_time"]
+        assert valid_time == {"type": "temporal", "extent": ["2025-08-01T00:00:00Z", "2025-08-01T06:00:00Z"]}
 
 
 def test_many_times_are_bounds_only() -> None:
     for count, listed in ((MAX_TIMES, True), (MAX_TIMES + 1, False)):
-        found = fields(valid={RUN + timedelta(hours=hour) for hour in range(count)})["cube:dimensions"]["valid_time"]
-        assert ("values" in found) == listed
-        assert found["extent"] == ["2025-08-01T00:00:00Z", f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}"]
+        times = {RUN + timedelta(hours=hour) for hour in range(count)}
+        valid_time = fields(valid=times)["cube:dimensions"]["valid_time"]
+        assert ("values" in valid_time) == listed
+        assert valid_time["extent"] == [
+            "2025-08-01T00:00:00Z",
+            f"{RUN + timedelta(hours=count - 1):%Y-%m-%dT%H:%M:%SZ}",
+        ]
         windows = fields(*(layer(step=f"{hour}-{hour + 1} hour acc fcst") for hour in range(count)))
         assert len(windows["cube:variables"]["TMP"]["time_bounds"]) == MAX_TIMES
 
 
 def test_columns_and_rows_are_those_of_the_grid() -> None:
-    found = fields()
-    assert found == {
+    assert fields() == {
         "cube:dimensions": {
             "x": {"type": "spatial", "axis": "x", "extent": [-4500.0, 4500.0], "step": 3000.0,
                   "reference_system": GRID.wkt2},
@@ -410,27 +415,29 @@ def test_columns_and_rows_are_those_of_the_grid() -> None:
 
 
 def test_a_variable_lists_a_level_once_whatever_steps_it_has() -> None:
-    found = fields(layer(step="0-6 hour acc fcst"), layer(step="5-6 hour acc fcst"), layer(level="2 m above ground"))
+    cube_fields = fields(
+        layer(step="0-6 hour acc fcst"), layer(step="5-6 hour acc fcst"), layer(level="2 m above ground")
+    )
     levels = ["surface", "2 m above ground"]
     windows = [[f"2025-08-01T{hour:02}:00:00Z", "2025-08-01T06:00:00Z"] for hour in (0, 5)]
     described = {"type": "data", "unit": "K", "description": "Temperature", "time_bounds": windows}
     shape = {"dimensions": ["valid_time", "level", "y", "x"], "dimension_domains": {"level": levels}}
-    assert found["cube:variables"] == {"TMP": described | shape}
-    assert found["cube:dimensions"]["level"] == {"type": "level", "values": levels}
+    assert cube_fields["cube:variables"] == {"TMP": described | shape}
+    assert cube_fields["cube:dimensions"]["level"] == {"type": "level", "values": levels}
     # Gaussian rows have no step.
     uneven = cube(replace(GRID, template=40, parallels=2), (layer(),), reference=RUN, valid=COVERED)["cube:dimensions"]
     assert [(uneven[axis]["step"], len(uneven[axis]["extent"])) for axis in "xy"] == [(3000.0, 2), (None, 2)]
 
 
-def test_more_names_than_an_item_should_have_are_not_listed() -> None:
+def test_variables_and_levels_are_not_listed_beyond_the_limit_of_characters() -> None:
     for characters, listed in ((MAX_CHARACTERS, True), (MAX_CHARACTERS + 1, False)):
         whole, rest = divmod(characters - len("TMP"), 64)
         levels = [f"{number:064}" for number in range(whole)] + (["9" * rest] if rest else [])
-        found = fields(*(layer(level=level) for level in levels))
-        assert ("cube:variables" in found, "level" in found["cube:dimensions"]) == (listed, listed)
-        assert len(orjson.dumps(found)) < 3 * MAX_CHARACTERS
-        # As many messages as HRRR's native levels have: 22 variables on each of 50 levels, and a hundred on one.
+        cube_fields = fields(*(layer(level=level) for level in levels))
+        assert ("cube:variables" in cube_fields, "level" in cube_fields["cube:dimensions"]) == (listed, listed)
+        assert len(orjson.dumps(cube_fields)) < 3 * MAX_CHARACTERS
+        # The size of HRRR's native levels: 22 variables on each of 50 levels, and a hundred on one level.
         hybrid = [layer(f"V{name}", f"{number} hybrid level") for number in range(1, 51) for name in range(22)]
-        found = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
-        assert len(found["cube:variables"]) == 122
-        assert len(orjson.dumps(found)) < 48 * 1024
+        cube_fields = fields(*hybrid, *(layer(f"S{number}") for number in range(100)))
+        assert len(cube_fields["cube:variables"]) == 122
+        assert len(orjson.dumps(cube_fields)) < 48 * 1024

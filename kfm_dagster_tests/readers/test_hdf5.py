@@ -1,4 +1,4 @@
-"""The HDF5 header parser: names, numbers and texts in each of their forms, and indexes made to keep it busy."""
+"""The HDF5 header parser: names, numbers and texts in each form, forged structures and endless indexes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from kfm_dagster_tests.readers.reading import code_of
 
 
 def dataset(root: Hdf5Group, name: str) -> Hdf5Dataset:
-    found = root.dataset(name)
-    assert found is not None, name
-    return found
+    variable = root.dataset(name)
+    assert variable is not None, name
+    return variable
 
 
 @pytest.mark.parametrize("version", ["earliest", "v108", "v110", "latest"])
 @pytest.mark.parametrize("count", [1, 8, 9, 60, 700])
-def test_any_number_of_names_is_found(version: str, count: int) -> None:
-    """From compact storage over one node to trees of several levels and heaps of many blocks."""
+def test_any_number_of_names_is_read(version: str, count: int) -> None:
+    """The counts give compact storage, one node, trees of several levels, and heaps of many blocks."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=version) as file:
         for number in range(count):
             file.attrs[f"attribute {number}"] = np.int32(number)
             file[f"variable {number}"] = np.int16(-number)
 
-    def found(root: Hdf5Group) -> list[tuple[float | None, float | None]]:
+    def numbers_of(root: Hdf5Group) -> list[tuple[float | None, float | None]]:
         names = [(f"attribute {number}", f"variable {number}") for number in range(count)]
         return [(root.number(attribute), dataset(root, variable).storage.element(0)) for attribute, variable in names]
 
-    assert read_hdf5(BytesSource(buffer.getvalue()), found) == [(number, -number) for number in range(count)]
+    assert read_hdf5(BytesSource(buffer.getvalue()), numbers_of) == [(number, -number) for number in range(count)]
 
 
 def test_a_text_without_a_value_is_empty() -> None:
@@ -75,7 +75,7 @@ def heap_of(file: bytes) -> GlobalHeap:
 
 
 def collection(*lengths: int, size: int | None = None) -> bytes:
-    """A collection of the global heap at address 0, whose objects have the indexes 1, 2, and so on."""
+    """Return a collection of the global heap at address 0, with objects of the indexes 1, 2, and so on."""
     objects = b"".join(
         struct.pack("<HH4xQ", index, 1, length) + bytes(min(length, 64) + 7 & ~7)
         for index, length in enumerate(lengths, start=1)
@@ -84,8 +84,8 @@ def collection(*lengths: int, size: int | None = None) -> bytes:
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_global_heap_that_claims_too_much_is_refused() -> None:
-    for what, (file, index, code) in {
+def test_an_inconsistent_global_heap_is_refused() -> None:
+    for case, (file, index, code) in {
         "no such object": (collection(8), 2, MetadataIssue.UNREADABLE_FORMAT),
         "huge collection": (collection(8, size=1 << 40), 1, MetadataIssue.RESOURCE_LIMIT),
         "past the end": (collection(8, size=4096), 1, MetadataIssue.UNREADABLE_FORMAT),
@@ -99,25 +99,25 @@ def test_a_global_heap_that_claims_too_much_is_refused() -> None:
         "no heap": (b"gcol" + collection(8)[4:], 1, MetadataIssue.UNREADABLE_FORMAT),
         "version": (b"GCOL\x02" + collection(8)[5:], 1, MetadataIssue.UNREADABLE_FORMAT),
     }.items():
-        assert code_of(heap_of(file).read, 0, index, 8) is code, what
+        assert code_of(heap_of(file).read, 0, index, 8) is code, case
 
 
 @pytest.mark.clause("OPR-07")
-def test_global_heaps_that_overlap_come_to_an_end() -> None:
+def test_reading_overlapping_global_heaps_ends() -> None:
     step = 4096
     heap = heap_of(collection(*[0] * (step // 16 - 1)) * 2 * (MAX_OBJECTS * 16 // step))
     addresses = range(0, 2 * MAX_OBJECTS * 16, step)
     assert code_of(lambda: [heap.read(address, 1, 0) for address in addresses]) is MetadataIssue.RESOURCE_LIMIT
 
 
-def test_names_hash_as_lookup3_does() -> None:
+def test_name_hashes_are_those_of_lookup3() -> None:
     # From the self-test of lookup3.c, driver5.
     assert name_hash(b"Four score and seven years ago") == 0x17770551
     assert name_hash(b"") == 0xDEADBEEF
 
 
 @pytest.mark.clause("OPR-07")
-def test_an_index_that_leads_to_the_same_node_over_and_over_comes_to_an_end() -> None:
+def test_walking_an_index_that_repeats_nodes_ends() -> None:
     def node(level: int, child: int, width: int) -> bytes:
         return struct.pack("<4sBBHQQ", b"TREE", 0, level, width, 0, 0) + struct.pack("<QQ", 0, child) * width + bytes(8)
 
@@ -128,14 +128,14 @@ def test_an_index_that_leads_to_the_same_node_over_and_over_comes_to_an_end() ->
     depth, size = 3, len(node(0, 0, 32))
     nodes = b"".join(node(depth - level, (level + 1) * size, 32) for level in range(depth + 1))
     assert refusal(nodes) is MetadataIssue.RESOURCE_LIMIT
-    # One that bites its tail.
+    # A node that is its own child.
     assert refusal(node(255, 0, 1)) is MetadataIssue.UNREADABLE_FORMAT
 
 
 def written(version: str, *, filled: bool) -> bytearray:
-    """A small file: a variable of one element, and so many attributes that they stand in a heap where they may.
+    """Return a small file with a variable and an attribute; if `filled`, enough attributes for a heap.
 
-    Of the version `ordered`: a group of one link and one attribute in the order of their creation.
+    The version `ordered` tracks the order in which links and attributes are created.
     """
     buffer = io.BytesIO()
     ordered = version == "ordered"
@@ -153,7 +153,7 @@ def sealed(content: bytearray, start: int, length: int) -> None:
 
 
 def header(content: bytearray, name: str) -> tuple[int, int]:
-    """Where an object's header of version 2 stands, and its length with the checksum."""
+    """Return the offset of an object's header of version 2, and its length with the checksum."""
     with h5py.File(io.BytesIO(content), "r") as file:
         start = int(h5py.h5o.get_info(file[name].id).addr)
         space = h5py.h5o.get_info(file[name].id).hdr.space.total
@@ -168,7 +168,7 @@ def first_message_less(content: bytearray) -> None:
 
 
 def heap(place: int, layout: str) -> Change:
-    """Make a number of a fractal heap's header 8."""
+    """Set a number of a fractal heap's header to 8."""
 
     def change(content: bytearray) -> None:
         start = content.index(b"FRHP")
@@ -178,33 +178,33 @@ def heap(place: int, layout: str) -> Change:
     return change
 
 
-def message(name: str, found: bytes, place: int, value: bytes) -> Change:
-    """Write a value at a place of what is found in an object's header."""
+def message(name: str, anchor: bytes, place: int, value: bytes) -> Change:
+    """Write a value at an offset after `anchor` in an object's header."""
 
     def change(content: bytearray) -> None:
         start, length = header(content, name)
-        at = content.index(found, start) + place
+        at = content.index(anchor, start) + place
         content[at : at + len(value)] = value
         sealed(content, start, length)
 
     return change
 
 
-def ordered(of: bytes, place: int, value: bytes) -> Change:
-    """Change a message of information: version 0, both flags, how many there were; then no address of an index."""
-    return message("/", b"\0\3" + of + b"\xff" * 24, 2 + place, value)
+def ordered(count: bytes, place: int, value: bytes) -> Change:
+    """Change an information message: version 0, both flags, the count, and no address of an index."""
+    return message("/", b"\0\3" + count + b"\xff" * 24, 2 + place, value)
 
 
 INDEX, ONE_LINK, ONE_ATTRIBUTE = struct.pack("<Q", 48), struct.pack("<Q", 1), struct.pack("<H", 1)
 FORGED: dict[str, tuple[str, bool, Change]] = {
-    "more messages than it says": ("earliest", False, first_message_less),
+    "more messages than the stated count": ("earliest", False, first_message_less),
     "a heap that is smaller than its offsets": ("latest", True, heap(46, "<Q")),
-    "a heap of smaller objects than it holds": ("latest", True, heap(10, "<I")),
-    "a variable of nothing with bytes": (
+    "a heap with a maximum below its objects' size": ("latest", True, heap(10, "<I")),
+    "a null variable with bytes": (
         "v110", False, message("v", bytes((2, 1, 1, 1)) + struct.pack("<Q", 1), 4, b"\0"),
     ),
     # The message of group information (0x0A) becomes one of filters.
-    "a group with filters that are none": ("v110", False, message("/", bytes((0x0A, 2, 0)), 0, b"\x0b")),
+    "a group with invalid filters": ("v110", False, message("/", bytes((0x0A, 2, 0)), 0, b"\x0b")),
     "links created before the first": ("ordered", False, ordered(ONE_LINK, 0, struct.pack("<q", -129))),
     "links in the header and in an index": ("ordered", False, ordered(ONE_LINK, 8, INDEX)),
     "attributes in the header and in an index": ("ordered", False, ordered(ONE_ATTRIBUTE, 2, INDEX)),
@@ -215,12 +215,12 @@ FORGED: dict[str, tuple[str, bool, Change]] = {
 @pytest.mark.parametrize("name", FORGED)
 def test_a_form_that_libhdf5_refuses_is_refused(name: str) -> None:
     version, filled, change = FORGED[name]
-    made = written(version, filled=filled)
-    change(made)
-    content = bytes(made)
+    forged = written(version, filled=filled)
+    change(forged)
+    content = bytes(forged)
 
     def everything(root: Hdf5Group) -> object:
-        return root.attributes(), [(one.shape, one.attributes()) for one in root.datasets().values()]
+        return root.attributes(), [(variable.shape, variable.attributes()) for variable in root.datasets().values()]
 
     def everything_by_libhdf5() -> object:
         with h5py.File(io.BytesIO(content), "r") as file:
@@ -245,8 +245,8 @@ def test_a_superblock_that_netcdf_4_does_not_write_is_refused() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_filters_with_values_that_are_not_theirs_are_refused() -> None:
-    """libhdf5 refuses the chunk, or undoes another shuffle than the one that was done."""
+def test_filters_with_invalid_values_are_refused() -> None:
+    """libhdf5 refuses the chunk, or reads other values because it undoes another shuffle."""
     for change in ((b"deflate\0", 10), (b"deflate\0", 0x202020), (b"shuffle\0", 0), (b"shuffle\0", 4)):
         buffer = io.BytesIO()
         with h5py.File(buffer, "w", libver="earliest") as file:
@@ -261,9 +261,9 @@ def test_filters_with_values_that_are_not_theirs_are_refused() -> None:
                 assert file["v"][3] != 3
         except OSError:
             pass
-        for question in (_third_and_all, lambda root: root.datasets()["v"].storage):
+        for query in (_third_and_all, lambda root: root.datasets()["v"].storage):
             with pytest.raises(ReadError, match=f"HDF5: {name[:-1].decode()} with"):
-                read_hdf5(BytesSource(forged), question)
+                read_hdf5(BytesSource(forged), query)
 
 
 def _third_and_all(root: Hdf5Group) -> tuple[float | None, bytes]:

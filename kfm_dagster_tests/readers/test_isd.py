@@ -1,4 +1,4 @@
-"""The ISD reader: equality with an independent reader, agreement with the key, hostile and large objects, samples."""
+"""The ISD reader: properties, agreement with the key, cut, hostile and large objects, samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Reports = list[bytes]
 
 
 def read(content: bytes | ByteSource, name: str = "724580-13984-2025") -> HeaderMetadata:
-    """Read an object of a name, as a key has it."""
+    """Read an object as the station-year `name`."""
     usaf, wban, year = name.split("-")
     return header_of("isd", content, groups={"usaf": usaf, "wban": wban, "year": year})
 
@@ -39,11 +39,11 @@ def packed(*reports: bytes) -> bytes:
     return gzip.compress(b"".join(reports), mtime=0)
 
 
-def is_whole(found: HeaderMetadata) -> bool:
-    return not any(code is MetadataIssue.COMPLETENESS_UNCHECKED for code, _ in found.findings)
+def is_whole(metadata: HeaderMetadata) -> bool:
+    return not any(code is MetadataIssue.COMPLETENESS_UNCHECKED for code, _ in metadata.findings)
 
 
-# --- what it says
+# --- properties
 
 
 def moved(reports: Reports, place: bytes, columns: slice = slice(28, 41)) -> Reports:
@@ -51,17 +51,17 @@ def moved(reports: Reports, place: bytes, columns: slice = slice(28, 41)) -> Rep
 
 
 @pytest.mark.clause("OPR-06")
-def test_a_sample_says_what_it_was_made_from() -> None:
-    found = read(SAMPLE)
+def test_a_sample_has_the_properties_it_was_created_with() -> None:
+    metadata = read(SAMPLE)
     start = datetime(2025, 1, 1, tzinfo=UTC)
-    assert (found.start, found.end, found.datetime) == (start, start + timedelta(hours=42), start)
-    assert found.geometry == {"type": "Point", "coordinates": (-97.65, 39.55)}
-    assert found.findings == ()
-    cube = {name: found.properties.pop(name) for name in ("cube:dimensions", "cube:variables")}
+    assert (metadata.start, metadata.end, metadata.datetime) == (start, start + timedelta(hours=42), start)
+    assert metadata.geometry == {"type": "Point", "coordinates": (-97.65, 39.55)}
+    assert metadata.findings == ()
+    cube = {name: metadata.properties.pop(name) for name in ("cube:dimensions", "cube:variables")}
     assert cube["cube:dimensions"] == {
         "time": {"type": "temporal", "extent": ["2025-01-01T00:00:00.000000Z", "2025-01-02T18:00:00.000000Z"]}
     }
-    assert found.properties == {
+    assert metadata.properties == {
         "platform": "724580-13984",
         "isd:usaf": "724580",
         "isd:wban": "13984",
@@ -94,20 +94,20 @@ def test_mandatory_columns_have_their_place_unit_and_missing_value() -> None:
     }
 
 
-def test_what_stands_for_a_missing_value_is_none() -> None:
+def test_a_missing_value_is_none() -> None:
     silent = moved(REPORTS, b"99999", slice(51, 56))
     assert read(packed(REPORTS[0], *silent[1:])).properties["isd:call-signs"] == ["KCNK"]
     unnamed = read(packed(*moved(silent, b"99999", slice(10, 15))), "724580-99999-2025")
     assert not {"isd:wban", "isd:call-signs"} & unnamed.properties.keys()
 
 
-def test_a_station_that_moved_has_every_place_and_stands_at_the_last_one_that_it_names() -> None:
+def test_a_station_that_moved_lists_its_positions_and_has_the_last_as_geometry() -> None:
     away, nowhere = b"-33946+151173", b"+99999+999999"
-    # There and back: the last place is the first one again.
+    # The station moves and returns: its last position is the first.
     back = [*REPORTS[:2], *moved(REPORTS[2:5], away), *REPORTS[5:]]
-    found = read(packed(*back))
-    assert found.geometry["coordinates"] == (-97.65, 39.55)
-    assert found.properties["isd:positions"] == [
+    metadata = read(packed(*back))
+    assert metadata.geometry["coordinates"] == (-97.65, 39.55)
+    assert metadata.properties["isd:positions"] == [
         {"latitude": -33.946, "longitude": 151.173},
         {"latitude": 39.55, "longitude": -97.65},
     ]
@@ -120,10 +120,10 @@ def test_a_station_that_moved_has_every_place_and_stands_at_the_last_one_that_it
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_drifting_platform_lists_no_places_but_counts_them_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drifting_platform_s_positions_are_counted_but_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     drift = [moved([REPORTS[0]], b"%+06d-097650" % number)[0] for number in range(MAX_POSITIONS + 1)]
-    found = read(packed(*drift)).properties
-    assert ("isd:positions" in found, found["isd:position-count"]) == (False, MAX_POSITIONS + 1)
+    metadata = read(packed(*drift)).properties
+    assert ("isd:positions" in metadata, metadata["isd:position-count"]) == (False, MAX_POSITIONS + 1)
     monkeypatch.setattr(isd, "MAX_KINDS", 10)
     assert refusal(packed(*drift[:11])) is MetadataIssue.RESOURCE_LIMIT
 
@@ -140,7 +140,7 @@ def test_hour_2400_ends_its_day() -> None:
         assert (refusal(content) if isinstance(end, MetadataIssue) else read(content).end) == end
 
 
-def test_the_reports_must_be_those_that_the_key_names() -> None:
+def test_reports_that_contradict_the_key_are_refused() -> None:
     for name, code in (
         ("724581-13984-2025", MetadataIssue.PLATFORM_MISMATCH),
         ("724580-13985-2025", MetadataIssue.PLATFORM_MISMATCH),
@@ -150,7 +150,7 @@ def test_the_reports_must_be_those_that_the_key_names() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_what_is_no_station_year_is_refused() -> None:
+def test_text_that_is_not_a_station_year_is_refused() -> None:
     for reports, code in (
         ([b""], MetadataIssue.INCOMPLETE_PRODUCT_METADATA),
         ([b"\n"], MetadataIssue.UNREADABLE_FORMAT),
@@ -166,7 +166,7 @@ def test_what_is_no_station_year_is_refused() -> None:
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_report_of_another_length_than_it_says_is_suspect() -> None:
+def test_a_report_without_its_stated_length_is_suspect() -> None:
     for odd in (REPORTS[3][:-7] + b"\n", REPORTS[3][:-1] + b"x\n", b"    " + REPORTS[3][4:]):
         [finding] = read(packed(*REPORTS[:3], odd, *REPORTS[4:])).findings
         assert finding == (MetadataIssue.COMPLETENESS_UNCHECKED, "1 of 8 reports do not have their stated length")
@@ -184,7 +184,7 @@ def test_text_that_was_cut_before_it_was_packed_is_truncated_unless_its_last_rep
 
 
 @pytest.mark.clause("OPR-07", "OPR-20")
-def test_what_follows_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused() -> None:
+def test_bytes_after_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused() -> None:
     for tail in (b"\0", SAMPLE, b"x" * 2_000_000):
         assert refusal(SAMPLE + tail) is MetadataIssue.UNREADABLE_FORMAT
     # Stream and request end together: a name in the header (RFC 1952, 2.3.1) makes the object as long as one request.
@@ -203,27 +203,27 @@ def test_what_follows_the_gzip_stream_and_a_wrong_checksum_or_length_are_refused
 
 
 def stored(text: bytes) -> bytes:
-    """Gzip that packs nothing, so that text makes an object of its own size."""
+    """Gzip without compression, so that the object is as large as its text."""
     packer = zlib.compressobj(level=0, wbits=31)
     return packer.compress(text) + packer.flush()
 
 
 @pytest.mark.clause("OPR-06", "OPR-20", "OPR-07")
-def test_of_a_large_object_the_beginning_is_read_and_its_completeness_is_unchecked() -> None:
+def test_a_large_object_is_read_from_its_beginning_with_completeness_unchecked() -> None:
     report = REPORTS[0]
     content = stored(REPORTS[1] + report * (MAX_OBJECT_BYTES // len(report) + 100))
     assert len(content) > MAX_OBJECT_BYTES
     for cut in (len(content), len(content) - 1, MAX_OBJECT_BYTES + 1):
         source = CountingSource(content[:cut])
-        found = read(source)
-        assert not is_whole(found)
+        metadata = read(source)
+        assert not is_whole(metadata)
         assert source.ranges[0] == (0, FIRST_BYTES)
         assert len(source.requests) == 1 + -(-(MAX_OBJECT_BYTES - FIRST_BYTES) // READ_BYTES)
         assert sum(source.requests) == MAX_OBJECT_BYTES
-        assert found.end == found.start
-        assert found.properties["isd:end-known"] is False
-        assert found.properties["cube:dimensions"]["time"]["extent"][1] is None
-        assert not {"isd:records", "isd:position-count"} & found.properties.keys()
+        assert metadata.end == metadata.start
+        assert metadata.properties["isd:end-known"] is False
+        assert metadata.properties["cube:dimensions"]["time"]["extent"][1] is None
+        assert not {"isd:records", "isd:position-count"} & metadata.properties.keys()
 
 
 @pytest.mark.clause("OPR-20", "OPR-07")
@@ -233,19 +233,19 @@ def test_text_beyond_the_bound_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, 
     report = REPORTS[0]
     for content in (
         packed(report * (STEP_BYTES * 20 // len(report))),
-        # A step past the bound holds its end, too.
+        # The next step after the bound also has the end of the stream.
         stored(report * (limit * STEP_BYTES // len(report) + 10)),
     ):
-        found = read(content)
-        assert not is_whole(found)
-        assert 0 < found.native["records"] * len(report) <= limit * STEP_BYTES
+        metadata = read(content)
+        assert not is_whole(metadata)
+        assert 0 < metadata.native["records"] * len(report) <= limit * STEP_BYTES
 
 
 # --- samples
 
 
 @pytest.mark.clause("OPR-14")
-def test_samples_are_distinct_and_of_a_later_day_the_same_keys_hold_more() -> None:
+def test_samples_are_distinct_and_grow_from_day_to_day() -> None:
     earlier = {key: content for _, key, content in isd_samples(DAY, 20)}
     later = {key: content for _, key, content in isd_samples(DAY + timedelta(days=1), 20)}
     assert earlier.keys() == later.keys()
@@ -253,11 +253,11 @@ def test_samples_are_distinct_and_of_a_later_day_the_same_keys_hold_more() -> No
     for number, (key, content) in enumerate(later.items()):
         match = match_of("surface-obs", key)
         assert match.start == datetime(2025, 1, 1, tzinfo=UTC)
-        found, before = read(content, match.item_id), read(earlier[key], match.item_id)
-        assert found.end - before.end == timedelta(days=1)
-        assert found.native["records"] == before.native["records"] + 4
+        metadata, before = read(content, match.item_id), read(earlier[key], match.item_id)
+        assert metadata.end - before.end == timedelta(days=1)
+        assert metadata.native["records"] == before.native["records"] + 4
         station = sample_station(number)
-        assert found.geometry["coordinates"] == (station.longitude, station.latitude)
-        assert is_whole(found)
+        assert metadata.geometry["coordinates"] == (station.longitude, station.latitude)
+        assert is_whole(metadata)
     with pytest.raises(ValueError, match="more than"):
         next(isd_samples(DAY, 100_001))

@@ -1,4 +1,4 @@
-"""The reader of NetCDF-4 grids and the OISST samples: equality with netCDF4 and h5py, axes, times, hostile bytes."""
+"""The reader of NetCDF-4 grids: axes, times, the datacube, hostile bytes, projections and positions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def grid(
     attributes: Mapping[str, Any] | None = None,
     libver: str = "earliest",
 ) -> bytes:
-    """A CF grid with a field of its own, on 2000-01-01."""
+    """Return a CF grid of one field on 2000-01-01."""
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", libver=libver) as file:
         netcdf4.annotate(file, attributes or {})
@@ -83,31 +83,31 @@ def grid(
 def test_cells_end_half_a_cell_outside_the_axes(
     longitudes: Any, latitudes: Any, box: tuple[float, ...], transform: tuple[float, ...] | None, dtype: str
 ) -> None:
-    found = read(grid(longitudes, latitudes, dtype=dtype))
-    assert bounding_box(found.geometry) == pytest.approx(box, abs=1e-6)
-    outline = shape(found.geometry)
+    metadata = read(grid(longitudes, latitudes, dtype=dtype))
+    assert bounding_box(metadata.geometry) == pytest.approx(box, abs=1e-6)
+    outline = shape(metadata.geometry)
     assert outline.is_valid
     assert all(part.exterior.is_ccw for part in getattr(outline, "geoms", [outline]))
-    assert found.properties["proj:shape"] == [len(latitudes), len(longitudes)]
+    assert metadata.properties["proj:shape"] == [len(latitudes), len(longitudes)]
     if transform is None:
-        assert "proj:transform" not in found.properties
+        assert "proj:transform" not in metadata.properties
         return
     width, west, height, north = transform
     expected = [width, 0, west, 0, height, north]
-    assert found.properties["proj:transform"] == pytest.approx(expected, abs=1e-6)
-    rows, columns = found.properties["proj:shape"]
+    assert metadata.properties["proj:transform"] == pytest.approx(expected, abs=1e-6)
+    rows, columns = metadata.properties["proj:shape"]
     sides = [west, north + rows * height, west + columns * width, north]
-    assert found.properties["proj:bbox"] == pytest.approx(sides, abs=1e-5)
+    assert metadata.properties["proj:bbox"] == pytest.approx(sides, abs=1e-5)
 
 
 def test_a_gaussian_grid_has_no_even_step() -> None:
     latitudes = np.degrees(np.arcsin(np.polynomial.legendre.leggauss(192)[0]))
-    found = read(grid(np.arange(0, 360, 1.875), latitudes))
-    assert found.properties["cube:dimensions"]["lat"]["step"] is None
-    assert found.properties["cube:dimensions"]["lon"]["step"] == 1.875
-    # Half of the outer spacing outside, which leaves a quarter of a degree to the pole.
-    assert bounding_box(found.geometry) == pytest.approx((-180, -89.7478, 180, 89.7478), abs=1e-4)
-    # Uneven in its middle alone.
+    metadata = read(grid(np.arange(0, 360, 1.875), latitudes))
+    assert metadata.properties["cube:dimensions"]["lat"]["step"] is None
+    assert metadata.properties["cube:dimensions"]["lon"]["step"] == 1.875
+    # Half of the outer spacing beyond the last parallel, a quarter of a degree from the pole.
+    assert bounding_box(metadata.geometry) == pytest.approx((-180, -89.7478, 180, 89.7478), abs=1e-4)
+    # An axis with uneven steps in its middle only.
     uneven = read(grid([1, 2, 3.5, 4, 5])).properties
     assert uneven["cube:dimensions"]["lon"]["step"] is None
     assert "proj:transform" not in uneven
@@ -119,7 +119,7 @@ def test_a_gaussian_grid_has_no_even_step() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<f8"])
-def test_axes_that_place_no_grid_are_refused(dtype: str) -> None:
+def test_invalid_axes_are_refused(dtype: str) -> None:
     axes: list[tuple[Any, Any, MetadataIssue]] = [
         ([5], [1, 2], MetadataIssue.MISSING_GEOLOCATION),
         ([5, 5, 5], [1, 2], MetadataIssue.INVALID_GEOMETRY),
@@ -157,7 +157,7 @@ def test_packed_axes_are_unpacked(packing: dict[str, float], box: tuple[float, .
 # --- times
 
 
-def test_times_are_those_of_the_axis() -> None:
+def test_times_are_read_from_the_axis() -> None:
     for clock, hours, start in (
         ({"units": "days since 1978-01-01 12:00:00"}, [16326.0], "2022-09-13T12:00:00+00:00"),
         ({"units": "minutes since 1970-01-01T00:00:00+00:00"}, [27162120], "2021-08-23T14:00:00+00:00"),
@@ -176,12 +176,12 @@ def test_times_are_those_of_the_axis() -> None:
         if start is None:
             assert refusal(content) is MetadataIssue.INVALID_TIME_RANGE
             continue
-        found = read(content)
-        assert found.start.isoformat() == start
-        assert found.start == found.end == found.datetime
+        metadata = read(content)
+        assert metadata.start.isoformat() == start
+        assert metadata.start == metadata.end == metadata.datetime
 
 
-def test_a_unit_of_time_goes_by_each_of_its_names() -> None:
+def test_a_unit_of_time_is_read_by_each_of_its_names() -> None:
     for seconds, units in (
         (1e-6, "microsecond microseconds"),
         (1e-3, "millisecond milliseconds msec msecs ms"),
@@ -191,11 +191,13 @@ def test_a_unit_of_time_goes_by_each_of_its_names() -> None:
         (86_400, "day days d"),
     ):
         for unit in units.split():
-            found = read(grid(hours=[3.0], clock={"units": f"{unit} since 2000-01-01"}))
-            assert (found.start - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() == pytest.approx(3 * seconds), unit
+            metadata = read(grid(hours=[3.0], clock={"units": f"{unit} since 2000-01-01"}))
+            assert (metadata.start - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() == pytest.approx(3 * seconds), (
+                unit
+            )
 
 
-def test_an_axis_is_known_by_each_of_its_units_and_by_its_standard_name() -> None:
+def test_an_axis_is_recognised_by_each_of_its_units_and_by_its_standard_name() -> None:
     for side in ("north", "east"):
         name, letter, standard = {"north": ("lat", "N", "latitude"), "east": ("lon", "E", "longitude")}[side]
         units = [f"degree{plural}_{end}" for plural in ("", "s") for end in (side, letter)]
@@ -211,11 +213,15 @@ def covering(start: str, end: str) -> dict[str, str]:
     return {"time_coverage_start": start, "time_coverage_end": end}
 
 
-def test_stated_coverage_comes_before_the_axis_and_must_hold_it() -> None:
+def test_stated_coverage_has_priority_over_the_axis_and_must_include_it() -> None:
     day = covering("2000-01-01T00:00:00Z", "2000-01-01T23:59:59Z")
-    found = read(grid(hours=[6, 12, 18], attributes=day))
-    assert (found.end - found.start, found.datetime, found.findings) == (timedelta(seconds=86_399), found.start, ())
-    extent = found.properties["cube:dimensions"]["time"]["extent"]
+    metadata = read(grid(hours=[6, 12, 18], attributes=day))
+    assert (metadata.end - metadata.start, metadata.datetime, metadata.findings) == (
+        timedelta(seconds=86_399),
+        metadata.start,
+        (),
+    )
+    extent = metadata.properties["cube:dimensions"]["time"]["extent"]
     assert extent == ["2000-01-01T06:00:00.000000Z", "2000-01-01T18:00:00.000000Z"]
     off = read(grid(hours=[30], attributes=day))
     assert [code for code, _ in off.findings] == [MetadataIssue.TIME_MISMATCH]
@@ -225,7 +231,7 @@ def test_stated_coverage_comes_before_the_axis_and_must_hold_it() -> None:
     assert refusal(grid(attributes=backwards)) is MetadataIssue.INVALID_TIME_RANGE
 
 
-def test_the_valid_time_of_several_axes_is_neither_the_reference_time_nor_an_unnamed_one() -> None:
+def test_the_valid_time_is_the_axis_with_the_standard_name_time() -> None:
     def forecast(file: h5py.File) -> None:
         units = {"units": "hours since 1999-01-01", "standard_name": "forecast_reference_time"}
         netcdf4.axis(file, "analysis", np.zeros(1), 3, units)
@@ -240,10 +246,10 @@ def test_the_valid_time_of_several_axes_is_neither_the_reference_time_nor_an_unn
     assert extent == ["1999-01-01T00:00:00.000000Z"] * 2
 
 
-# --- what the catalog says
+# --- the datacube
 
 
-def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
+def test_dimensions_and_variables_follow_the_datacube_extension() -> None:
     def more(file: h5py.File) -> None:
         netcdf4.dimension(file, "nv", 2, 3)
         netcdf4.axis(file, "level", np.array([1000.0, 850.0, 500.0]), 4, {"units": "hPa", "positive": "down"})
@@ -265,7 +271,7 @@ def test_dimensions_and_variables_are_those_of_the_datacube_extension() -> None:
     assert cube.dimensions["nv"].to_dict() == cube.dimensions["member"].to_dict() == {"type": "index", "extent": [0, 1]}
     described = {"type": "axis", "extent": [1.0, 3.0], "description": "channel number"}
     assert cube.dimensions["channel"].to_dict() == described
-    assert {name: one.to_dict() for name, one in cube.variables.items()} == {
+    assert {name: variable.to_dict() for name, variable in cube.variables.items()} == {
         "field": {"dimensions": ["time", "lat", "lon"], "type": "data", "description": "air_temperature", "unit": "K"},
         "lat_bnds": {"dimensions": ["lat", "nv"], "type": "auxiliary"},
     }
@@ -286,23 +292,23 @@ def test_texts_of_any_length_are_read_as_those_of_fixed_length(libver: str) -> N
         file.attrs["table"] = np.zeros(1, [("a", "i4")])
 
     plain = read(grid(attributes=fixed, libver=libver))
-    found = read(rewritten(grid(libver=libver), lengthened))
-    assert found.native["attributes"] == {**plain.native["attributes"], "levels": [1, 2, 3]}
-    assert found.native["attributes"]["title"] == "Äther °C"
-    assert found.properties == plain.properties
-    assert found.properties["acdd:title"] == "Äther °C"
-    # Longer than what an Item shows, and nothing at all.
-    assert not {"acdd:source", "acdd:platform"} & found.properties.keys()
+    metadata = read(rewritten(grid(libver=libver), lengthened))
+    assert metadata.native["attributes"] == {**plain.native["attributes"], "levels": [1, 2, 3]}
+    assert metadata.native["attributes"]["title"] == "Äther °C"
+    assert metadata.properties == plain.properties
+    assert metadata.properties["acdd:title"] == "Äther °C"
+    # A text longer than an Item may have, and an empty text.
+    assert not {"acdd:source", "acdd:platform"} & metadata.properties.keys()
 
 
-def test_a_variable_that_only_has_a_dimension_s_name_is_no_axis() -> None:
+def test_a_variable_that_only_has_a_dimension_s_name_is_not_an_axis() -> None:
     def change(file: h5py.File) -> None:
         netcdf4.dimension(file, "depth", 2, 3)
         netcdf4.variable(file, "_nc4_non_coord_depth", np.zeros((2, 2)), dimensions=["lat", "depth"], units="m")
 
-    found = read(rewritten(grid(), change))
-    assert found.native["variables"]["depth"]["dimensions"] == ("lat", "depth")
-    assert found.properties["cube:dimensions"]["depth"] == {"type": "index", "extent": [0, 1]}
+    metadata = read(rewritten(grid(), change))
+    assert metadata.native["variables"]["depth"]["dimensions"] == ("lat", "depth")
+    assert metadata.properties["cube:dimensions"]["depth"] == {"type": "index", "extent": [0, 1]}
 
 
 # --- hostile bytes
@@ -351,12 +357,12 @@ def test_impossible_headers_are_refused_with_a_code() -> None:
         (_many(600, lambda file, number: file.attrs.create(f"a{number}", 1)), MetadataIssue.RESOURCE_LIMIT),
     ):
         assert refusal(rewritten(grid(libver="v108"), change)) is code
-    # The classic formats, which no bucket has, and a key of another day.
+    # NetCDF-3, which no bucket has, and a key of another day.
     assert refusal(b"CDF\x01" + bytes(5000)) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(make_oisst(DAY)[1], {"date": "20251204"}) is MetadataIssue.TIME_MISMATCH
 
 
-# --- places
+# --- projections and positions
 
 
 POLAR = {"grid_mapping_name": "polar_stereographic", "latitude_of_projection_origin": 90.0, "standard_parallel": 70.0}
@@ -369,7 +375,7 @@ LAMBERT = {
 
 
 def projected(x: Any, y: Any, mapping: Mapping[str, Any], *, units: str = "m") -> bytes:
-    """A field on a projection, whose axes and time are named by their attribute `axis`, as in the sea ice record."""
+    """Return a field on a projection whose axes have the attribute `axis`, as in the sea ice record."""
 
     def change(file: h5py.File) -> None:
         for name in ("field", "lat", "lon"):
@@ -397,15 +403,15 @@ def projected(x: Any, y: Any, mapping: Mapping[str, Any], *, units: str = "m") -
     ],
     ids=["north pole", "south pole", "over the antimeridian", "Lambert"],
 )  # fmt: skip
-def test_the_footprint_of_a_projected_grid_is_that_of_its_cells(
+def test_the_footprint_of_a_projected_grid_is_the_outline_of_its_cells(
     mapping: dict[str, Any], proj4: str, origin: tuple[int, int], encloses: int | None
 ) -> None:
     step, size = 200_000.0, 20
     x, y = (origin[0] + np.arange(size)) * step, ((origin[1] + np.arange(size)) * step)[::-1]
-    found = read(projected(x, y, mapping))
-    outline, forward = shape(found.geometry), pyproj.Proj(proj4)
+    metadata = read(projected(x, y, mapping))
+    outline, forward = shape(metadata.geometry), pyproj.Proj(proj4)
     assert outline.is_valid
-    # Points just inside and just outside of the outer cells' edges, by PROJ alone.
+    # Points just inside and just outside of the outer cells' edges, computed by PROJ.
     edges = np.linspace(-0.5, size - 0.5, 400)
     for margin, expected in ((-0.02, True), (0.02, False)):
         low, high = (-0.5 - margin) * np.ones(400), (size - 0.5 + margin) * np.ones(400)
@@ -416,9 +422,9 @@ def test_the_footprint_of_a_projected_grid_is_that_of_its_cells(
         on_meridian = np.abs(np.abs(longitudes) - 180) < 1e-6
         assert (shapely.contains_xy(outline, longitudes, latitudes) == expected)[~on_meridian].all()
     if encloses is not None:
-        assert bounding_box(found.geometry)[::2] == (-180, 180)
-        assert encloses in bounding_box(found.geometry)[1::2]
-    properties = found.properties
+        assert bounding_box(metadata.geometry)[::2] == (-180, 180)
+        assert encloses in bounding_box(metadata.geometry)[1::2]
+    properties = metadata.properties
     west, north = (origin[0] - 0.5) * step, (origin[1] + size - 0.5) * step
     assert properties["proj:bbox"] == [west, north - size * step, west + size * step, north]
     assert properties["proj:transform"] == [step, 0, west, 0, -step, north]
@@ -431,7 +437,7 @@ def test_the_footprint_of_a_projected_grid_is_that_of_its_cells(
 
 
 @pytest.mark.clause("OPR-07", "OPR-14")
-def test_a_grid_mapping_s_text_goes_before_its_parameters_and_unknown_ones_are_refused() -> None:
+def test_a_grid_mapping_s_wkt_has_priority_and_unknown_mappings_are_refused() -> None:
     axes = np.arange(4) * 1000.0
     text = pyproj.CRS.from_epsg(3411).to_wkt("WKT1_GDAL")
     wrong = POLAR | {"straight_vertical_longitude_from_pole": 135.0}
@@ -449,7 +455,7 @@ def test_a_grid_mapping_s_text_goes_before_its_parameters_and_unknown_ones_are_r
 
 
 def scattered(longitudes: Any, latitudes: Any, **attributes: Any) -> bytes:
-    """Points or a curvilinear grid: positions by rows and columns, or by station."""
+    """Return points or a curvilinear grid: positions by station, or by row and column."""
 
     def change(file: h5py.File) -> None:
         for name in ("field", "lat", "lon"):
@@ -466,7 +472,7 @@ def scattered(longitudes: Any, latitudes: Any, **attributes: Any) -> bytes:
 
 
 @pytest.mark.clause("OPR-14")
-def test_positions_have_the_smallest_box_round_them_and_attributes_stand_in_for_too_many() -> None:
+def test_positions_have_their_smallest_box_and_too_many_have_the_attributes_box() -> None:
     turn, rows = np.meshgrid(np.arange(0.0, 360, 0.5), np.linspace(-70, 80, 30))
     nan = math.nan
     for longitudes, latitudes, attributes, box in (
@@ -477,45 +483,45 @@ def test_positions_have_the_smallest_box_round_them_and_attributes_stand_in_for_
         (turn, rows, {}, (-180, -70, 180, 80)),
         ([5.0], [6.0], {}, (5, 6, 5, 6)),
         ([5.0, 7.0], [6.0, 6.0], {}, (5, 6, 7, 6)),
-        # No position is known, or there are more than may be read: the attributes' box.
+        # No position is valid, or there are more than the maximum: the attributes' box.
         ([nan], [nan], {}, (170, 10, -170, 20)),
         (np.zeros(200_000), np.zeros(200_000), {}, (170, 10, -170, 20)),
     ):
-        found = read(scattered(longitudes, latitudes, **attributes))
-        assert bounding_box(found.geometry) == pytest.approx(box), box
-        assert found.properties["place:source"] == ("attributes" if box == (170, 10, -170, 20) else "coordinates")
-        assert "proj:shape" not in found.properties
+        metadata = read(scattered(longitudes, latitudes, **attributes))
+        assert bounding_box(metadata.geometry) == pytest.approx(box), box
+        assert metadata.properties["place:source"] == ("attributes" if box == (170, 10, -170, 20) else "coordinates")
+        assert "proj:shape" not in metadata.properties
     nowhere = rewritten(scattered([nan], [nan]), lambda file: file.attrs.__delitem__("geospatial_lat_min"))
     assert read(nowhere).geometry == {}
 
 
-def test_points_whose_positions_have_the_attribute_axis_are_no_grid() -> None:
+def test_points_whose_positions_have_the_attribute_axis_are_not_a_grid() -> None:
     def named(file: h5py.File) -> None:
         for name, axis in (("lon_rho", "X"), ("lat_rho", "Y")):
             netcdf4.annotate(file[name], {"axis": axis})
 
-    found = read(rewritten(scattered([3.0, 1.0, 2.0], [4.0, 6.0, 5.0]), named))
-    assert bounding_box(found.geometry) == (1, 4, 3, 6)
-    assert found.properties["cube:dimensions"]["eta"] == {"type": "index", "extent": [0, 2]}
+    metadata = read(rewritten(scattered([3.0, 1.0, 2.0], [4.0, 6.0, 5.0]), named))
+    assert bounding_box(metadata.geometry) == (1, 4, 3, 6)
+    assert metadata.properties["cube:dimensions"]["eta"] == {"type": "index", "extent": [0, 2]}
 
 
 @pytest.mark.parametrize("chunks", [(2, 3), (3, 2), (5, 7)])
-def test_positions_in_chunks_are_those_of_every_cell(chunks: tuple[int, int]) -> None:
+def test_positions_stored_in_chunks_are_all_read(chunks: tuple[int, int]) -> None:
     longitudes, latitudes = np.meshgrid(np.linspace(1, 2, 7), np.linspace(5, 9, 5))
 
     def chunked(file: h5py.File) -> None:
         for name in ("lon_rho", "lat_rho"):
-            values, held = file[name][...], dict(file[name].attrs)
+            values, attributes = file[name][...], dict(file[name].attrs)
             del file[name]
             copy = file.create_dataset(name, data=values, chunks=chunks, compression="gzip", shuffle=True)
             netcdf4.attach(file, copy, ["eta", "xi"])
-            netcdf4.annotate(copy, {"units": held["units"]})
+            netcdf4.annotate(copy, {"units": attributes["units"]})
 
     for corner in ((0, 0), (4, 6), (2, 3), (4, 0)):
         moved = longitudes.copy()
         moved[corner] = -3.0
-        found = read(rewritten(scattered(moved, latitudes), chunked))
-        assert bounding_box(found.geometry) == (-3, 5, 2, 9), corner
+        metadata = read(rewritten(scattered(moved, latitudes), chunked))
+        assert bounding_box(metadata.geometry) == (-3, 5, 2, 9), corner
 
 
 def test_a_key_with_a_run_makes_a_forecast_of_the_file() -> None:
@@ -535,7 +541,7 @@ def test_a_key_with_a_run_makes_a_forecast_of_the_file() -> None:
         properties = read(content, groups=groups | named).properties
         assert (properties["forecast:reference_datetime"], properties["forecast:horizon"]) == (reference, horizon)
         assert properties["nwm:domain"] == "conus"
-    # Of the key alone, and after the file's time, without a run.
+    # The run is taken from the key; a run after the file's time, and no run, give no horizon.
     properties = read(grid(hours=[6.5]), groups=groups).properties
     assert properties["forecast:reference_datetime"] == "1999-12-31T00:00:00Z"
     assert "forecast:horizon" not in read(grid(hours=[6.5]), groups={"run": "20000102"}).properties
@@ -543,24 +549,24 @@ def test_a_key_with_a_run_makes_a_forecast_of_the_file() -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_a_band_says_what_its_values_are() -> None:
+def test_a_band_has_the_type_nodata_and_packing_of_its_values() -> None:
     for data_type, attributes, expected in (
         # GOES-R: 16-bit integers that are unsigned, as netCDF4 and GDAL show them.
         ("int16", {"_Unsigned": "true", "_FillValue": -1.0}, {"data_type": "uint16", "nodata": 65535}),
         ("int16", {"_Unsigned": "true", "_FillValue": 1023.0}, {"data_type": "uint16", "nodata": 1023}),
         ("int16", {"_Unsigned": "false", "_FillValue": -1.0}, {"data_type": "int16", "nodata": -1}),
         ("int8", {"_Unsigned": "true", "_FillValue": -1.0}, {"data_type": "uint8", "nodata": 255}),
-        # An attribute that says what the type does.
+        # `_Unsigned` on a type that is unsigned already.
         ("uint8", {"_Unsigned": "true", "_FillValue": 255.0}, {"data_type": "uint8", "nodata": 255}),
         ("float32", {"_Unsigned": "true", "_FillValue": -9.0}, {"data_type": "float32", "nodata": -9.0}),
         ("float64", {"_FillValue": math.nan}, {"data_type": "float64", "nodata": "nan"}),
         ("float64", {"_FillValue": math.inf}, {"data_type": "float64", "nodata": "inf"}),
         ("float64", {"_FillValue": -math.inf}, {"data_type": "float64", "nodata": "-inf"}),
-        # CF 2.5.1: the fill value goes before a missing value.
+        # CF 2.5.1: the fill value has priority over a missing value.
         ("int16", {"missing_value": -999}, {"data_type": "int16", "nodata": -999}),
         ("int16", {"missing_value": -999, "_FillValue": 0}, {"data_type": "int16", "nodata": 0}),
         ("int16", {"missing_value": [1, 2]}, {"data_type": "int16"}),
-        # CF 8.1; what is no number packs nothing.
+        # CF 8.1: a scale or offset that is not a number is ignored.
         (
             "int16",
             {"scale_factor": 0.5, "add_offset": -2.0},
@@ -577,6 +583,6 @@ def test_a_band_says_what_its_values_are() -> None:
         ("float32", {"units": 1}, {"data_type": "float32"}),
         (None, {"_FillValue": 0, "units": "K"}, {"unit": "K"}),
     ):
-        found = band_fields(data_type, attributes)
-        assert found == expected
-        assert [type(value) for value in found.values()] == [type(expected[name]) for name in found]
+        fields = band_fields(data_type, attributes)
+        assert fields == expected
+        assert [type(value) for value in fields.values()] == [type(expected[name]) for name in fields]

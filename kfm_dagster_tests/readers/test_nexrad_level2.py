@@ -1,4 +1,4 @@
-"""The NEXRAD Level II reader: equality with independent readers, agreement with the key, hostile bytes, samples."""
+"""The NEXRAD Level II reader: real volumes, agreement with the key, position, hostile bytes."""
 
 from __future__ import annotations
 
@@ -57,24 +57,26 @@ def test_real_volumes_carry_position_pattern_and_status(
     assert (old["nexrad:vcp"], older["nexrad:vcp"]) == (32, 21)
     assert old["nexrad:position-source"] == older["nexrad:position-source"] == "site table"
     assert old["nexrad:operability-status"] == "maintenance action required"
-    # Adaptation data of before 2008 have another layout, and their pattern may be zeros.
+    # Adaptation data before 2008 have another layout, and their pattern may be zero.
     assert not {"nexrad:frequency-mhz", "nexrad:elevations"} & (old.keys() | older.keys())
-    # Found in the bytes once, by another program; all volumes of one site state the same.
+    # Determined once by another program; all volumes of a site state the same frequency.
     frequencies = {"KCRP": 2810, "KDMX": 2720, "KLBB": 2850, "KLOT": 2895, "KTLX": 2910, "Leve": 2890}
-    stated = {name[:4]: one["nexrad:frequency-mhz"] for name, one in by_name.items() if "nexrad:frequency-mhz" in one}
+    stated = {
+        name[:4]: item["nexrad:frequency-mhz"] for name, item in by_name.items() if "nexrad:frequency-mhz" in item
+    }
     assert stated == frequencies
     new = by_name["KDMX20250101_225441_V06"]
     assert new["nexrad:elevations"][0] == 0.483
     assert (new["nexrad:rda-status"], new["processing:software"]) == ("operate", {"WSR-88D RDA": "22.1"})
     assert new["nexrad:position-source"] == "volume data block"
-    for one in by_name.values():
-        site = sites()[one["nexrad:site"]]
+    for item in by_name.values():
+        site = sites()[item["nexrad:site"]]
         _, _, distance = Geod(ellps="WGS84").inv(
-            site.longitude, site.latitude, one["nexrad:longitude"], one["nexrad:latitude"]
+            site.longitude, site.latitude, item["nexrad:longitude"], item["nexrad:latitude"]
         )
-        # The site table and the radars' own positions are independent: they must tell the same place.
+        # The volumes and the site table are independent sources of position and height.
         assert distance < 100
-        assert abs(site.height_m - one["nexrad:height-m"]) < 3
+        assert abs(site.height_m - item["nexrad:height-m"]) < 3
 
 
 CODES = [
@@ -87,12 +89,12 @@ CODES = [
 
 
 @pytest.mark.clause("OPR-06", "OPR-28")
-def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
-    found = read(volume)
-    assert (found.start, found.end, found.datetime) == (START, START + DURATION, START)
-    assert found.findings == ()
+def test_a_sample_has_the_properties_it_was_created_with(volume: bytes) -> None:
+    metadata = read(volume)
+    assert (metadata.start, metadata.end, metadata.datetime) == (START, START + DURATION, START)
+    assert metadata.findings == ()
     site = sites()[SITE]
-    assert found.properties == {
+    assert metadata.properties == {
         "platform": "wsr-88d",
         "instruments": ["wsr-88d"],
         "processing:level": "L2",
@@ -129,12 +131,12 @@ def test_a_sample_says_what_it_was_made_from(volume: bytes) -> None:
 
 
 @pytest.mark.clause("OPR-25")
-def test_a_tdwr_s_volume_is_of_its_own_kind_of_radar() -> None:
+def test_a_tdwr_s_volume_has_a_tdwr_s_properties() -> None:
     key, volume = make_nexrad_level2(site="TMCI", start=START)
-    found, site = read(volume, groups(site="TMCI") | {"version": "08"}), sites()["TMCI"]
+    metadata, site = read(volume, groups(site="TMCI") | {"version": "08"}), sites()["TMCI"]
     assert key.endswith("/TMCI/TMCI20240506_211403_V08")
-    assert found.findings == ()
-    said = {
+    assert metadata.findings == ()
+    expected = {
         "platform": "tdwr",
         "instruments": ["tdwr"],
         "processing:software": {"TDWR RDA": "19.0"},
@@ -149,8 +151,8 @@ def test_a_tdwr_s_volume_is_of_its_own_kind_of_radar() -> None:
         "nexrad:moments": ["REF", "VEL", "SW"],
         "nexrad:gate-spacing-m": 300,
     }
-    assert {name: found.properties[name] for name in said} == said
-    assert reach_m(found) == pytest.approx(417_000, abs=1)
+    assert {name: metadata.properties[name] for name in expected} == expected
+    assert reach_m(metadata) == pytest.approx(417_000, abs=1)
 
 
 KICT, TMCI = (SITE, "06"), ("TMCI", "08")
@@ -161,24 +163,24 @@ HIGHEST = {"KICT": struct.pack(">H44x", 1168), "TMCI": struct.pack(">H44x", 10_9
 
 
 @pytest.mark.clause("OPR-25", "OPR-26")
-def test_range_pattern_cuts_and_version_are_held_against_the_radar_s_kind() -> None:
+def test_range_pattern_cuts_and_version_are_checked_by_the_radar_s_kind() -> None:
     for radar, old, new, expected in (
-        # How far: its own gates, else what its kind reaches; never more than a volume can hold.
+        # The range: by the volume's gates, else by the kind of radar; never more than 460 km.
         (KICT, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
         (TMCI, GATES, struct.pack(">HhH", 600, 75, 150), 90_000),
         (KICT, GATES, struct.pack(">HhH", 0, 2125, 250), 460_000),
         (TMCI, GATES, struct.pack(">HhH", 0, 150, 300), 416_000),
         (TMCI, GATES, struct.pack(">HhH", 65_535, 150, 300), 460_000),
-        # A pattern that its kind of radar does not have.
+        # A pattern of another kind of radar.
         (KICT, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 90), MetadataIssue.OUT_OF_TABLE),
         (KICT, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 213), MetadataIssue.OUT_OF_TABLE),
         (TMCI, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 212), MetadataIssue.OUT_OF_TABLE),
         (TMCI, VOL_PATTERN, struct.pack(">ffH", 0.3, 60, 80), 417_000),
-        # A cut above what its antenna reaches.
+        # A cut above the highest angle of the antenna.
         (KICT, HIGHEST, struct.pack(">H44x", 8192), 460_000),
         (KICT, HIGHEST, struct.pack(">H44x", 8194), MetadataIssue.INVALID_GEOMETRY),
         (TMCI, HIGHEST, struct.pack(">H44x", 10_925), MetadataIssue.INVALID_GEOMETRY),
-        # A header of another format version than the key's.
+        # A header with a format version that the key does not have.
         (KICT, dict.fromkeys(GATES, b"AR2V0006"), b"AR2V0008", MetadataIssue.KEY_MISMATCH),
         (TMCI, dict.fromkeys(GATES, b"AR2V0008"), b"AR2V0006", MetadataIssue.KEY_MISMATCH),
     ):
@@ -189,11 +191,11 @@ def test_range_pattern_cuts_and_version_are_held_against_the_radar_s_kind() -> N
         if expected in {MetadataIssue.INVALID_GEOMETRY, MetadataIssue.KEY_MISMATCH}:
             assert refusal(changed, key) is expected
             continue
-        found = read(changed, key)
+        metadata = read(changed, key)
         if expected is MetadataIssue.OUT_OF_TABLE:
-            assert [code for code, _ in found.findings] == [expected]
+            assert [code for code, _ in metadata.findings] == [expected]
         else:
-            assert (found.findings, reach_m(found)) == ((), pytest.approx(expected, abs=1))
+            assert (metadata.findings, reach_m(metadata)) == ((), pytest.approx(expected, abs=1))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bytes], ids=["gzip", "none"])
@@ -202,10 +204,10 @@ def test_gzip_and_unpacked_records_give_the_same_values(pack: Any, volume: bytes
     for content in (volume, uncompressed):
         header = read(pack(content))
         assert (header.start, header.end, header.findings) == (START, START + DURATION, ())
-        found = dict(header.properties)
-        stored = found.pop("nexrad:compression")
-        assert stored == ("gzip" if pack is gzip.compress else "bzip2" if content is volume else "none")
-        assert found == {name: value for name, value in expected.items() if name != "nexrad:compression"}
+        properties = dict(header.properties)
+        compression = properties.pop("nexrad:compression")
+        assert compression == ("gzip" if pack is gzip.compress else "bzip2" if content is volume else "none")
+        assert properties == {name: value for name, value in expected.items() if name != "nexrad:compression"}
 
 
 @pytest.mark.clause("OPR-06", "OPR-15")
@@ -218,7 +220,7 @@ def test_key_header_and_first_radial_must_agree() -> None:
         (2.5, 0.0, 0.0),
         (30.0, 60.0, 30.0),
         (-60.0, 0.0, -60.0),
-        # A millisecond more than the tolerance between any two of the three.
+        # The times of key, header and radial: two of them are a millisecond more than the tolerance apart.
         (0.0, 60.001, None),
         (60.001, 0.0, None),
         (30.0, -30.001, None),
@@ -229,8 +231,8 @@ def test_key_header_and_first_radial_must_agree() -> None:
         if start_after is None:
             assert refusal(content) is MetadataIssue.TIME_MISMATCH
         else:
-            found = read(content)
-            assert found.start == found.datetime == at + timedelta(seconds=start_after)
+            metadata = read(content)
+            assert metadata.start == metadata.datetime == at + timedelta(seconds=start_after)
 
 
 @pytest.mark.clause("OPR-06")
@@ -255,7 +257,7 @@ def test_a_volume_without_position_takes_it_from_the_site_table() -> None:
             assert (properties["nexrad:vcp"], properties["nexrad:moments"]) == (21, ["REF", "VEL"])
 
 
-def test_a_site_that_is_in_no_table_has_the_position_of_its_volume_or_none(uncompressed: bytes) -> None:
+def test_an_unknown_site_has_the_position_of_its_volume_or_is_refused(uncompressed: bytes) -> None:
     content = header(icao=b"    ") + message_1(START)
     assert refusal(content, groups(site="ZZZZ")) is MetadataIssue.MISSING_GEOLOCATION
     content = uncompressed.replace(SITE.encode(), b"KZZZ")
@@ -307,8 +309,8 @@ def test_every_site_of_the_network_is_in_the_table() -> None:
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_record_that_goes_on_past_the_end_of_the_object_is_refused_although_its_first_radial_is_there() -> None:
-    # Frames of type 0 that do not compress, so that the first radial comes out of the first of several blocks.
+def test_a_cut_record_is_refused_although_its_first_radial_is_complete() -> None:
+    # Frames of type 0 that do not compress, so that the first of several blocks has the first radial.
     noise = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(170))
     content = header() + ldm(message_1(START) + noise, level=1)
     assert read(content).properties["nexrad:vcp"] == 21
@@ -329,51 +331,51 @@ def test_a_count_beyond_the_format_is_not_followed(
 ) -> None:
     place = uncompressed.index(marker) + offset
     content = uncompressed[:place] + struct.pack(">H", claimed) + uncompressed[place + 2 :]
-    found, expected = read(content), read(uncompressed)
-    # Of 65,535 cuts as many are read as a pattern may have; behind the sample's twelve there are zeros.
-    assert set(found.native["pattern"]["elevations"]) - {0.0} == set(expected.native["pattern"]["elevations"])
-    assert len(found.native["pattern"]["elevations"]) in {len(ELEVATIONS), MAX_CUTS}
-    told = {name: value for name, value in found.properties.items() if name != "nexrad:elevations"}
-    assert told.items() <= expected.properties.items()
+    metadata, expected = read(content), read(uncompressed)
+    # Of 65,535 cuts the reader takes a pattern's maximum; zeros follow the sample's twelve.
+    assert set(metadata.native["pattern"]["elevations"]) - {0.0} == set(expected.native["pattern"]["elevations"])
+    assert len(metadata.native["pattern"]["elevations"]) in {len(ELEVATIONS), MAX_CUTS}
+    others = {name: value for name, value in metadata.properties.items() if name != "nexrad:elevations"}
+    assert others.items() <= expected.properties.items()
 
 
-def test_the_status_of_the_radar_is_told(uncompressed: bytes) -> None:
+def test_the_radar_s_status_is_read(uncompressed: bytes) -> None:
     place = uncompressed.index(struct.pack(">4H", 16, 2, 4, 2))
 
-    def told(rda: int, operability: int, build: int = 1900) -> tuple[Any, Any, Any]:
+    def status_of(rda: int, operability: int, build: int = 1900) -> tuple[Any, Any, Any]:
         status = struct.pack(">HH", rda, operability) + uncompressed[place + 4 : place + 18] + struct.pack(">H", build)
-        found = read(uncompressed[:place] + status + uncompressed[place + 20 :]).properties
+        properties = read(uncompressed[:place] + status + uncompressed[place + 20 :]).properties
         return tuple(
-            found.get(name) for name in ("nexrad:rda-status", "nexrad:operability-status", "processing:software")
+            properties.get(name) for name in ("nexrad:rda-status", "nexrad:operability-status", "processing:software")
         )
 
     codes = (1, 2, 4, 8, 16, 32, 64)
-    assert [told(code, 2)[0] for code in codes] == [
+    assert [status_of(code, 2)[0] for code in codes] == [
         None, "start-up", "standby", "restart", "operate", None, "off-line operate"
     ]  # fmt: skip
     maintenance = ("maintenance action required", "maintenance action mandatory")
     named = [None, "on-line", *maintenance, "commanded shut down", "inoperable", None]
-    assert [told(16, code)[1] for code in codes] == named
-    # Bit 0: calibration is not automatic.
-    assert [told(16, code | 1)[1] for code in codes[1:]] == named[1:]
+    assert [status_of(16, code)[1] for code in codes] == named
+    # Bit 0 means that calibration is not automatic.
+    assert [status_of(16, code | 1)[1] for code in codes[1:]] == named[1:]
     for build, version in ((1900, "19.0"), (2210, "22.1"), (2215, "22.15")):
-        assert told(16, 2, build)[2] == {"WSR-88D RDA": version}
-    assert told(16, 2, 0)[2] is None
+        assert status_of(16, 2, build)[2] == {"WSR-88D RDA": version}
+    assert status_of(16, 2, 0)[2] is None
 
 
-def test_a_gate_has_a_length_that_the_format_allows_and_only_where_there_is_reflectivity() -> None:
+def test_gate_spacing_is_read_if_the_format_allows_it_and_there_is_reflectivity() -> None:
     content = header() + message_1(START)
-    # Behind the volume's header and the message's: the spacing of the gates, and the pointer to reflectivity.
+    # Offsets after the headers of volume and message: the spacing of the gates, and the pointer to reflectivity.
     spacing, pointer = 24 + 28 + 22, 24 + 28 + 36
 
-    def told(metres: int, reflectivity: int = 100) -> int | None:
+    def gate_spacing(metres: int, reflectivity: int = 100) -> int | None:
         radial = bytearray(content)
         struct.pack_into(">H", radial, spacing, metres)
         struct.pack_into(">H", radial, pointer, reflectivity)
         return read(bytes(radial)).properties.get("nexrad:gate-spacing-m")
 
-    assert [told(metres) for metres in (49, 50, 250, 2000, 2001)] == [None, 50, 250, 2000, None]
-    assert told(250, reflectivity=0) is None
+    assert [gate_spacing(metres) for metres in (49, 50, 250, 2000, 2001)] == [None, 50, 250, 2000, None]
+    assert gate_spacing(250, reflectivity=0) is None
 
 
 def test_an_elevation_below_the_horizon_is_negative(uncompressed: bytes) -> None:
@@ -398,7 +400,7 @@ FRAMES = bytes(2432) * 134
 
 
 def dated(day: int, milliseconds: int) -> bytes:
-    """A header of another day and millisecond, and frames without a radial."""
+    """Return a header with this day and millisecond, and frames without a radial."""
     return struct.pack(">9s3sII4s", b"AR2V0006.", b"001", day, milliseconds, b"KICT") + FRAMES
 
 

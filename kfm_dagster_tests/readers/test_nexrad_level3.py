@@ -1,4 +1,4 @@
-"""The NEXRAD Level III reader: equality with an independent reader, agreement with the key, hostile bytes, samples."""
+"""The NEXRAD Level III reader: real objects, cuts, samples, agreement with the key, hostile bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GRAMMAR, read, outcome, refusal = READING.grammar, READING.read, READING.outcome
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT}
 WGS84 = Geod(ellps="WGS84")
 FIRST, LAST = 30, 120
-"""Bytes of a heading as Unidata leaves it, and of a message up to its blocks."""
+"""Bytes of a heading in Unidata's objects, and of a message before its blocks."""
 
 
 def sample(product: str = "N0B", site: str | None = None) -> tuple[str, bytes]:
@@ -48,22 +48,22 @@ def sample(product: str = "N0B", site: str | None = None) -> tuple[str, bytes]:
 
 
 def patched(content: bytes, place: int, layout: str, *values: int) -> bytes:
-    """Content with other values at a byte of the message."""
+    """Return the content with other values at an offset of the message."""
     packed = struct.pack(">" + layout, *values)
     return content[: FIRST + place] + packed + content[FIRST + place + len(packed) :]
 
 
 @given(latitude=st.floats(-85, 85), longitude=st.floats(-180, 180), radius_m=st.floats(1_000, 460_000))
-def test_the_box_of_a_disc_is_that_of_the_circle(latitude: float, longitude: float, radius_m: float) -> None:
+def test_the_box_of_a_disc_is_the_circle_s_box(latitude: float, longitude: float, radius_m: float) -> None:
     centre = [np.full(1440, value) for value in (longitude, latitude)]
     east, north, _ = WGS84.fwd(*centre, np.arange(1440) / 4, np.full(1440, radius_m))
     away = (east - longitude + 180) % 360 - 180
     expected = (longitude + away.min(), north.min(), longitude + away.max(), north.max())
     geometry = disc(latitude, longitude, radius_m)
     box, covered = bounding_box(geometry), shape(geometry)
-    # Close to a pole the meridians are, too.
+    # Near a pole a degree of longitude is short.
     within = 1e-4 if abs(latitude) <= 80 else 1e-2
-    assert max(abs((one - other + 180) % 360 - 180) for one, other in zip(box, expected, strict=True)) < within
+    assert max(abs((side - limit + 180) % 360 - 180) for side, limit in zip(box, expected, strict=True)) < within
     parts = getattr(covered, "geoms", [covered])
     assert covered.is_valid
     assert all(part.exterior.is_ccw for part in parts)
@@ -77,27 +77,28 @@ def test_the_box_of_a_disc_is_that_of_the_circle(latitude: float, longitude: flo
 
 @pytest.fixture(scope="module")
 def real(shared_data: Path, reference: Mapping[str, Any]) -> list[RealObject]:
-    found = list(real_objects(shared_data, reference, "nexrad-l3"))
-    assert len(found) >= 13
-    return found
+    objects = list(real_objects(shared_data, reference, "nexrad-l3"))
+    assert len(objects) >= 13
+    return objects
 
 
-def test_real_objects_say_of_the_radar_and_the_product_what_they_are(real: list[RealObject]) -> None:
-    found = {one.key[:7]: read(one.key, one.content).properties for one in real}
-    assert {name: (one.get("nexrad:mnemonic"), one["nexrad:compression"]) for name, one in found.items()} == {
+def test_real_objects_have_the_radar_and_the_product(real: list[RealObject]) -> None:
+    by_name = {item.key[:7]: read(item.key, item.content).properties for item in real}
+    compressions = {name: (item.get("nexrad:mnemonic"), item["nexrad:compression"]) for name, item in by_name.items()}
+    assert compressions == {
         "TLX_GSM": ("GSM", "none"), "TLX_NST": ("STI", "none"), "TLX_NVW": ("VWP", "none"), "TLX_NTP": ("STP", "none"),
         "TLX_N0R": ("R", "none"), "TLX_DHR": ("DHR", "bzip2"), "TLX_DVL": ("DVL", "bzip2"), "TLX_N0Q": ("DR", "bzip2"),
         "TLX_N0U": ("DV", "bzip2"), "TLX_N0C": ("DCC", "bzip2"), "TLX_N0K": ("DKD", "bzip2"),
         "MCI_TZL": ("DR", "bzip2"), "MCI_TR0": (None, "zlib"),
     }  # fmt: skip
-    assert {one["nexrad:site"] for one in found.values()} == {"KTLX", "TMCI"}
-    assert found["TLX_NST"]["nexrad:blocks"] == ["symbology", "graphic", "tabular"]
-    assert found["TLX_NVW"]["nexrad:blocks"] == ["symbology", "tabular"]
-    for one in found.values():
-        # The objects and the site tables are independent: they must tell the same place and height.
-        site = site_named(one["nexrad:awips-id"][3:])
-        assert WGS84.inv(site.longitude, site.latitude, one["nexrad:longitude"], one["nexrad:latitude"])[2] < 100
-        assert abs(site.height_m - one["nexrad:height-m"]) < 3
+    assert {item["nexrad:site"] for item in by_name.values()} == {"KTLX", "TMCI"}
+    assert by_name["TLX_NST"]["nexrad:blocks"] == ["symbology", "graphic", "tabular"]
+    assert by_name["TLX_NVW"]["nexrad:blocks"] == ["symbology", "tabular"]
+    for item in by_name.values():
+        # The objects and the site table are independent sources of position and height.
+        site = site_named(item["nexrad:awips-id"][3:])
+        assert WGS84.inv(site.longitude, site.latitude, item["nexrad:longitude"], item["nexrad:latitude"])[2] < 100
+        assert abs(site.height_m - item["nexrad:height-m"]) < 3
 
 
 # --- cuts
@@ -107,19 +108,19 @@ def test_real_objects_say_of_the_radar_and_the_product_what_they_are(real: list[
 def test_a_status_message_or_text_cut_anywhere_is_not_ok() -> None:
     for key, content in ((STATUS_KEY, STATUS), (TEXT_KEY, envelope(TEXT))):
         for place in range(len(content)):
-            found = outcome(key, content[:place])
-            assert is_unchecked(found) or found in CUT, (place, found)
+            result = outcome(key, content[:place])
+            assert is_unchecked(result) or result in CUT, (place, result)
 
 
-# --- what an object says
+# --- properties
 
 
-def test_a_sample_says_what_it_was_made_from() -> None:
-    found = read(*sample())
+def test_a_sample_has_the_properties_it_was_created_with() -> None:
+    metadata = read(*sample())
     site = sites()["KICT"]
-    assert (found.start, found.end, found.datetime) == (START, START, START)
-    assert found.findings == ()
-    assert found.properties == {
+    assert (metadata.start, metadata.end, metadata.datetime) == (START, START, START)
+    assert metadata.findings == ()
+    assert metadata.properties == {
         "platform": "wsr-88d",
         "instruments": ["wsr-88d"],
         "processing:level": "L3",
@@ -150,30 +151,30 @@ def test_a_sample_says_what_it_was_made_from() -> None:
 def test_a_product_with_values_has_their_unit_and_classes() -> None:
     key, content = sample()
     for code, unit in ((99, "m s-1"), (170, "0.01 in"), (165, "1"), (177, "1"), (62, None)):
-        found = read(key, patched(patched(content, 0, "h", code), 30, "h", code)).properties.get("bands", [{}])
-        assert found[0].get("unit") == unit
-        classes = {one["value"]: one["name"] for one in found[0].get("classification:classes", ())}
+        bands = read(key, patched(patched(content, 0, "h", code), 30, "h", code)).properties.get("bands", [{}])
+        assert bands[0].get("unit") == unit
+        classes = {entry["value"]: entry["name"] for entry in bands[0].get("classification:classes", ())}
         assert classes == (HYDROMETEORS if code in {165, 177} else {})
         assert classes.get(100) == ("hail" if classes else None)
 
 
 DAY, NOON = (START - datetime(1970, 1, 1, tzinfo=UTC)).days + 1, 720
-"""Date and minute as the ICD has them: noon of the sample's day."""
+"""Day and minute in the ICD's units: noon of the sample's day."""
 
 
 @pytest.mark.clause("OPR-24")
 def test_an_accumulation_holds_for_its_window() -> None:
     noon = START.replace(hour=12, minute=0, second=0)
     for code, parameters, minutes in (
-        # Begin and end; an end, and the hour or hours that the product is of; an end apart from its date, and a length.
+        # Beginning and end; end and the period of the product code; end (minute and date apart) and length.
         (80, {5: DAY - 1, 6: NOON, 7: DAY, 8: NOON}, 1440), (172, {1: DAY, 2: NOON - 5, 5: DAY, 6: NOON}, 5),
         (31, {5: DAY, 6: 0, 7: DAY, 8: NOON}, NOON), (144, {5: DAY, 6: NOON - 60, 7: DAY, 8: NOON}, 60),
         (78, {7: DAY, 8: NOON}, 60), (79, {7: DAY, 8: NOON}, 180), (81, {7: DAY, 8: NOON}, 60),
         (169, {5: DAY, 6: NOON}, 60), (170, {5: DAY, 6: NOON}, 60), (174, {5: DAY, 6: NOON}, 60),
         (173, {1: NOON, 2: 150, 5: DAY, 6: NOON - 150}, 150), (173, {1: NOON, 2: 0, 5: DAY}, None),
-        # A rate has the begin of its rain, and is of its volume.
+        # A rate has the beginning of its rain, and the time of its volume.
         (176, {1: DAY, 2: NOON}, None),
-        # Without rain there is none: dates of zero, minutes that no day has, and an end before the begin.
+        # Without rain there is no window: dates of zero, impossible minutes, and an end before the beginning.
         (80, {5: 0, 6: 0, 7: 0, 8: 0}, None), (80, {5: DAY, 6: 1441, 7: DAY, 8: -1}, None),
         (80, {5: DAY, 6: NOON, 7: DAY - 1, 8: NOON}, None),
     ):  # fmt: skip
@@ -181,15 +182,17 @@ def test_an_accumulation_holds_for_its_window() -> None:
         for number in range(1, 11):
             at = {1: 52, 2: 54, 3: 58}.get(number, 84 + 2 * number)  # figure 3-6
             content = patched(content, at, "h", parameters.get(number, 0))
-        found = read(key, patched(patched(content, 30, "h", code), 0, "h", code))
+        metadata = read(key, patched(patched(content, 30, "h", code), 0, "h", code))
         begin = noon - timedelta(minutes=minutes or 0)
-        assert (found.start, found.end, found.datetime) == ((begin, noon, noon) if minutes else (START, START, START))
+        assert (metadata.start, metadata.end, metadata.datetime) == (
+            (begin, noon, noon) if minutes else (START, START, START)
+        )
         if minutes or code == 176:
-            assert found.properties["nexrad:accumulation-start"] == f"{begin:%Y-%m-%dT%H:%M:%S.%fZ}"
-            assert ("nexrad:accumulation-end" in found.properties) == bool(minutes)
+            assert metadata.properties["nexrad:accumulation-start"] == f"{begin:%Y-%m-%dT%H:%M:%S.%fZ}"
+            assert ("nexrad:accumulation-end" in metadata.properties) == bool(minutes)
 
 
-def test_only_a_product_of_one_elevation_has_an_angle_that_an_antenna_can_have() -> None:
+def test_an_elevation_is_read_only_if_the_product_has_one_and_an_antenna_can_reach_it() -> None:
     key, content = sample()
     for (number, tenths), expected in {
         (1, -10): -1.0,
@@ -201,12 +204,12 @@ def test_only_a_product_of_one_elevation_has_an_angle_that_an_antenna_can_have()
         assert read(key, patched(content, 56, "hh", number, tenths)).properties.get("nexrad:elevation") == expected
 
 
-def test_a_product_that_no_table_knows_is_a_point_without_a_name() -> None:
+def test_an_unknown_product_is_a_point_without_a_name() -> None:
     key, content = sample("NVW")
-    found = read(key, patched(patched(content, 0, "h", 299), 30, "h", 299))
-    assert found.properties["nexrad:product-code"] == 299
-    assert not {"nexrad:product-name", "nexrad:mnemonic", "nexrad:range-m"} & found.properties.keys()
-    assert found.geometry["type"] == "Point"
+    metadata = read(key, patched(patched(content, 0, "h", 299), 30, "h", 299))
+    assert metadata.properties["nexrad:product-code"] == 299
+    assert not {"nexrad:product-name", "nexrad:mnemonic", "nexrad:range-m"} & metadata.properties.keys()
+    assert metadata.geometry["type"] == "Point"
 
 
 STATUS_KEY = "ICT_GSM_2024_05_06_21_14_03"
@@ -216,18 +219,18 @@ STATUS = b"NXUS63 KICT 062114\r\r\nGSMICT\r\r\n" + struct.pack(
 
 
 @pytest.mark.clause("OPR-06")
-def test_a_status_message_stands_at_its_radar_with_the_time_of_its_header() -> None:
-    found = read(STATUS_KEY, STATUS)
+def test_a_status_message_has_its_radar_s_position_and_its_header_s_time() -> None:
+    metadata = read(STATUS_KEY, STATUS)
     site = sites()["KICT"]
-    assert found.start == START
-    assert found.geometry == {"type": "Point", "coordinates": (site.longitude, site.latitude)}
-    assert found.properties["nexrad:position-source"] == "site table"
+    assert metadata.start == START
+    assert metadata.geometry == {"type": "Point", "coordinates": (site.longitude, site.latitude)}
+    assert metadata.properties["nexrad:position-source"] == "site table"
     modes = [
         read(STATUS_KEY, patched(STATUS, 22, "h", code)).properties.get("nexrad:operational-mode") for code in range(4)
     ]
     assert modes == ["maintenance", "clear air", "precipitation", None]
-    assert found.properties["nexrad:vcp"] == 32
-    assert not {"nexrad:volume-number", "nexrad:blocks"} & found.properties.keys()
+    assert metadata.properties["nexrad:vcp"] == 32
+    assert not {"nexrad:volume-number", "nexrad:blocks"} & metadata.properties.keys()
     of_zzz = refusal(STATUS_KEY.replace("ICT", "ZZZ"), STATUS.replace(b"ICT", b"ZZZ"))
     assert of_zzz is MetadataIssue.MISSING_GEOLOCATION
     assert refusal(STATUS_KEY, patched(STATUS, 2, "Hi", 0, 0)) is MetadataIssue.INVALID_TIME_RANGE
@@ -241,19 +244,19 @@ TEXT = (
 
 
 def envelope(content: bytes, number: bytes = b"813 ") -> bytes:
-    """An object within its transmission, as Unidata receives it."""
+    """Return an object within its transmission, as Unidata receives it."""
     return b"\x01\r\r\n" + number + b"\r\r\n" + content + b"\r\r\n\x03"
 
 
 @pytest.mark.clause("OPR-20")
 def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
-    found = read(TEXT_KEY, envelope(TEXT))
-    assert (found.start, found.findings) == (START.replace(second=0), ())
-    assert (found.properties["nexrad:product-code"], found.geometry["type"]) == (75, "Point")
+    metadata = read(TEXT_KEY, envelope(TEXT))
+    assert (metadata.start, metadata.findings) == (START.replace(second=0), ())
+    assert (metadata.properties["nexrad:product-code"], metadata.geometry["type"]) == (75, "Point")
     assert is_unchecked(outcome(TEXT_KEY, TEXT))
-    # The flag of a page's end ends a text as well, with a transmission around it or without.
+    # The flag of a page's end also ends a text, with or without its transmission.
     ended = TEXT + b"\xff\xff\n\0"
-    assert read(TEXT_KEY, ended) == read(TEXT_KEY, envelope(ended)) == found
+    assert read(TEXT_KEY, ended) == read(TEXT_KEY, envelope(ended)) == metadata
     assert {outcome(TEXT_KEY, ended[:end]) for end in (-1, -2, -3)} == {MetadataIssue.UNREADABLE_FORMAT}
     assert refusal(TEXT_KEY, TEXT[:30] + ended[-4:]) is MetadataIssue.UNREADABLE_FORMAT
     assert refusal(TEXT_KEY, TEXT + b"\xff") is MetadataIssue.UNREADABLE_FORMAT
@@ -261,7 +264,7 @@ def test_a_plain_text_is_whole_only_where_its_transmission_ends() -> None:
     assert refusal(TEXT_KEY, TEXT.replace(b"062114", b"062460")) is MetadataIssue.INVALID_TIME_RANGE
 
 
-def test_the_day_of_a_heading_is_of_the_month_that_is_nearest() -> None:
+def test_the_day_of_a_heading_is_in_the_nearest_month() -> None:
     for heading, key, start in (
         (b"312359", "2024_01_01_00_00_30", "2023-12-31T23:59:00Z"),
         (b"010000", "2023_12_31_23_59_30", "2024-01-01T00:00:00Z"),
@@ -272,7 +275,7 @@ def test_the_day_of_a_heading_is_of_the_month_that_is_nearest() -> None:
         assert read(f"ICT_FTM_{key}", TEXT.replace(b"062114", heading)).start == datetime.fromisoformat(start)
 
 
-def test_an_object_as_it_was_sent_says_the_same() -> None:
+def test_an_object_in_its_transmission_has_the_same_metadata() -> None:
     for product in PRODUCTS:
         key, content = sample(product)
         expected = read(key, content)
@@ -280,19 +283,19 @@ def test_an_object_as_it_was_sent_says_the_same() -> None:
         assert read(key, envelope(content, b"00813")) == expected
         assert refusal(key, envelope(content)[:-1]) is MetadataIssue.TRUNCATED_OBJECT
         assert is_unchecked(outcome(key, content + b"\r\r\n\x03"))
-        found = read(key, envelope(framed(content)))
-        assert found.properties == {**expected.properties, "nexrad:compression": "zlib"}
-        # The last frame may be sent as it is, and without a control block.
-        assert read(key, framed(content, control=b"", plain=1)).properties == found.properties
+        metadata = read(key, envelope(framed(content)))
+        assert metadata.properties == {**expected.properties, "nexrad:compression": "zlib"}
+        # The last frame may be uncompressed, and without a control block.
+        assert read(key, framed(content, control=b"", plain=1)).properties == metadata.properties
 
 
 def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: int = 0) -> bytes:
-    """NOAAPort's frames in the message's place; the last `plain` of them as they are."""
+    """Return the object with the message in NOAAPort's frames; the last `plain` are uncompressed."""
     sent = control + content
     frames = [sent[start : start + FRAME_BYTES] for start in range(0, len(sent), FRAME_BYTES)]
     packed = [zlib.compress(frame, 9) for frame in frames[: len(frames) - plain]]
     if plain and len(frames) == plain:
-        # Of a single frame something must be packed to be recognised.
+        # A single frame is recognised only if part of it is compressed.
         packed, frames = [zlib.compress(sent[:99], 9)], [sent[99:]]
     return content[:FIRST] + b"".join(packed) + b"".join(frames[len(frames) - plain :])
 
@@ -301,7 +304,7 @@ def framed(content: bytes, *, control: bytes = b"\x40\x0c" + bytes(22), plain: i
 
 
 @pytest.mark.clause("OPR-06")
-def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation() -> None:
+def test_the_key_s_time_is_between_the_scan_s_start_and_the_product_s_generation() -> None:
     own_key, content = sample()
     for seconds, agrees in {0: True, -60: True, -61: False, 105: True, 106: False, 86_400: False}.items():
         key = f"ICT_N0B_{START + timedelta(seconds=seconds):%Y_%m_%d_%H_%M_%S}"
@@ -309,7 +312,7 @@ def test_the_key_is_of_a_time_from_the_scans_start_to_the_products_generation() 
             assert read(key, content).start == START
         else:
             assert refusal(key, content) is MetadataIssue.TIME_MISMATCH
-    # A generation far from the scan widens no key's time.
+    # A late generation time does not widen the accepted times of keys.
     late = patched(patched(content, 46, "H", 30_000), 2, "H", 30_000)
     assert read(own_key, late).start == START
     assert refusal("ICT_N0B_2024_05_06_22_16_03", late) is MetadataIssue.TIME_MISMATCH
@@ -327,23 +330,27 @@ def test_header_and_description_agree_and_codes_are_in_their_tables() -> None:
         # Product and generation of the description.
         (30, "h", 154, MetadataIssue.UNREADABLE_FORMAT),
         (46, "H", 30_000, MetadataIssue.TIME_MISMATCH),
-        # Its coverage pattern: of the radar's kind.
+        # The coverage pattern must be of the radar's kind.
         (34, "h", 215, None),
         (34, "h", 213, MetadataIssue.OUT_OF_TABLE),
         (34, "h", 90, MetadataIssue.OUT_OF_TABLE),
-        # In maintenance a radar has none.
+        # A radar in maintenance has no pattern.
         (34, "h", 0, None),
     ):
-        found = outcome(key, patched(content, place, layout, value))
-        codes = found if isinstance(found, MetadataIssue) else [code for code, _ in found.findings]
+        result = outcome(key, patched(content, place, layout, value))
+        codes = result if isinstance(result, MetadataIssue) else [code for code, _ in result.findings]
         assert codes in (expected, [expected] if expected else [])
 
 
 @pytest.mark.clause("OPR-25")
-def test_a_tdwr_has_patterns_of_its_own_and_its_status_is_a_tdwr_s() -> None:
+def test_a_tdwr_has_its_own_patterns_and_status() -> None:
     status = patched(STATUS.replace(b"ICT", b"MCI"), 26, "h", 80)
-    found = read(STATUS_KEY.replace("ICT", "MCI"), status)
-    assert (found.properties["platform"], found.properties["nexrad:site"], found.findings) == ("tdwr", "TMCI", ())
+    metadata = read(STATUS_KEY.replace("ICT", "MCI"), status)
+    assert (metadata.properties["platform"], metadata.properties["nexrad:site"], metadata.findings) == (
+        "tdwr",
+        "TMCI",
+        (),
+    )
     key, content = sample("TZ0")
     for pattern, findings in ((80, []), (90, []), (212, [MetadataIssue.OUT_OF_TABLE])):
         assert [code for code, _ in read(key, patched(content, 34, "h", pattern)).findings] == findings
@@ -370,19 +377,18 @@ def test_a_position_that_is_not_the_sites_is_not_published() -> None:
             assert read(key, changed).properties["nexrad:position-source"] == expected
 
 
-def test_the_identifier_of_a_site_is_of_one_radar_and_a_range_one_of_the_formats() -> None:
+def test_a_site_identifier_names_one_radar_and_ranges_are_those_of_the_format() -> None:
     names = [*sites()]
     assert len({name[1:] for name in names}) == len(names)
     assert sum(site.kind is TDWR for site in sites().values()) == 47
     for name in names:
-        found = site_named(name[1:])
-        assert found.icao == name
+        assert site_named(name[1:]).icao == name
     ranges = {kind.range_m // 1000 if kind.range_m else None for kind in product_kinds().values()}
     assert ranges == {None, 60, 90, 115, 230, 300, 345, 416, 460}
 
 
-def test_keys_that_are_no_time_are_ignored_and_others_foreign() -> None:
-    # What upload_nids.py makes of the real status message: elevation angles as days and seconds.
+def test_keys_with_an_impossible_time_are_ignored_and_others_are_foreign() -> None:
+    # Keys by upload_nids.py for the real status message: it reads elevation angles as days and seconds.
     assert GRAMMAR.kind("TLX_GSM_1970_03_02_08_11_31") is KeyKind.IGNORED
     assert GRAMMAR.kind("TLX_GSM_1969_12_31_08_11_31") is KeyKind.IGNORED
     assert GRAMMAR.kind("TLX_N0B_2106_05_06_21_14_03") is KeyKind.FOREIGN
@@ -395,7 +401,7 @@ def test_keys_that_are_no_time_are_ignored_and_others_foreign() -> None:
 
 
 def bomb(size: int) -> bytes:
-    """A product that claims `size` bytes behind its description and holds 20 million."""
+    """Return a product with `size` as its unpacked size, which unpacks to 20 million bytes."""
     packed = bz2.compress(bytes(20_000_000))
     content = patched(sample()[1][: FIRST + LAST], 102, "I", size) + packed
     return patched(content, 8, "i", LAST + len(packed))
@@ -419,7 +425,7 @@ def test_a_bomb_is_refused_within_bounded_memory() -> None:
 
 def test_an_object_larger_than_the_first_request_takes_a_second_one() -> None:
     key, content = sample("NVW")
-    # A tabular block that is as long as it says.
+    # A tabular block of exactly its stated length.
     pad = bytes(FIRST_BYTES)
     length = len(content) - FIRST + len(pad)
     start = content.rindex(struct.pack(">hh", -1, 3)) - FIRST
@@ -437,7 +443,7 @@ def test_hostile_bytes_have_an_issue_code() -> None:
     turned = patched(packed, 200, "B", packed[FIRST + 200] ^ 1)
     longer = patched(packed + b"\0\0", 8, "i", len(packed) - FIRST + 2)
     hostile: dict[str, tuple[str, bytes, MetadataIssue | None]] = {
-        # None: read, and suspect.
+        # None: read, with unchecked completeness.
         "empty": ("NST", b"", MetadataIssue.UNREADABLE_FORMAT),
         "another format": ("NST", b"CDF\x01" + bytes(4096), MetadataIssue.UNREADABLE_FORMAT),
         "no message": ("NST", plain[:FIRST], MetadataIssue.TRUNCATED_OBJECT),
@@ -463,5 +469,5 @@ def test_hostile_bytes_have_an_issue_code() -> None:
         "another heading within the frames": ("NST", transmitted, MetadataIssue.UNREADABLE_FORMAT),
     }
     for name, (product, content, expected) in hostile.items():
-        found = outcome(sample(product)[0], content)
-        assert is_unchecked(found) if expected is None else found is expected, name
+        result = outcome(sample(product)[0], content)
+        assert is_unchecked(result) if expected is None else result is expected, name

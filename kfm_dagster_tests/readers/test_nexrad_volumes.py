@@ -1,4 +1,4 @@
-"""The end of a NEXRAD volume, and volumes in chunks: whether an object is whole, agrees with its key, is refused."""
+"""The end of a NEXRAD volume, and volumes in chunks: completeness, agreement with the key, hostile bytes."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def outcome(content: bytes, key: Mapping[str, str] | None = None) -> Outcome:
 CUT = {MetadataIssue.TRUNCATED_OBJECT, MetadataIssue.UNREADABLE_FORMAT, MetadataIssue.INCOMPLETE_PRODUCT_METADATA}
 
 
-# --- what the ends of a volume say
+# --- the ends of a volume
 
 
 def ends_of(uncompressed: bytes) -> list[int]:
-    """Where in an uncompressed volume of type 31 the body of each radial begins."""
+    """Return the offset of each radial's body in an uncompressed volume of type 31."""
     places, place = [], uncompressed.find(SITE.encode(), 24)
     while place >= 0:
         places.append(place)
@@ -65,7 +65,7 @@ def ends_of(uncompressed: bytes) -> list[int]:
 
 
 @pytest.mark.clause("OPR-15")
-def test_the_last_radial_is_no_earlier_than_the_first_and_no_later_than_a_volume_can_take(uncompressed: bytes) -> None:
+def test_a_last_radial_before_the_first_or_after_the_longest_volume_is_a_time_mismatch(uncompressed: bytes) -> None:
     place = ends_of(uncompressed)[-1]
     for after, code in (
         (timedelta(0), None),
@@ -88,17 +88,17 @@ def test_a_last_radial_of_another_radar_is_a_platform_mismatch(uncompressed: byt
 
 
 @pytest.mark.clause("OPR-16")
-def test_where_the_ends_show_no_velocity_the_moments_are_said_to_be_the_first_radials(
+def test_if_neither_end_has_velocity_only_the_first_radial_s_moments_are_listed(
     volume: bytes, uncompressed: bytes
 ) -> None:
-    # Three radials of each cut: surveillance and Doppler in one record, surveillance alone in the last.
+    # Three radials of each cut: surveillance and Doppler in the first record, only surveillance in the last.
     first, third, fourth = (ends_of(uncompressed)[index] - 28 for index in (0, 6, 9))
     cut = volume[: next(record_ends(volume))] + ldm(uncompressed[first:third]) + ldm(uncompressed[third:fourth])
     stored = read(cut)
     assert "nexrad:moments" not in stored.properties
     assert stored.properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
     assert stored.properties["nexrad:elevations"] == [0.483, 0.879]
-    # An unpacked volume that is gzipped is read whole, so that every cut is known.
+    # A gzipped volume without packed records is read whole, with every cut.
     assert read(gzip.compress(uncompressed[:fourth])).properties["nexrad:moments"] == list(MOMENTS)
 
 
@@ -106,10 +106,10 @@ def test_where_the_ends_show_no_velocity_the_moments_are_said_to_be_the_first_ra
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_real_volume_of_type_1_that_is_cut_between_radials_is_suspect_and_within_one_refused(
+def test_a_volume_of_type_1_cut_between_radials_is_suspect_and_within_a_radial_refused(
     shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry
 ) -> None:
-    of_type_1 = [one for one in real_volumes(shared_data, reference) if one[2]["msg_type"] == "1"]
+    of_type_1 = [volume for volume in real_volumes(shared_data, reference) if volume[2]["msg_type"] == "1"]
     assert of_type_1
     for path, content, expected in of_type_1:
         key = key_groups(path, contracts)
@@ -121,20 +121,20 @@ def test_a_real_volume_of_type_1_that_is_cut_between_radials_is_suspect_and_with
 
 
 @pytest.mark.clause("OPR-20")
-def test_a_sample_that_is_cut_at_any_byte_is_never_ok(volume: bytes, uncompressed: bytes) -> None:
-    metadata, *ends, whole = record_ends(volume)
-    near = {end + away for end in (metadata, *ends, whole) for away in range(-9, 10)}
+def test_a_sample_cut_at_any_byte_is_never_ok(volume: bytes, uncompressed: bytes) -> None:
+    metadata_end, *ends, whole = record_ends(volume)
+    near = {end + away for end in (metadata_end, *ends, whole) for away in range(-9, 10)}
     for end in sorted({*range(0, whole, 11), *near} & {*range(whole)}):
-        found = outcome(volume[:end])
-        assert is_unchecked(found) if end in ends else found in CUT, end
+        result = outcome(volume[:end])
+        assert is_unchecked(result) if end in ends else result in CUT, end
     assert read(volume[:whole]).findings == ()
-    assert refusal(volume[:metadata]) in CUT
+    assert refusal(volume[:metadata_end]) in CUT
     # Cut before it was gzipped.
     for end in ends:
         assert is_unchecked(outcome(gzip.compress(volume[:end]))), end
         for around in (end - 1, end + 5):
             assert outcome(gzip.compress(volume[:around])) in CUT, around
-    # Without packed records it is suspect at a radial, and refused between them.
+    # A volume without packed records is suspect if cut before a radial, and refused if cut elsewhere.
     for end in [place - 28 for place in ends_of(uncompressed)][1:]:
         assert is_unchecked(outcome(uncompressed[:end])), end
         for around in (end - 1, end + 1, end + 27, end + 29):
@@ -142,17 +142,17 @@ def test_a_sample_that_is_cut_at_any_byte_is_never_ok(volume: bytes, uncompresse
 
 
 @pytest.mark.clause("OPR-15", "OPR-20")
-def test_a_gzipped_volume_too_large_to_be_read_whole_says_that_its_end_is_unknown(
+def test_a_gzipped_volume_too_large_to_read_whole_has_an_unknown_end(
     uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = gzip.compress(uncompressed)
     monkeypatch.setattr(nexrad_end, "MAX_GZIP_BYTES", len(content))
     assert read(content).end == START + DURATION
     monkeypatch.setattr(nexrad_end, "MAX_GZIP_BYTES", len(content) - 1)
-    found = read(content)
-    assert is_unchecked(found)
-    assert (found.start, found.end) == (START, START)
-    properties = found.properties
+    metadata = read(content)
+    assert is_unchecked(metadata)
+    assert (metadata.start, metadata.end) == (START, START)
+    properties = metadata.properties
     assert properties["nexrad:end-known"] is False
     assert properties["nexrad:first-radial-moments"] == ["REF", "ZDR", "PHI", "RHO"]
     assert properties["nexrad:pattern-elevations"][-1] == 6.416
@@ -172,29 +172,29 @@ def test_a_volume_of_unknown_completeness_is_suspect_under_the_contract(
 # --- odd and hostile ends
 
 
-def test_a_last_record_larger_than_the_tail_is_found_with_one_more_request(volume: bytes) -> None:
+def test_a_last_record_larger_than_the_tail_costs_one_more_request(volume: bytes) -> None:
     frames = b"".join(bytes(28) + random.Random(seed).randbytes(2404) for seed in range(200))
     *_, start, _ = record_ends(volume)
     last = bz2.decompress(volume[start + 4 :])
     content = volume[:start] + ldm(frames + last, last=True)
     assert len(content) - start > 400_000
     source = CountingSource(content)
-    found = read(source)
-    assert (found.end, found.findings, len(source.requests)) == (START + DURATION, (), 3)
+    metadata = read(source)
+    assert (metadata.end, metadata.findings, len(source.requests)) == (START + DURATION, (), 3)
 
 
 def test_a_volume_without_its_last_radial_is_suspect(volume: bytes) -> None:
-    found = read(volume + ldm(bytes(2432)))
-    assert is_unchecked(found)
-    assert found.properties["nexrad:end-known"] is False
-    # Of one radial of type 1, which is not the last one.
-    found = read(header() + message_1(START))
-    assert is_unchecked(found)
-    assert found.end == START
+    metadata = read(volume + ldm(bytes(2432)))
+    assert is_unchecked(metadata)
+    assert metadata.properties["nexrad:end-known"] is False
+    # One radial of type 1, which does not end the volume.
+    metadata = read(header() + message_1(START))
+    assert is_unchecked(metadata)
+    assert metadata.end == START
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_volume_or_a_last_record_that_unpacks_without_end_is_refused(
+def test_a_volume_or_last_record_that_unpacks_beyond_the_limit_is_refused(
     volume: bytes, uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = volume + ldm(bytes(10_000_000), last=True)
@@ -205,9 +205,7 @@ def test_a_volume_or_a_last_record_that_unpacks_without_end_is_refused(
 
 
 @pytest.mark.clause("OPR-07")
-def test_an_unpacked_tail_is_given_up_after_so_many_starts(
-    uncompressed: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_for_the_last_radial_is_bounded(uncompressed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     false = struct.pack(">12xHxB12x4s", 0xFFFF, 31, SITE.encode())
     assert refusal(uncompressed + false * 20_000) is MetadataIssue.TRUNCATED_OBJECT
     for starts in (1, 0):
@@ -215,7 +213,7 @@ def test_an_unpacked_tail_is_given_up_after_so_many_starts(
         assert isinstance(outcome(uncompressed), HeaderMetadata) is (starts > 0)
 
 
-def test_a_last_record_whose_size_was_made_to_fit_its_cut_data_is_refused(volume: bytes) -> None:
+def test_a_cut_last_record_with_a_matching_size_is_refused(volume: bytes) -> None:
     *_, start, end = record_ends(volume)
     for length in range(10, end - start - 4, 25):
         content = volume[:start] + struct.pack(">i", -length) + volume[start + 4 : start + 4 + length]
@@ -237,13 +235,13 @@ def chunk_refusal(key: str, content: bytes, **groups: str) -> MetadataIssue:
 
 @pytest.fixture(scope="module")
 def real(shared_data: Path) -> dict[str, bytes]:
-    """The chunks of a whole real volume by key, in order."""
+    """Return the chunks of a whole real volume by key, in order."""
     return {f"KLOT/901/{path.name}": path.read_bytes() for path in sorted((shared_data / FOLDER).iterdir())}
 
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, bytes]:
-    """The chunks of a sample volume by key, in order."""
+    """Return the chunks of a sample volume by key, in order."""
     return dict(make_nexrad_chunks(site=SITE, start=START))
 
 
@@ -256,24 +254,24 @@ def middle(samples: Mapping[str, bytes]) -> tuple[str, bytes]:
 
 
 @pytest.mark.clause("OPR-06", "OPR-15")
-def test_the_chunks_of_a_real_volume_are_in_order_and_hold_every_radial(
+def test_the_chunks_of_a_real_volume_are_in_order_and_have_every_radial(
     real: Mapping[str, bytes], reference: Mapping[str, Any]
 ) -> None:
     whole = reference[FOLDER]["reference"]["xradar"]
-    found = [read_chunk(key, content) for key, content in real.items()]
+    chunks = [read_chunk(key, content) for key, content in real.items()]
     cuts, rays = [], [0] * whole["nsweeps"]
-    for native in (chunk.native for chunk in found[1:]):
+    for native in (chunk.native for chunk in chunks[1:]):
         cuts += [native["first"]["cut"], native["last"]["cut"]]
         rays[native["last"]["cut"] - 1] += native["radials"]
     assert cuts == sorted(cuts)
-    # No chunk holds radials of two cuts.
+    # Each chunk has radials of one cut only.
     assert cuts[::2] == cuts[1::2]
     assert (cuts[0], cuts[-1]) == (1, whole["nsweeps"])
-    # Of the fifth xradar gives 717, the bytes have 720 of different azimuths.
-    assert [have - said for have, said in zip(rays, whole["nrays"], strict=True)] == [0, 0, 0, 0, 3, *[0] * 7]
-    ends = [header.end for header in found]
+    # For the fifth cut xradar has 717 rays, the volume 720 with different azimuths.
+    assert [count - expected for count, expected in zip(rays, whole["nrays"], strict=True)] == [0, 0, 0, 0, 3, *[0] * 7]
+    ends = [metadata.end for metadata in chunks]
     assert ends == sorted(ends)
-    assert (ends[0], found[0].native["pattern"]["number"]) == (found[0].start, found[0].properties["nexrad:vcp"])
+    assert (ends[0], chunks[0].native["pattern"]["number"]) == (chunks[0].start, chunks[0].properties["nexrad:vcp"])
 
 
 @pytest.mark.clause("OPR-06")
@@ -287,7 +285,7 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: M
     source = CountingSource(ldm(bz2.decompress(real[key][4:]) + noise))
     assert source.size > 4 * FIRST_BYTES
     assert read_chunk(key, source).properties == read_chunk(key, real[key]).properties
-    # Its first block and then all the others at once.
+    # The first block, and then all others in one request.
     assert [start for start, _ in source.ranges] == [0, FIRST_BYTES]
 
 
@@ -295,17 +293,17 @@ def test_a_chunk_is_read_whole_with_one_request_and_a_large_one_with_two(real: M
 
 
 @pytest.mark.clause("OPR-14", "OPR-28")
-def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_made_from(
+def test_sample_chunks_are_the_archive_s_sample_and_have_its_properties(
     samples: Mapping[str, bytes],
 ) -> None:
     assert list(samples) == [f"{SITE}/1/{START:%Y%m%d-%H%M%S}-{name}" for name in ("001-S", "002-I", "003-I", "004-E")]
     assert b"".join(samples.values()) == make_nexrad_level2(site=SITE, start=START)[1]
-    found = [read_chunk(key, content) for key, content in samples.items()]
+    chunks = [read_chunk(key, content) for key, content in samples.items()]
     whole_second = START.replace(microsecond=0)
-    assert [header.start for header in found] == [whole_second] * CHUNKS
-    assert found[0].end == whole_second < found[1].end < found[2].end < found[3].end == START + DURATION
+    assert [metadata.start for metadata in chunks] == [whole_second] * CHUNKS
+    assert chunks[0].end == whole_second < chunks[1].end < chunks[2].end < chunks[3].end == START + DURATION
     site = sites()[SITE]
-    # What the archive's reader says of all of them, and where this one stands in its volume.
+    # The archive reader's properties of the whole volume, except those of the archive only, and the chunk's position.
     volume = nexrad_bytes.read(b"".join(samples.values())).properties
     of_archive = {
         "bands", "processing:software", "nexrad:archive-version", "nexrad:compression", "nexrad:moments",
@@ -314,27 +312,27 @@ def test_sample_chunks_are_those_of_the_archive_s_sample_and_say_what_they_were_
     }  # fmt: skip
     last = {name: value for name, value in volume.items() if name not in of_archive}
     last |= {"nexrad:chunks": 4, "nexrad:complete": True, "nexrad:cuts": len(ELEVATIONS)}
-    bands = [header.properties.pop("bands", ()) for header in found]
+    bands = [metadata.properties.pop("bands", ()) for metadata in chunks]
     assert [[band["name"] for band in each] for each in bands] == [[], list(MOMENTS[:3]), *[list(MOMENTS)] * 2]
-    assert found[-1].properties == last
+    assert chunks[-1].properties == last
     first = last | {"nexrad:chunks": 1, "nexrad:complete": False, "nexrad:position-source": "site table"}
     first |= {"nexrad:height-m": site.height_m, "nexrad:latitude": site.latitude, "nexrad:longitude": site.longitude}
-    assert found[0].properties == {name: first[name] for name in first.keys() - {"nexrad:cuts", "nexrad:message-type"}}
-    assert [header.properties.get("nexrad:cuts") for header in found] == [None, 4, 8, 12]
-    assert all(header.findings == () for header in found)
+    assert chunks[0].properties == {name: first[name] for name in first.keys() - {"nexrad:cuts", "nexrad:message-type"}}
+    assert [metadata.properties.get("nexrad:cuts") for metadata in chunks] == [None, 4, 8, 12]
+    assert all(metadata.findings == () for metadata in chunks)
 
 
 @pytest.mark.clause("OPR-25")
-def test_chunks_of_a_tdwr_are_of_a_tdwr_from_the_first_one_on() -> None:
+def test_every_chunk_of_a_tdwr_has_a_tdwr_s_properties() -> None:
     chunks = make_nexrad_chunks(site="TMCI", start=START)
-    found = [read_chunk(key, content, version="08") for key, content in chunks]
-    for chunk in found:
-        said = chunk.properties
-        assert (said["platform"], said["instruments"], said["nexrad:vcp"]) == ("tdwr", ["tdwr"], 90)
-        assert (said["nexrad:site-name"], chunk.findings) == (sites()["TMCI"].name, ())
-    # The long range scan, which comes first, has its own gates.
-    assert [round(reach_m(chunk), -3) for chunk in found] == [416_000, 417_000, 416_000, 416_000]
-    assert found[0].properties["nexrad:position-source"] == "site table"
+    headers = [read_chunk(key, content, version="08") for key, content in chunks]
+    for metadata in headers:
+        properties = metadata.properties
+        assert (properties["platform"], properties["instruments"], properties["nexrad:vcp"]) == ("tdwr", ["tdwr"], 90)
+        assert (properties["nexrad:site-name"], metadata.findings) == (sites()["TMCI"].name, ())
+    # The first radials are of the long-range scan, which has its own gates.
+    assert [round(reach_m(metadata), -3) for metadata in headers] == [416_000, 417_000, 416_000, 416_000]
+    assert headers[0].properties["nexrad:position-source"] == "site table"
     assert chunk_refusal(*chunks[0], version="06") is MetadataIssue.KEY_MISMATCH
 
 
@@ -342,7 +340,7 @@ def test_chunks_of_a_tdwr_are_of_a_tdwr_from_the_first_one_on() -> None:
 
 
 def with_last_status(content: bytes, status: int) -> bytes:
-    """The chunk with another status of its last radial."""
+    """Return the chunk with another status of its last radial."""
     data = bytearray(bz2.decompress(content[4:]))
     data[data.rfind(SITE.encode()) + 21] = status
     return ldm(bytes(data), last=True)
@@ -351,17 +349,17 @@ def with_last_status(content: bytes, status: int) -> bytes:
 @pytest.mark.clause("OPR-20")
 def test_a_last_chunk_without_the_end_of_a_volume_is_suspect_and_not_complete(samples: Mapping[str, bytes]) -> None:
     key, content = list(samples.items())[-1]
-    found = read_chunk(key, with_last_status(content, 2))
-    [(code, text)] = found.findings
+    metadata = read_chunk(key, with_last_status(content, 2))
+    [(code, text)] = metadata.findings
     assert code is MetadataIssue.COMPLETENESS_UNCHECKED
     assert "cut 12, status 2" in text
-    assert found.properties["nexrad:complete"] is False
-    # What is no last chunk, and ends the volume all the same, has ended it.
+    assert metadata.properties["nexrad:complete"] is False
+    # A chunk whose last radial ends the volume completes it, even if its key does not name it the last.
     assert read_chunk(key.replace("-E", "-I"), content).properties["nexrad:complete"] is True
 
 
 @pytest.mark.clause("BEY-09")
-def test_a_chunk_that_is_read_as_its_volume_s_last_is_closed_unless_the_volume_is_complete(
+def test_the_last_chunk_of_an_incomplete_volume_is_closed_by_a_later_volume(
     samples: Mapping[str, bytes],
 ) -> None:
     *begun, end = (
@@ -378,12 +376,12 @@ def test_a_chunk_that_is_read_as_its_volume_s_last_is_closed_unless_the_volume_i
 
 
 @pytest.mark.clause("OPR-15")
-def test_a_chunk_of_another_time_than_its_key_s_is_a_time_mismatch(samples: Mapping[str, bytes]) -> None:
+def test_a_chunk_whose_time_is_not_its_key_s_is_a_time_mismatch(samples: Mapping[str, bytes]) -> None:
     for number, shift, refused in (
         (0, TIME_TOLERANCE, False),
         (0, TIME_TOLERANCE + timedelta(seconds=1), True),
         (0, -TIME_TOLERANCE - timedelta(seconds=1), True),
-        # A radial may precede the key's second a little, as in real volumes, and is within the longest volume.
+        # As in real volumes, a radial may precede the key's time a little; it is within the longest volume.
         (1, TIME_TOLERANCE, False),
         (1, TIME_TOLERANCE + timedelta(seconds=1), True),
         (1, timedelta(seconds=1) - LONGEST_VOLUME, True),
@@ -397,20 +395,20 @@ def test_a_chunk_of_another_time_than_its_key_s_is_a_time_mismatch(samples: Mapp
         if refused:
             assert chunk_refusal(key, content, **groups) is MetadataIssue.TIME_MISMATCH
         else:
-            found = read_chunk(key, content, **groups)
-            assert found.start == named.replace(microsecond=0) <= found.end
+            metadata = read_chunk(key, content, **groups)
+            assert metadata.start == named.replace(microsecond=0) <= metadata.end
 
 
 def test_radials_of_type_1_are_read_and_end_no_earlier_than_their_volume_begins(middle: tuple[str, bytes]) -> None:
-    found = read_chunk(middle[0], ldm(message_1(START) + message_1(START + timedelta(seconds=30))))
-    assert (found.properties["nexrad:message-type"], found.properties["nexrad:vcp"]) == (1, 21)
-    assert found.properties["nexrad:position-source"] == "site table"
-    assert found.end == START + timedelta(seconds=30)
-    # The first radials precede the name.
-    found = read_chunk(
+    metadata = read_chunk(middle[0], ldm(message_1(START) + message_1(START + timedelta(seconds=30))))
+    assert (metadata.properties["nexrad:message-type"], metadata.properties["nexrad:vcp"]) == (1, 21)
+    assert metadata.properties["nexrad:position-source"] == "site table"
+    assert metadata.end == START + timedelta(seconds=30)
+    # The first radials precede the time in the key.
+    metadata = read_chunk(
         middle[0], ldm(message_1(START - timedelta(seconds=12)) + message_1(START - timedelta(seconds=11)))
     )
-    assert found.start == found.end == START.replace(microsecond=0)
+    assert metadata.start == metadata.end == START.replace(microsecond=0)
 
 
 @pytest.mark.clause("OPR-15")
@@ -433,23 +431,23 @@ def test_a_chunk_of_another_radar_is_a_platform_mismatch(samples: Mapping[str, b
     assert chunk_refusal(key, ldm(data[:place] + b"KTWX" + data[place + 4 :])) is MetadataIssue.PLATFORM_MISMATCH
 
 
-def test_a_first_chunk_of_a_site_in_no_table_misses_its_geolocation_and_the_next_one_has_it(
+def test_a_first_chunk_of_an_unknown_site_misses_its_geolocation_and_the_next_chunk_has_it(
     samples: Mapping[str, bytes],
 ) -> None:
     (first_key, first), (key, content), *_ = samples.items()
     blank = first[:20] + bytes(4) + first[24:]
     assert chunk_refusal(first_key, blank, site="KZZZ") is MetadataIssue.MISSING_GEOLOCATION
     renamed = ldm(bz2.decompress(content[4:]).replace(SITE.encode(), b"KZZZ"))
-    found = read_chunk(key, renamed, site="KZZZ")
-    assert "nexrad:site-name" not in found.properties
-    assert found.properties["nexrad:position-source"] == "volume data block"
+    metadata = read_chunk(key, renamed, site="KZZZ")
+    assert "nexrad:site-name" not in metadata.properties
+    assert metadata.properties["nexrad:position-source"] == "volume data block"
 
 
 # --- hostile bytes
 
 
 @pytest.mark.clause("OPR-07")
-def test_a_chunk_that_is_none_is_refused_with_its_reason(middle: tuple[str, bytes]) -> None:
+def test_an_invalid_chunk_is_refused_with_its_reason(middle: tuple[str, bytes]) -> None:
     for content, code in (
         (b"", MetadataIssue.TRUNCATED_OBJECT),
         (struct.pack(">i", 0), MetadataIssue.UNREADABLE_FORMAT),

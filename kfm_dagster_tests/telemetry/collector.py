@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP on the loopback interface; reads requests by OpenTelemetry's own protobuf classes."""
+"""A receiver of OTLP over HTTP on loopback; it decodes requests by OpenTelemetry's protobuf classes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ERROR = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenSpan:
-    """A span as it came; times in nanoseconds since 1970. `error` is None for one without."""
+class ReceivedSpan:
+    """A received span; times in nanoseconds since 1970, `error` None for a span without an error."""
 
     name: str
     trace_id: str
@@ -32,11 +32,11 @@ class SeenSpan:
 
 
 class Collector:
-    """Takes whatever it is sent."""
+    """Records the spans and metrics of all requests."""
 
     def __init__(self, server: WebServer) -> None:
         self.url = server.url("")
-        self.spans: list[SeenSpan] = []
+        self.spans: list[ReceivedSpan] = []
         self.metrics: list[ExportMetricsServiceRequest] = []
         server.answers = self._take
 
@@ -57,16 +57,16 @@ def collecting() -> Iterator[Collector]:
         yield Collector(server)
 
 
-def _spans(request: ExportTraceServiceRequest) -> list[SeenSpan]:
+def _spans(request: ExportTraceServiceRequest) -> list[ReceivedSpan]:
     return [
-        SeenSpan(
+        ReceivedSpan(
             name=span.name,
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),
             parent_id=span.parent_span_id.hex(),
             start=span.start_time_unix_nano,
             end=span.end_time_unix_nano,
-            attributes={one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes},
+            attributes={item.key: getattr(item.value, item.value.WhichOneof("value")) for item in span.attributes},
             events=tuple(event.name for event in span.events),
             error=span.status.message if span.status.code == ERROR else None,
         )

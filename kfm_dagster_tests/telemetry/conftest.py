@@ -1,4 +1,4 @@
-"""A server on loopback whose answers tell a time that the test chooses."""
+"""A server on loopback whose answers have a Date set by the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebS
 
 
 def http_date(at: datetime) -> str:
-    """The time as servers tell it: whole seconds, the rest left out."""
+    """Return the time as an HTTP date: whole seconds, rounded down."""
     return format_datetime(at.astimezone(UTC), usegmt=True)
 
 
@@ -22,7 +22,7 @@ def dated(at: datetime, status: int = 403, **headers: str) -> WebAnswer:
 
 @pytest.fixture
 def date_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    """A server that refuses every request at its time, unless a test has it answer otherwise."""
+    """Open a server that refuses every request, with the current time as Date, unless a test replaces its answers."""
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with open_web_server() as server:

@@ -1,4 +1,4 @@
-"""What the kernel's answer and a server's Date say of the clock, and who may write by it."""
+"""The clock's state by the kernel and by a server's Date, and its stability."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ delays = st.floats(0, 10).map(lambda seconds: timedelta(seconds=seconds))
 moments = st.floats(0, 1e6).map(lambda seconds: NOW + timedelta(seconds=seconds))
 
 
-def told(date: str | None, *, sent_at: datetime = NOW, received_at: datetime = NOW) -> tuple[float, float]:
+def offset_of(date: str | None, *, sent_at: datetime = NOW, received_at: datetime = NOW) -> tuple[float, float]:
     reading = reading_of(date, host="s3", sent_at=sent_at, received_at=received_at)
     assert (reading.at, reading.source, reading.state) == (received_at, "date:s3", ClockState.UNKNOWN)
     return reading.offset_seconds, reading.uncertainty_seconds
@@ -38,35 +38,35 @@ def told(date: str | None, *, sent_at: datetime = NOW, received_at: datetime = N
 
 @pytest.mark.clause("PCS-17")
 @given(moments, delays, delays, st.floats(-1e5, 1e5))
-def test_an_honest_answer_holds_the_true_offset_within_half_a_second_and_half_the_round_trip(
-    true: datetime, there: timedelta, back: timedelta, offset: float
+def test_an_answer_s_uncertainty_is_half_a_second_and_half_the_round_trip(
+    true: datetime, outward: timedelta, homeward: timedelta, offset: float
 ) -> None:
-    sent, received = (true - timedelta(seconds=offset) + way for way in (-there, back))
-    found, uncertainty = told(http_date(true), sent_at=sent, received_at=received)
-    assert abs(found - offset) <= uncertainty + 1e-5  # datetimes have microseconds
+    sent, received = (true - timedelta(seconds=offset) + way for way in (-outward, homeward))
+    measured, uncertainty = offset_of(http_date(true), sent_at=sent, received_at=received)
+    assert abs(measured - offset) <= uncertainty + 1e-5  # datetimes have microseconds
     assert uncertainty == pytest.approx(0.5 + (received - sent).total_seconds() / 2)
 
 
 def test_every_form_of_an_http_date_is_read_as_utc_and_a_wrong_one_refused() -> None:
     for date in ["Wed, 03 Dec 2025 12:00:00 GMT", "Wednesday, 03-Dec-25 12:00:00 GMT", "Wed Dec  3 12:00:00 2025"]:
-        assert told(date) == (0.5, 0.5)
+        assert offset_of(date) == (0.5, 0.5)
     for wrong in (None, "", "soon", "Wed, 03 Dec 2025 25:00:00 GMT", "Wed, 03 Dec 99999 12:00:00 GMT"):
         with pytest.raises(ValueError, match="no HTTP date"):
-            told(wrong)
+            offset_of(wrong)
 
 
 @given(st.text())
-def test_no_text_of_a_server_raises_anything_else(text: str) -> None:
+def test_any_text_of_a_server_is_a_date_or_a_value_error(text: str) -> None:
     with suppress(ValueError):
-        told(text)
+        offset_of(text)
 
 
 @given(st.floats(1e-6, 1e6))
-def test_an_answer_before_its_question_is_refused(seconds: float) -> None:
+def test_an_answer_before_its_request_is_refused(seconds: float) -> None:
     received = NOW - timedelta(seconds=seconds)
     assume(received < NOW)
     with pytest.raises(ValueError, match="set back"):
-        told(http_date(NOW), received_at=received)
+        offset_of(http_date(NOW), received_at=received)
 
 
 SYNCED, UNSYNCED, NANO = 0x0001, 0x0041, 0x2001
@@ -74,8 +74,8 @@ SYNCED, UNSYNCED, NANO = 0x0001, 0x0041, 0x2001
 
 
 @pytest.mark.clause("PCS-10")
-def test_the_kernel_locks_its_clock_only_while_it_is_synchronised() -> None:
-    for said, state, offset, uncertainty in [
+def test_the_kernel_s_clock_is_locked_only_while_it_is_synchronised() -> None:
+    for answer, state, offset, uncertainty in [
         ((0, NtpState(status=SYNCED, offset=-1500, maxerror=250_000)), ClockState.LOCKED, -0.0015, 0.25),
         ((0, NtpState(status=NANO, offset=1_500_000, maxerror=1)), ClockState.LOCKED, 0.0015, 1e-6),
         ((1, NtpState(status=NANO, offset=0, maxerror=0)), ClockState.LOCKED, 0.0, 0.0),  # a leap second is due
@@ -83,21 +83,21 @@ def test_the_kernel_locks_its_clock_only_while_it_is_synchronised() -> None:
         ((0, NtpState(status=UNSYNCED, offset=0, maxerror=0)), ClockState.UNLOCKED, None, None),
         (None, ClockState.UNKNOWN, None, None),
     ]:
-        found = kernel_clock(NOW, ask=lambda said=said: said)
-        assert found == ClockReading(
+        measured = kernel_clock(NOW, ask=lambda answer=answer: answer)
+        assert measured == ClockReading(
             at=NOW, source="kernel", offset_seconds=offset, uncertainty_seconds=uncertainty, state=state
         )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adjtimex is Linux's")
 def test_this_kernel_answers_and_has_one_clock() -> None:
-    if (answered := adjtimex()) is not None:  # a sandbox may refuse it
-        answer, found = answered
+    if (result := adjtimex()) is not None:  # a sandbox may refuse the call
+        answer, ntp = result
         assert 0 <= answer <= 5
-        # The kernel counts the maximum error up to 16 s; a layout read wrongly would show anything.
-        assert 0 <= found.maxerror <= 16_000_000
-        assert 0 <= found.status < 2**16
-        assert (answer == 5) or not found.status & 0x40
+        # The kernel limits the maximum error to 16 s; a wrong layout would give other values.
+        assert 0 <= ntp.maxerror <= 16_000_000
+        assert 0 <= ntp.status < 2**16
+        assert (answer == 5) or not ntp.status & 0x40
     assert clock_id() == clock_id() != ""
 
 
@@ -110,9 +110,9 @@ def reading(seconds: float, offset: float | None = 0.25) -> ClockReading:
 
 
 @pytest.mark.clause("PCS-17")
-def test_readings_come_back_as_they_were_in_the_order_of_taking(database: Database) -> None:
+def test_readings_are_returned_unchanged_in_recorded_order(database: Database) -> None:
     log = ClockLog(database)
-    # The clock was set back by an hour before the third.
+    # The clock was set back by an hour before the third reading.
     taken = [reading(0), reading(10, None), reading(-3590), reading(-3580)]
     log.record(taken[:2])
     log.record(taken[2:])
@@ -124,13 +124,13 @@ def test_readings_come_back_as_they_were_in_the_order_of_taking(database: Databa
 
 
 @pytest.mark.clause("PCS-10")
-def test_nobody_trusts_another_machines_readings(database: Database) -> None:
+def test_readings_of_another_machine_are_not_returned(database: Database) -> None:
     ClockLog(database, clock="theirs").record([reading(0)])
     assert ClockLog(database, clock="ours").recent(since=TAKEN) == ()
     assert ClockLog(database).recent(since=TAKEN) == ()
 
 
-def test_a_reading_goes_only_after_a_month(database: Database) -> None:
+def test_a_reading_can_be_deleted_only_after_a_month(database: Database) -> None:
     ClockLog(database).record([reading(-86400 * days) for days in (29, 31, 0)])
     delete = "DELETE FROM clock_readings"
     with pytest.raises(DBAPIError, match="clock_readings_are_kept_for_a_month"), database.transaction() as tx:
@@ -138,17 +138,17 @@ def test_a_reading_goes_only_after_a_month(database: Database) -> None:
     with database.transaction() as tx:
         tx.connection.exec_driver_sql(f"{delete} WHERE at < '2025-11-03T12:00:00'")
     kept = ClockLog(database).recent(since=TAKEN - timedelta(days=90))
-    assert [one.at for one in kept] == [TAKEN - timedelta(days=29), TAKEN]
+    assert [kept_reading.at for kept_reading in kept] == [TAKEN - timedelta(days=29), TAKEN]
 
 
-ASKED_AT = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
+REQUESTED_AT = datetime(2025, 12, 3, 12, 0, 0, 500_000, tzinfo=UTC)
 WIDE = RULE.model_copy(update={"max_offset": timedelta(seconds=30)})
-"""A limit that a loaded machine's round trip does not reach."""
+"""A rule with a limit above the round trip of a loaded machine."""
 
 
 @pytest.fixture
 def skewed() -> Iterator[None]:
-    """The pipeline's clock is 90 s ahead, as fault injection makes it."""
+    """Set the pipeline's clock 90 s ahead, by fault injection."""
     failpoints.install(lambda failpoint, labels: None, clock_skew=timedelta(seconds=90))
     yield
     failpoints.install(None)
@@ -159,21 +159,21 @@ def holds(reading: ClockReading | None, offset: float) -> bool:
 
 
 @pytest.mark.clause("PCS-10")
-def test_a_right_clock_is_calibrated_by_one_request_of_a_server_that_refuses(date_server: WebServer) -> None:
-    found = ask_date(date_server.url("bucket"), clock=utc_now)
-    assert holds(found, 0.0)
-    assert found.source == "date:127.0.0.1"
+def test_a_correct_clock_is_calibrated_by_one_refused_request(date_server: WebServer) -> None:
+    measured = ask_date(date_server.url("bucket"), clock=utc_now)
+    assert holds(measured, 0.0)
+    assert measured.source == "date:127.0.0.1"
     assert [(request.command, request.path) for request in date_server.requests] == [("HEAD", "/bucket")]
-    assert decide([found], WIDE, ts_start=utc_now()).locked
+    assert decide([measured], WIDE, ts_start=utc_now()).locked
 
 
 @pytest.mark.clause("PCS-10")
-def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: WebServer, skewed: None) -> None:
+def test_a_skewed_clock_has_an_offset_and_is_unlocked(date_server: WebServer, skewed: None) -> None:
     readings = measure(WIDE, clock=utc_now, endpoint=date_server.url(""))
     assert holds(readings[-1], -90.0)
-    found = decide(readings, WIDE, ts_start=utc_now())
-    assert found.state is ClockState.UNLOCKED
-    assert "at most 30 s" in found.reason
+    decision = decide(readings, WIDE, ts_start=utc_now())
+    assert decision.state is ClockState.UNLOCKED
+    assert "at most 30 s" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -185,48 +185,48 @@ def test_a_skewed_clock_shows_as_an_offset_and_is_unlocked(date_server: WebServe
     ],
     ids=["no Date", "no date", "from a cache"],
 )
-def test_an_answer_that_tells_no_time_is_left_out(headers: dict[str, str], date_server: WebServer) -> None:
+def test_an_answer_without_a_usable_date_is_ignored(headers: dict[str, str], date_server: WebServer) -> None:
     date_server.answers = lambda _: WebAnswer(headers=headers)
     assert ask_date(date_server.url(""), clock=utc_now) is None
-    assert [one.source for one in measure(WIDE, clock=utc_now, endpoint=date_server.url(""))] == ["kernel"]
+    assert [measured.source for measured in measure(WIDE, clock=utc_now, endpoint=date_server.url(""))] == ["kernel"]
 
 
-def test_a_redirect_is_an_answer_and_is_not_followed(date_server: WebServer) -> None:
-    date_server.answers = lambda _: dated(ASKED_AT, 307, Location=date_server.url("elsewhere"))
-    assert holds(ask_date(date_server.url(""), clock=lambda: ASKED_AT), 0.0)
+def test_a_redirect_s_date_is_used_and_the_redirect_not_followed(date_server: WebServer) -> None:
+    date_server.answers = lambda _: dated(REQUESTED_AT, 307, Location=date_server.url("elsewhere"))
+    assert holds(ask_date(date_server.url(""), clock=lambda: REQUESTED_AT), 0.0)
     assert len(date_server.requests) == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/", "http://[", "file:///etc/hostname", "nowhere", ""])
-def test_a_network_that_is_away_leaves_the_kernel(url: str) -> None:
+def test_without_a_reachable_server_only_the_kernel_is_measured(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closing:
         port = closing.getsockname()[1]
     [kernel] = measure(WIDE, clock=utc_now, endpoint=url.format(port=port))
     assert kernel.source == "kernel"
 
 
-def test_a_server_that_never_answers_is_given_up() -> None:
+def test_a_request_without_an_answer_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         assert ask_date(url, clock=utc_now, seconds=0.05) is None
 
 
-def test_a_server_is_asked_again_only_where_its_answer_decides_nothing(date_server: WebServer) -> None:
-    # The second changes while the first answer is on its way; the machine's clock is right.
-    near, past = ASKED_AT + timedelta(seconds=0.4), ASKED_AT + timedelta(seconds=0.6)
+def test_a_request_is_repeated_only_if_its_answer_does_not_decide(date_server: WebServer) -> None:
+    # The second changes during the first request; the machine's clock is right.
+    near, past = REQUESTED_AT + timedelta(seconds=0.4), REQUESTED_AT + timedelta(seconds=0.6)
     times = [near, near, past, past, past + timedelta(seconds=0.1)]
     date_server.answers = lambda _: dated(past)
 
     readings = measure(RULE, clock=lambda: times.pop(0), endpoint=date_server.url(""))
 
-    assert [decide([one], RULE, ts_start=ASKED_AT).locked for one in readings[1:]] == [False, True]
+    assert [decide([measured], RULE, ts_start=REQUESTED_AT).locked for measured in readings[1:]] == [False, True]
     assert len(date_server.requests) == 2
-    assert decide(readings[1:], RULE, ts_start=ASKED_AT).locked
+    assert decide(readings[1:], RULE, ts_start=REQUESTED_AT).locked
 
 
-def test_a_server_that_never_decides_is_asked_five_times(date_server: WebServer) -> None:
-    date_server.answers = lambda _: dated(ASKED_AT + timedelta(seconds=1))
-    readings = measure(RULE, clock=lambda: ASKED_AT, endpoint=date_server.url(""))
+def test_there_are_at_most_five_requests_if_no_answer_decides(date_server: WebServer) -> None:
+    date_server.answers = lambda _: dated(REQUESTED_AT + timedelta(seconds=1))
+    readings = measure(RULE, clock=lambda: REQUESTED_AT, endpoint=date_server.url(""))
     assert len(readings) == 6
     assert len(date_server.requests) == 5
 
@@ -245,55 +245,63 @@ def server(offset: float, bound: float = 0.55, *, hours: float = 0, host: str = 
     return server_reading(START + timedelta(hours=hours), offset, bound, host=host)
 
 
-KEPT, LOOSE, NONE = kernel(LOCKED, 0.001, 0.02), kernel(UNLOCKED), kernel(UNKNOWN)
+SYNCHRONISED, UNSYNCHRONISED, NONE = kernel(LOCKED, 0.001, 0.02), kernel(UNLOCKED), kernel(UNKNOWN)
 
 CASES: dict[str, tuple[list[ClockReading], ClockState, str]] = {
-    # name: readings in the order of taking, state, part of the reason
-    "a kept clock": ([KEPT], LOCKED, "kernel gives an offset of 0.001"),
+    # case: readings in order, state, part of the reason
+    "a synchronised clock": ([SYNCHRONISED], LOCKED, "kernel gives an offset of 0.001"),
     "a server alone": ([NONE, server(0.2)], LOCKED, "date:s3 gives an offset of 0.200"),
-    "a kernel that nobody keeps, and a server": ([LOOSE, server(-0.3)], LOCKED, "date:s3"),
-    "both: the sharper one tells": ([KEPT, server(0.2)], LOCKED, "kernel"),
+    "an unsynchronised kernel, and a server": ([UNSYNCHRONISED, server(-0.3)], LOCKED, "date:s3"),
+    "both: the more certain decides": ([SYNCHRONISED, server(0.2)], LOCKED, "kernel"),
     "exactly the limit": ([server(0.5, 0.5)], LOCKED, "within 1 s"),
-    "the last calibration is tau old": ([server(0.2, hours=-24), LOOSE], LOCKED, "date:s3"),
+    "the last calibration is tau old": ([server(0.2, hours=-24), UNSYNCHRONISED], LOCKED, "date:s3"),
     "a calibration after the start": ([server(0.2, hours=24)], LOCKED, "date:s3"),
-    "too blurred to prove it wrong, by the least": ([server(1.5, 0.5)], UNKNOWN, "too uncertain for 1 s"),
+    "just too uncertain to prove the clock wrong": ([server(1.5, 0.5)], UNKNOWN, "too uncertain for 1 s"),
     "nothing measured": ([], UNKNOWN, "neither the kernel nor a server"),
-    "nobody tells": ([NONE], UNKNOWN, "neither the kernel nor a server"),
-    "a kernel that nobody keeps": ([LOOSE], UNLOCKED, "the kernel does not keep the clock"),
-    "a calibration older than tau": ([server(0.2, hours=-24.001), LOOSE], UNLOCKED, "86403.6 s from the start"),
-    "the nearest of two": ([server(0.2, hours=-30), server(0.2, hours=26), LOOSE], UNLOCKED, "93600 s from the start"),
+    "an unknown kernel": ([NONE], UNKNOWN, "neither the kernel nor a server"),
+    "an unsynchronised kernel": ([UNSYNCHRONISED], UNLOCKED, "the kernel does not keep the clock"),
+    "a calibration older than tau": (
+        [server(0.2, hours=-24.001), UNSYNCHRONISED],
+        UNLOCKED,
+        "86403.6 s from the start",
+    ),
+    "the nearer of two": (
+        [server(0.2, hours=-30), server(0.2, hours=26), UNSYNCHRONISED],
+        UNLOCKED,
+        "93600 s from the start",
+    ),
     "a calibration too far ahead": ([server(0.2, hours=25)], UNLOCKED, "90000 s from the start"),
     "a clock that is behind": ([NONE, server(5)], UNLOCKED, "offset of 5.000 +- 0.550 s; at most 1 s"),
     "a clock that is ahead": ([NONE, server(-5)], UNLOCKED, "offset of -5.000"),
-    "a kernel that knows itself wrong": ([kernel(LOCKED, 3.0, 0.1)], UNLOCKED, "offset of 3.000"),
-    "a kernel that a server refutes": ([KEPT, server(5)], UNLOCKED, "date:s3 gives an offset of 5.000"),
-    "a kernel that a server refuted before": ([server(5, hours=-1), KEPT], UNLOCKED, "date:s3"),
+    "a kernel with a large offset": ([kernel(LOCKED, 3.0, 0.1)], UNLOCKED, "offset of 3.000"),
+    "a kernel contradicted by a server": ([SYNCHRONISED, server(5)], UNLOCKED, "date:s3 gives an offset of 5.000"),
+    "a kernel contradicted by an earlier server reading": ([server(5, hours=-1), SYNCHRONISED], UNLOCKED, "date:s3"),
     "a kernel slewing, and a server": ([kernel(LOCKED, 3.0, 0.1), server(0.2)], UNLOCKED, "kernel gives"),
-    "not sharp enough": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too uncertain"),
-    "beyond the limit, and perhaps not": ([NONE, server(1.2)], UNKNOWN, "offset of 1.200 +- 0.550 s, too uncertain"),
-    "the least blurred of two": ([server(0.9), server(0.8, 0.4)], UNKNOWN, "offset of 0.800"),
+    "too uncertain": ([NONE, server(0.6)], UNKNOWN, "offset of 0.600 +- 0.550 s, too uncertain"),
+    "perhaps beyond the limit": ([NONE, server(1.2)], UNKNOWN, "offset of 1.200 +- 0.550 s, too uncertain"),
+    "the less uncertain of two": ([server(0.9), server(0.8, 0.4)], UNKNOWN, "offset of 0.800"),
     "a kernel with a wide bound": ([kernel(LOCKED, 0.0, 1.1)], UNKNOWN, "too uncertain for 1 s"),
     "set wrong since": ([server(0.2, hours=-2), server(5)], UNLOCKED, "offset of 5.000"),
     "set right since": ([server(5, hours=-2), server(0.2)], LOCKED, "offset of 0.200"),
-    "set right by another server's word": ([server(5, hours=-2, host="sqs"), server(0.2)], LOCKED, "date:s3"),
+    "set right by another server": ([server(5, hours=-2, host="sqs"), server(0.2)], LOCKED, "date:s3"),
     "set back from the future": ([server(-7200, hours=2), server(0.2)], LOCKED, "offset of 0.200"),
-    "a blurred answer decides nothing": ([server(0.2, hours=-2), server(0.6)], LOCKED, "offset of 0.200"),
-    "nor does it hide a proof": ([server(5, hours=-2), server(0.6)], UNLOCKED, "offset of 5.000"),
-    "a proof older than tau": ([server(5, hours=-25), KEPT], LOCKED, "kernel"),
+    "an uncertain reading does not decide": ([server(0.2, hours=-2), server(0.6)], LOCKED, "offset of 0.200"),
+    "an uncertain reading does not replace a proof": ([server(5, hours=-2), server(0.6)], UNLOCKED, "offset of 5.000"),
+    "a proof older than tau": ([server(5, hours=-25), SYNCHRONISED], LOCKED, "kernel"),
 }
 
 
 @pytest.mark.clause("PCS-10")
 def test_the_rule_of_the_clock() -> None:
     for readings, state, reason in CASES.values():
-        found = decide(readings, RULE, ts_start=START)
-        assert (found.state, found.locked) == (state, state is LOCKED)
-        assert reason in found.reason
-        assert (found.calibrated_at is not None) == found.locked
+        decision = decide(readings, RULE, ts_start=START)
+        assert (decision.state, decision.locked) == (state, state is LOCKED)
+        assert reason in decision.reason
+        assert (decision.calibrated_at is not None) == decision.locked
 
 
 @pytest.mark.clause("PCS-10")
-def test_tau_and_the_offset_that_is_allowed_come_from_the_rules() -> None:
+def test_tau_and_the_maximum_offset_are_taken_from_the_rule() -> None:
     readings = [server(0.2, hours=-2)]
     assert decide(readings, RULE, ts_start=START).locked
     assert not decide(readings, RULE.model_copy(update={"tau_calib": timedelta(hours=1)}), ts_start=START).locked
@@ -317,13 +325,13 @@ any_reading = st.builds(
 
 @pytest.mark.clause("PCS-10")
 @given(st.lists(any_reading, max_size=8))
-def test_locked_always_has_a_calibration_that_keeps_both_limits(readings: list[ClockReading]) -> None:
-    found = decide(readings, RULE, ts_start=START)
-    if found.locked:
-        assert found.deciding in readings
-        assert found.calibrated_at is not None
-        assert abs(START - found.calibrated_at) <= RULE.tau_calib
-        assert abs(found.deciding.offset_seconds) + found.deciding.uncertainty_seconds <= 1
+def test_a_locked_clock_has_a_calibration_within_both_limits(readings: list[ClockReading]) -> None:
+    decision = decide(readings, RULE, ts_start=START)
+    if decision.locked:
+        assert decision.deciding in readings
+        assert decision.calibrated_at is not None
+        assert abs(START - decision.calibrated_at) <= RULE.tau_calib
+        assert abs(decision.deciding.offset_seconds) + decision.deciding.uncertainty_seconds <= 1
 
 
 NIST_SP_1065 = {1: 2.922319e-01, 10: 9.159953e-02, 100: 3.241343e-02}
@@ -332,7 +340,7 @@ FIRST_READING = datetime(2025, 12, 3, tzinfo=UTC)
 
 
 def nist_phase() -> np.ndarray:
-    """Time error of the test data: 1000 frequencies n / (2^31 - 1) of n' = 16807 n mod (2^31 - 1), from 1234567890."""
+    """Return the time error of the test data: 1000 frequencies n / (2^31 - 1), n' = 16807 n mod (2^31 - 1)."""
     n, frequencies = 1234567890, []
     for _ in range(1000):
         frequencies.append(n / 2147483647)
@@ -341,13 +349,13 @@ def nist_phase() -> np.ndarray:
 
 
 @pytest.mark.clause("PCS-17")
-def test_sigma_y_of_the_reference_data_is_as_published() -> None:
+def test_sigma_y_of_the_reference_data_is_the_published_value() -> None:
     for factor, published in NIST_SP_1065.items():
         phase = nist_phase()
-        found = allan_deviation(np.arange(1001.0), phase, float(factor))
-        assert found.sigma_y == pytest.approx(published, rel=2e-7)
-        assert found.terms == 1001 - 2 * factor
-        # Hours instead of seconds, and in any order, it is the same clock.
+        stability = allan_deviation(np.arange(1001.0), phase, float(factor))
+        assert stability.sigma_y == pytest.approx(published, rel=2e-7)
+        assert stability.terms == 1001 - 2 * factor
+        # The result is the same in hours, and in reverse order.
         backwards = allan_deviation(3600 * np.arange(1001.0)[::-1] + 1.7e9, 3600 * phase[::-1], 3600.0 * factor)
         assert backwards.sigma_y == pytest.approx(published, rel=2e-7)
 
@@ -357,11 +365,11 @@ irregular = st.lists(st.floats(0.951, 1.049), min_size=20, max_size=60).map(lamb
 
 @pytest.mark.clause("PCS-17")
 @given(irregular, st.floats(-100, 100), st.floats(-1e-3, 1e-3))
-def test_neither_an_offset_nor_a_constant_frequency_is_instability(at: np.ndarray, offset: float, rate: float) -> None:
+def test_a_constant_offset_or_frequency_has_no_instability(at: np.ndarray, offset: float, rate: float) -> None:
     for tau in (600.0, 3000.0):
-        found = allan_deviation(at, offset + rate * at, tau)
-        assert found.terms > 0
-        assert found.sigma_y == pytest.approx(0.0, abs=1e-12)
+        stability = allan_deviation(at, offset + rate * at, tau)
+        assert stability.terms > 0
+        assert stability.sigma_y == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.clause("PCS-17")
@@ -369,22 +377,22 @@ def test_a_linear_drift_gives_d_tau_over_the_root_of_two() -> None:
     for tau in [600.0, 3600.0, 86400.0]:
         drift = 1e-9
         at = np.arange(0.0, 4 * 86400.0, 600.0)
-        found = allan_deviation(at, drift * at**2 / 2, tau)
-        assert found.sigma_y == pytest.approx(drift * tau / np.sqrt(2), rel=1e-9)
+        stability = allan_deviation(at, drift * at**2 / 2, tau)
+        assert stability.sigma_y == pytest.approx(drift * tau / np.sqrt(2), rel=1e-9)
 
 
 @pytest.mark.clause("PCS-17")
-def test_gaps_make_terms_fewer_and_nothing_else() -> None:
+def test_gaps_only_reduce_the_number_of_terms() -> None:
     whole = nist_phase()
     kept = np.flatnonzero(np.arange(1001) % 97 > 7)
-    found = allan_deviation(kept.astype(float), whole[kept], 5.0)
+    stability = allan_deviation(kept.astype(float), whole[kept], 5.0)
     present = set(kept.tolist())
     triples = [i for i in range(991) if {i, i + 5, i + 10} <= present]
     expected = np.sqrt(np.mean([(whole[i + 10] - 2 * whole[i + 5] + whole[i]) ** 2 for i in triples]) / 50)
-    assert (found.terms, found.sigma_y) == (len(triples), pytest.approx(expected))
+    assert (stability.terms, stability.sigma_y) == (len(triples), pytest.approx(expected))
 
 
-def test_fewer_than_three_readings_about_tau_apart_tell_no_stability() -> None:
+def test_fewer_than_three_readings_about_tau_apart_have_no_sigma_y() -> None:
     for times in ([], [0.0], [0.0, 10.0], [0.0, 10.0, 21.001]):
         stability = allan_deviation(np.array(times), np.zeros(len(times)), 10.0)
         assert (stability.sigma_y, stability.terms) == (None, 0)
@@ -393,12 +401,12 @@ def test_fewer_than_three_readings_about_tau_apart_tell_no_stability() -> None:
 
 @pytest.mark.clause("PCS-17")
 def test_each_source_has_its_own_error_and_stability() -> None:
-    # The server sees the clock drift by 1e-6 more every hour, the kernel sees nothing.
+    # By the server the clock's frequency changes by 1e-6 every hour; by the kernel it does not change.
     drift = 1e-6 / 3600
     readings = [
-        one
+        measured
         for at in (FIRST_READING + timedelta(minutes=minutes) for minutes in range(0, 600, 10))
-        for one in (
+        for measured in (
             kernel_reading(at, ClockState.UNKNOWN, 0.0, 0.5),
             server_reading(at, -drift * (at - FIRST_READING).total_seconds() ** 2 / 2),
             kernel_reading(at, ClockState.UNKNOWN),

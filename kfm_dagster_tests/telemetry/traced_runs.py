@@ -1,4 +1,4 @@
-"""What `test_traces.py` has traced, in processes of its own: OpenTelemetry's provider is one per process, for ever.
+"""The processes that `test_traces.py` traces; OpenTelemetry's provider cannot be replaced in a process.
 
 python -m kfm_dagster_tests.telemetry.traced_runs ingest|recover HOME OBJECTS
 """
@@ -23,7 +23,7 @@ JANE = Decision(actor="jane", reason="a test", change_ref="CHG-1")
 
 
 def ingest(pipeline: Pipeline, objects: Path) -> None:
-    """A success, a failure, the success done again, and a run that dies."""
+    """Run a success, a failure, a repetition of the success, and a run that dies."""
     good, bad, lost = chain.volumes(3)
     chain.put(objects, [good, chain.missing(bad)])
     chain.take(pipeline, chain.announce([item.event() for item in (good, bad)], registry=pipeline.registry))
@@ -47,7 +47,7 @@ def ingest(pipeline: Pipeline, objects: Path) -> None:
 
 
 def recover(pipeline: Pipeline, _: Path) -> None:
-    """Take back what the dead run had."""
+    """Release the dead run's unit."""
     own_tx(pipeline.ledger).release_lost(run_ids=["run-3"])
 
 
@@ -56,9 +56,9 @@ def _run(pipeline: Pipeline, run_id: str, dies_at: chain.Failpoint | None = None
 
 
 if __name__ == "__main__":
-    what, home, objects = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    process, home, objects = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     opened = locked(Pipeline.open(Settings(home=home, object_root=objects, retry_backoff_seconds=60)))
     queue = chain.FakeQueue()
     opened.connect_queue = lambda *_: queue  # type: ignore[assignment, return-value]
-    {"ingest": ingest, "recover": recover}[what](opened, objects)
+    {"ingest": ingest, "recover": recover}[process](opened, objects)
     opened.close()

@@ -1,7 +1,6 @@
-"""Real objects as our readers see them, held against the answers of independent readers (reference.json).
+"""Compare our readers' metadata of real objects with independent readers' (reference.json).
 
-A family of objects is compared by one function in a module here, which `@compares` registers. Does not belong here:
-bytes that are no real object's.
+Each family of objects has one function in a module here, which `@compares` registers.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What is compared of an object, how near it must be, and which family's function compares it."""
+"""Compare a real object with an independent reader's answers, within tolerances, by family."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEGREES, SECONDS = "degree", "second"
 
 
 class CountingSource(BytesSource):
-    """Counts what a reader asks for: start and length of each request, and the bytes that came."""
+    """Records start and length of each request, and counts the bytes read."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -43,54 +43,55 @@ class CountingSource(BytesSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A value and the independent reader's. They are equal, or where `within` is given differ by no more than that."""
+    """A value and the independent reader's. They must be equal, or differ by at most `within` if it is set."""
 
     name: str
-    found: Any
+    actual: Any
     expected: Any
     within: float | None = None
     unit: str = ""
 
     @cached_property
     def difference(self) -> float:
-        """Largest difference of any number of both, in the unit; infinite where they are not of one form."""
+        """The largest difference of two numbers, in the unit; infinite if the values differ in form."""
         if self.unit == SECONDS:
-            return abs((self.found - self.expected).total_seconds())
-        found, expected = (
-            [value] if isinstance(value, int | float) else value for value in (self.found, self.expected)
+            return abs((self.actual - self.expected).total_seconds())
+        actual, expected = (
+            [value] if isinstance(value, int | float) else value for value in (self.actual, self.expected)
         )
-        if not (isinstance(found, list | tuple) and isinstance(expected, list | tuple) and len(found) == len(expected)):
+        if not all(isinstance(value, list | tuple) for value in (actual, expected)) or len(actual) != len(expected):
             return math.inf
         # Degrees are those of a circle: 180 and -180 are one meridian.
         turn = 360.0 if self.unit == DEGREES else math.inf
-        return max((abs(_folded(one - other, turn)) for one, other in zip(found, expected, strict=True)), default=0.0)
+        pairs = zip(actual, expected, strict=True)
+        return max((abs(_folded(value - reference, turn)) for value, reference in pairs), default=0.0)
 
     @property
     def is_equal(self) -> bool:
         if self.within is None:
-            return bool(self.found == self.expected)
+            return bool(self.actual == self.expected)
         return self.difference <= self.within
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.found!r}, expected {self.expected!r}"
+        return f"{self.name}: {self.actual!r}, expected {self.expected!r}"
 
 
-def same(name: str, found: Any, expected: Any) -> Compared:
-    return Compared(name=name, found=found, expected=expected)
+def same(name: str, actual: Any, expected: Any) -> Compared:
+    return Compared(name=name, actual=actual, expected=expected)
 
 
-def near(name: str, found: Any, expected: Any, *, within: float) -> Compared:
-    """Numbers, or lists of as many."""
-    return Compared(name=name, found=found, expected=expected, within=within)
+def near(name: str, actual: Any, expected: Any, *, within: float) -> Compared:
+    """Compare numbers, or lists of equal length."""
+    return Compared(name=name, actual=actual, expected=expected, within=within)
 
 
-def degrees(name: str, found: Any, expected: Any, *, within: float = 0.01) -> Compared:
-    """Longitudes and latitudes, such as a box."""
-    return Compared(name=name, found=found, expected=expected, within=within, unit=DEGREES)
+def degrees(name: str, actual: Any, expected: Any, *, within: float = 0.01) -> Compared:
+    """Compare longitudes and latitudes, such as a box."""
+    return Compared(name=name, actual=actual, expected=expected, within=within, unit=DEGREES)
 
 
-def seconds(name: str, found: datetime, expected: datetime, *, within: float = 1.0) -> Compared:
-    return Compared(name=name, found=found, expected=expected, within=within, unit=SECONDS)
+def seconds(name: str, actual: datetime, expected: datetime, *, within: float = 1.0) -> Compared:
+    return Compared(name=name, actual=actual, expected=expected, within=within, unit=SECONDS)
 
 
 def _folded(difference: float, turn: float) -> float:
@@ -99,10 +100,10 @@ def _folded(difference: float, turn: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RealObject:
-    """A real object, and what an independent reader says of it."""
+    """A real object, and the independent reader's answers."""
 
     path: str
-    """Below the data folder."""
+    """Relative to the data folder."""
     key: str
     groups: Mapping[str, str]
     content: bytes
@@ -110,12 +111,12 @@ class RealObject:
     family: str
     reader: str
     contract: DatasetContract | None = None
-    """Of the key, where there is one."""
+    """The contract that has the key, if any."""
     beside: Path | None = None
-    """The object's own file, where its sidecars may be."""
+    """The object's file; its sidecars are in the same folder."""
 
     def read(self, source: BytesSource) -> HeaderMetadata:
-        """What the reader says. Raises ReadError."""
+        """Read the object's metadata. Raises ReadError."""
         request = ReadRequest(
             key=self.key,
             groups=self.groups,
@@ -132,7 +133,7 @@ class RealObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of comparing an object, and what reading it took."""
+    """The results of comparing an object, and the requests for reading it."""
 
     real: RealObject
     compared: tuple[Compared, ...]
@@ -141,12 +142,12 @@ class Outcome:
 
     @property
     def differing(self) -> list[str]:
-        """What is not equal, as texts."""
-        return [str(one) for one in self.compared if not one.is_equal]
+        """The differences, as texts."""
+        return [str(item) for item in self.compared if not item.is_equal]
 
     def largest(self, unit: str) -> float | None:
-        """Largest difference of a unit, None when nothing was compared in it."""
-        return max((one.difference for one in self.compared if one.unit == unit), default=None)
+        """Return the largest difference in a unit, None if no value has the unit."""
+        return max((item.difference for item in self.compared if item.unit == unit), default=None)
 
 
 Opened = tuple[str, Mapping[str, str], bytes]
@@ -163,13 +164,13 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
-"""By the name that reference.json has for them."""
+"""By their names in reference.json."""
 NO_OBJECTS = {
-    "idx": "indexes of objects that are not here: no reader's, but the GRIB2 reader's sidecars",
-    "messages": "what SNS and SQS send: notifications, no objects",
+    "idx": "indexes, which the GRIB2 reader reads as sidecars, without their objects",
+    "messages": "notifications of SNS and SQS, not objects",
     "files/rtofs/wa_RTOFS_global.nc": "an extract in NetCDF-3; the bucket's objects are NetCDF-4",
 }
-"""Families and paths that no reader reads, and why; `.idx` files beside an object count as `idx`."""
+"""Families and paths that no reader reads, with the reason; any `.idx` file counts as `idx`."""
 
 
 def compares(
@@ -178,11 +179,11 @@ def compares(
     refused: Mapping[str, MetadataIssue] | None = None,
     open_file: OpenFile | None = None,
 ) -> Callable[[Callable[[RealObject, HeaderMetadata], Iterator[Compared]]], Any]:
-    """Register the function that compares objects of these families, which `reader` reads.
+    """Register a function that compares objects of these families, which `reader` reads.
 
-    An object that a contract names is read as the contract says. `open_file` is for others: it takes path, content
-    and the independent reader's answers, and returns None for what is no object of the family. `refused` names parts of
-    the paths of objects that are to be refused, and with which code.
+    An object with a contract is read by the contract's reader. `open_file` is for other objects: it takes path, content
+    and the independent reader's answers, and returns None for a file that is not an object of the family. `refused` has
+    the expected code of a refusal by a part of the object's path.
     """
 
     def register(compare: Callable[[RealObject, HeaderMetadata], Iterator[Compared]]) -> Any:
@@ -195,20 +196,20 @@ def compares(
 
 
 def real_objects(folder: Path, reference: Mapping[str, Any], *families: str) -> Iterator[RealObject]:
-    """Real objects of some families, or of all that have a comparison; of a folder with one answer, each file."""
+    """Yield the real objects of the families, or of all with a comparison; each file of a folder is an object."""
     for path, entry in reference.items():
         family, file = entry["family"], folder / path
         if family not in FAMILIES or family not in (families or FAMILIES) or why_not_compared(path, entry):
             continue
         files = sorted(file.iterdir()) if file.is_dir() else [file] if file.is_file() else []
-        for one in files:
-            real = _opened(one, one.relative_to(folder).as_posix(), entry)
+        for object_file in files:
+            real = _opened(object_file, object_file.relative_to(folder).as_posix(), entry)
             if real is not None:
                 yield real
 
 
 def why_not_compared(path: str, entry: Mapping[str, Any]) -> str | None:
-    """Why a path of the reference is not compared; None where there is no reason."""
+    """Return why a path of the reference is not compared, or None if it has no reason."""
     if reason := NO_OBJECTS.get(path) or NO_OBJECTS.get("idx" if path.endswith(".idx") else entry["family"]):
         return reason
     if entry["family"] in FAMILIES:
@@ -218,9 +219,9 @@ def why_not_compared(path: str, entry: Mapping[str, Any]) -> str | None:
         return "files/ has no key, and its family has no comparison"
     bucket, _, key = rest.partition("/")
     if bucket not in CONTRACTS.buckets:
-        return "no contract takes its bucket"
+        return "its bucket is in no contract"
     kind = CONTRACTS.route(bucket=bucket, key=key).kind
-    return None if kind is KeyKind.DATA else f"the contracts of its bucket have its key as {kind.name}"
+    return None if kind is KeyKind.DATA else f"its key is {kind.name} by the contracts of its bucket"
 
 
 def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | None:
@@ -245,22 +246,22 @@ def _opened(file: Path, path: str, entry: Mapping[str, Any]) -> RealObject | Non
     )
 
 
-def hold(real: RealObject) -> Outcome:
-    """Read an object and hold what its reader says against the independent reader's answer."""
+def compare(real: RealObject) -> Outcome:
+    """Read an object and compare its metadata with the independent reader's answers."""
     family, source = FAMILIES[real.family], CountingSource(real.content)
     code = next((code for part, code in family.refused.items() if part in real.path), None)
     try:
-        found = real.read(source)
+        metadata = real.read(source)
     except ReadError as refusal:
         return Outcome(real=real, compared=(same("refused", refusal.code, code),), source=source, refused=True)
-    compared = (same("refused", None, code),) if code else tuple(family.compare(real, found))
+    compared = (same("refused", None, code),) if code else tuple(family.compare(real, metadata))
     return Outcome(real=real, compared=compared, source=source)
 
 
-def leaves(prefix: str, found: Any, expected: Any) -> Iterator[Compared]:
-    """Every value of nested objects, by path; a name that one of both lacks is None there."""
-    if isinstance(found, Mapping) and isinstance(expected, Mapping):
-        for name in sorted({*found, *expected}):
-            yield from leaves(f"{prefix}.{name}", found.get(name), expected.get(name))
+def leaves(prefix: str, actual: Any, expected: Any) -> Iterator[Compared]:
+    """Compare every value of nested objects, by path; a missing name is None."""
+    if isinstance(actual, Mapping) and isinstance(expected, Mapping):
+        for name in sorted({*actual, *expected}):
+            yield from leaves(f"{prefix}.{name}", actual.get(name), expected.get(name))
     else:
-        yield same(prefix, found, expected)
+        yield same(prefix, actual, expected)

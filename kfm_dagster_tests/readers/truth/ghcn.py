@@ -1,4 +1,4 @@
-"""GHCNh and GHCN-Daily: what Python's csv, pandas and pyarrow read of their rows."""
+"""GHCNh and GHCN-Daily: compare their rows with those read by Python's csv, pandas and pyarrow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kfm_dagster_tests.readers.truth.comparison import Compared, RealObject, com
 
 
 @compares("ghcnh", reader="ghcn-hourly")
-def ghcn_hourly(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, native, properties = real.expected, found.native, found.properties
+def ghcn_hourly(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, native, properties = real.expected, metadata.native, metadata.properties
     first, last = (datetime.fromisoformat(expected[side]) for side in ("first", "last"))
-    yield seconds("start", found.start, first, within=0)
-    yield seconds("end", found.end, last, within=0)
-    yield seconds("datetime", found.datetime, first, within=0)
+    yield seconds("start", metadata.start, first, within=0)
+    yield seconds("end", metadata.end, last, within=0)
+    yield seconds("datetime", metadata.datetime, first, within=0)
     latitude, longitude = expected["positions"][-1]
-    yield degrees("bbox", bounding_box(found.geometry), (longitude, latitude, longitude, latitude))
-    positions = [[place["latitude"], place["longitude"]] for place in properties["ghcn:positions"]]
+    yield degrees("bbox", bounding_box(metadata.geometry), (longitude, latitude, longitude, latitude))
+    positions = [[position["latitude"], position["longitude"]] for position in properties["ghcn:positions"]]
     for name, value, stated in (
         ("columns", native["columns"], expected["columns"]),
         ("ghcn:rows", properties["ghcn:rows"], expected["rows"]),
@@ -35,27 +35,27 @@ def ghcn_hourly(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
         yield same(name, value, stated)
     yield from leaves("values", native["values"], expected["variables_with_values"])
     odd = {MetadataIssue.COMPLETENESS_UNCHECKED} if expected["short_or_undated_rows"] else set()
-    yield same("findings", {code for code, _ in found.findings}, odd)
+    yield same("findings", {code for code, _ in metadata.findings}, odd)
 
 
 @compares("ghcnd", reader="ghcn-daily")
-def ghcn_daily(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, native, properties = real.expected, found.native, found.properties
+def ghcn_daily(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, native, properties = real.expected, metadata.native, metadata.properties
     first, last = (datetime.strptime(expected[side], "%Y%m%d").replace(tzinfo=UTC) for side in ("first", "last"))
-    yield seconds("start", found.start, first, within=0)
-    yield seconds("end", found.end, last, within=0)
-    yield seconds("datetime", found.datetime, first, within=0)
-    # Parquet has the element in its key alone.
+    yield seconds("start", metadata.start, first, within=0)
+    yield seconds("end", metadata.end, last, within=0)
+    yield seconds("datetime", metadata.datetime, first, within=0)
+    # A Parquet object has its element only in the key.
     elements = expected.get("elements", {real.groups.get("element"): expected["rows"]})
     yield from leaves("elements", native["elements"], elements)
     for name, value, stated in (
-        ("geometry", found.geometry, {}),
+        ("geometry", metadata.geometry, {}),
         ("ghcn:columns", properties["ghcn:columns"], expected["columns"]),
         ("ghcn:rows", properties["ghcn:rows"], expected["rows"]),
         ("ghcn:station-count", properties["ghcn:station-count"], expected["n_stations"]),
         ("platform", [properties["platform"]], expected["stations"]),
         ("cube:variables", sorted(properties["cube:variables"]), sorted(elements)),
         ("ghcn:csv", properties.get("ghcn:csv"), None if "schema" in expected else {"delimiter": ",", "header": False}),
-        ("findings", found.findings, ()),
+        ("findings", metadata.findings, ()),
     ):
         yield same(name, value, stated)

@@ -1,4 +1,4 @@
-"""GOES-R: every header value that netCDF4 or h5py reads of ABI and GLM, and what a catalog makes of them."""
+"""GOES-R: compare header values of ABI and GLM with netCDF4 and h5py, and the Item's properties."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ NOT_READ = {
     "variables", "data_model", "global_attrs", "h5netcdf_time_coverage_start", "t", "time_bounds", "x_image_bounds",
     "y_image_bounds", "nominal_satellite_subpoint_lon", "nominal_satellite_subpoint_lat", "nominal_satellite_height",
 }  # fmt: skip
-"""Parts of the reference that describe the file as a whole, and variables that no property needs."""
+"""Parts of the reference that describe the file as a whole, and variables without a property."""
 PARTS_READ = {"attrs": {*ATTRIBUTES, "scene_id", "timeline_id"}, "geospatial_lat_lon_extent": EXTENT, "dims": "xy"}
 SIDES = ("westbound_longitude", "southbound_latitude", "eastbound_longitude", "northbound_latitude")
 POINTS = 1001
-"""Along each side of an image."""
+"""The number of points along each side of an image."""
 BISECTIONS = 45
 Points = npt.NDArray[np.float64]
 """Rows of x and y."""
 
 
 def native_values(native: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[Compared]:
-    """Header values of any ABI product."""
-    # The reference knows nothing of images.
+    """Compare the header values of any ABI product."""
+    # The reference has no images.
     native = {name: value for name, value in native.items() if name != "images"}
-    wanted = {name: value for name, value in expected.items() if name not in NOT_READ}
-    # A tool that rewrote some files put `coordinates` on every variable; the product has none there.
-    parts = PARTS_READ | {"goes_imager_projection": wanted["goes_imager_projection"].keys() - {"coordinates"}}
+    reference = {name: value for name, value in expected.items() if name not in NOT_READ}
+    # A tool that rewrote some files added `coordinates` to every variable.
+    parts = PARTS_READ | {"goes_imager_projection": reference["goes_imager_projection"].keys() - {"coordinates"}}
     for name, read in parts.items():
-        wanted[name] = {part: value for part, value in wanted[name].items() if part in read}
-    yield from leaves("native", native, wanted)
+        reference[name] = {part: value for part, value in reference[name].items() if part in read}
+    yield from leaves("native", native, reference)
 
 
 def images_of(content: bytes) -> dict[str, dict[str, Any]]:
-    """What netCDF4 reads of each image, by its name in order: type, fill value, unit and packing."""
+    """Return each image's type, fill value, unit and packing by netCDF4, sorted by name."""
     with netCDF4.Dataset("object.nc", memory=content) as file:
         file.set_auto_maskandscale(False)
         shape = file.dimensions["y"].size, file.dimensions["x"].size
@@ -67,7 +67,7 @@ def images_of(content: bytes) -> dict[str, dict[str, Any]]:
 
 
 def stored(band: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[Compared]:
-    """Type, fill value, unit and packing of a band; a name that the file does not have is None."""
+    """Compare type, fill value, unit and packing of a band; an attribute that the file lacks is None."""
     packed, fill = np.dtype(image["dtype"]), image.get("_FillValue")
     shown = np.dtype(f"u{packed.name}") if image.get("_Unsigned") == "true" else packed
     yield same("bands.data_type", band["data_type"], shown.name)
@@ -79,14 +79,14 @@ def stored(band: Mapping[str, Any], image: Mapping[str, Any]) -> Iterator[Compar
 
 
 @compares("goes-abi-l1b", "goes-abi-l2", reader="goes-abi")
-def goes_abi(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, properties = real.expected, found.properties
+def goes_abi(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, properties = real.expected, metadata.properties
     attrs, extent = expected["attrs"], expected["geospatial_lat_lon_extent"]
-    yield from native_values(found.native, expected)
-    yield seconds("start", found.start, datetime.fromisoformat(attrs["time_coverage_start"]), within=0)
-    yield seconds("end", found.end, datetime.fromisoformat(attrs["time_coverage_end"]), within=0)
+    yield from native_values(metadata.native, expected)
+    yield seconds("start", metadata.start, datetime.fromisoformat(attrs["time_coverage_start"]), within=0)
+    yield seconds("end", metadata.end, datetime.fromisoformat(attrs["time_coverage_end"]), within=0)
     stated = [round(extent[f"geospatial_{side}"], 6) for side in SIDES]
-    yield degrees("bbox", bounding_box(found.geometry), _box_of_edges(expected))
+    yield degrees("bbox", bounding_box(metadata.geometry), _box_of_edges(expected))
     for name, value in (
         ("goes:extent", stated),
         ("platform", f"goes-{attrs['platform_ID'][1:]}"),
@@ -101,22 +101,22 @@ def goes_abi(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     images = images_of(real.content)
     channels = [f"C{number:02}" for number in expected.get("band_id", [])]
     bands = properties["bands"]
-    # Products of level 2 that show no channel have bands that are named for their images.
+    # Products of level 2 without channels have bands named for their images.
     yield same("bands.name", [band["name"] for band in bands], channels or list(images))
-    for band, wavelength in zip(bands, expected.get("band_wavelength", [])):  # noqa: B905 - those have none
+    for band, wavelength in zip(bands, expected.get("band_wavelength", [])):  # noqa: B905 - images without a channel have none
         yield near("bands.eo:center_wavelength", band["eo:center_wavelength"], wavelength, within=1e-4)
     for band, image in zip(bands, images.values(), strict=True):
         yield from stored(band, image)
-    # Pixel centres by the transform are the file's axes.
+    # The transform gives the file's axes as pixel centres.
     step_x, _, west, _, step_y, north = properties["proj:transform"]
     height = expected["goes_imager_projection"]["perspective_point_height"]
     yield near("proj:transform, x", (west + step_x / 2) / height, expected["x_first_last"][0], within=5e-8)
     yield near("proj:transform, y", (north + step_y / 2) / height, expected["y_first_last"][0], within=5e-8)
-    yield same("findings", found.findings, ())
+    yield same("findings", metadata.findings, ())
 
 
 def _box_of_edges(expected: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the box of what PROJ sees within the outer pixels' edges: along them, and of the Earth's limb."""
+    """Return the box, by PROJ, of the Earth within the outer pixels' edges: along the edges and the limb."""
     grid = expected["goes_imager_projection"]
     origin, height = grid["longitude_of_projection_origin"], grid["perspective_point_height"]
     scan = Proj(
@@ -131,7 +131,7 @@ def _box_of_edges(expected: Mapping[str, Any]) -> tuple[float, ...]:
     space = height * np.column_stack([np.cos(bearings), np.sin(bearings)])
     limb = _last_seen(scan, np.zeros_like(space), space)
     limb = limb[((limb >= (west, south)) & (limb <= (east, north))).all(axis=1)]
-    # Where a side leaves the Earth, between two of its points.
+    # The points at which a side leaves the Earth.
     leaving = np.flatnonzero(seen[:-1] != seen[1:])
     nearer = np.where(seen[leaving, None], points[leaving], points[leaving + 1])
     farther = np.where(seen[leaving, None], points[leaving + 1], points[leaving])
@@ -155,7 +155,7 @@ def _is_seen(scan: Proj, points: Points) -> npt.NDArray[np.bool_]:
 
 
 def _last_seen(scan: Proj, seen: Points, unseen: Points) -> Points:
-    """Return the last points on the Earth on the way to others that are not, by bisection."""
+    """Return the last points on the Earth on lines from seen to unseen points, by bisection."""
     for _ in range(BISECTIONS):
         middle = (seen + unseen) / 2
         on = _is_seen(scan, middle)[:, None]
@@ -169,7 +169,7 @@ BY_H5PY = (
     "product_time_bounds", "percent_navigated_L1b_events", "lightning_wavelength", "lightning_wavelength_bounds",
     "group_time_threshold", "flash_time_threshold",
 )  # fmt: skip
-"""Values that the reference lacks."""
+"""Values that are not in the reference."""
 BY_ATTRIBUTE = {
     "goes:orbital-slot": "orbital_slot",
     "goes:uuid": "id",
@@ -182,33 +182,33 @@ OF_LISTS = ("event_", "group_", "flash_")
 
 
 def described(variable: h5py.Dataset) -> dict[str, str]:
-    """Unit and long name, without the words that all of them begin with."""
+    """Return unit and long name, without the common prefix."""
     texts = {name: variable.attrs[name].decode() for name in ("units", "long_name")}
     return {name: text.removeprefix("GLM L2+ Lightning Detection: ") for name, text in texts.items()}
 
 
 @compares("goes-glm", reader="goes-glm")
-def goes_glm(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, properties, native = real.expected, found.properties, dict(found.native)
+def goes_glm(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, properties, native = real.expected, metadata.properties, dict(metadata.native)
     attributes = expected["attrs"]
-    # The independent reader lists no dimension without a length.
+    # The independent reader omits dimensions of length 0.
     native["dims"] = {name: length for name, length in native["dims"].items() if length}
-    wanted = {name: value for name, value in expected.items() if name not in NOT_HEADERS}
-    wanted["attrs"] = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
+    reference = {name: value for name, value in expected.items() if name not in NOT_HEADERS}
+    reference["attrs"] = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
     with h5py.File(io.BytesIO(real.content)) as file:
-        wanted |= {name: file[name][()].tolist() for name in BY_H5PY}
-        wanted["columns"] = {
+        reference |= {name: file[name][()].tolist() for name in BY_H5PY}
+        reference["columns"] = {
             name: described(file[name]) for name in file if name.startswith(OF_LISTS) and file[name].ndim
         }
-    yield from leaves("native", native, wanted)
+    yield from leaves("native", native, reference)
     times = {name: datetime.fromisoformat(attributes[f"time_coverage_{name}"]) for name in ("start", "end")}
-    yield seconds("start", found.start, times["start"], within=0)
-    yield seconds("end", found.end, times["end"], within=0)
-    yield seconds("datetime", found.datetime, times["start"], within=0)
+    yield seconds("start", metadata.start, times["start"], within=0)
+    yield seconds("end", metadata.end, times["end"], within=0)
+    yield seconds("datetime", metadata.datetime, times["start"], within=0)
     (north, south), (west, east) = expected["lat_field_of_view_bounds"], expected["lon_field_of_view_bounds"]
     west, east = ((edge + 180) % 360 - 180 for edge in (west, east))
-    yield degrees("bbox", bounding_box(found.geometry), (west, south, east, north))
-    yield same("geometry.type", found.geometry["type"], "MultiPolygon" if west > east else "Polygon")
+    yield degrees("bbox", bounding_box(metadata.geometry), (west, south, east, north))
+    yield same("geometry.type", metadata.geometry["type"], "MultiPolygon" if west > east else "Polygon")
     for name, attribute in BY_ATTRIBUTE.items():
         yield same(name, properties[name], attributes[attribute])
     for name in ("event", "group", "flash"):
@@ -222,15 +222,15 @@ def goes_glm(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     ):
         yield same(name, properties[name], value)
     for name, value in (
-        ("glm:group-time-threshold", wanted["group_time_threshold"]),
-        ("glm:flash-time-threshold", wanted["flash_time_threshold"]),
-        ("eo:center_wavelength", wanted["lightning_wavelength"] / 1000),
+        ("glm:group-time-threshold", reference["group_time_threshold"]),
+        ("glm:flash-time-threshold", reference["flash_time_threshold"]),
+        ("eo:center_wavelength", reference["lightning_wavelength"] / 1000),
         (
             "eo:full_width_half_max",
-            (wanted["lightning_wavelength_bounds"][1] - wanted["lightning_wavelength_bounds"][0]) / 1000,
+            (reference["lightning_wavelength_bounds"][1] - reference["lightning_wavelength_bounds"][0]) / 1000,
         ),
-        ("goes:subsatellite-longitude", wanted["nominal_satellite_subpoint_lon"]),
-        ("goes:subsatellite-latitude", wanted["nominal_satellite_subpoint_lat"]),
+        ("goes:subsatellite-longitude", reference["nominal_satellite_subpoint_lon"]),
+        ("goes:subsatellite-latitude", reference["nominal_satellite_subpoint_lat"]),
     ):
         yield near(name, properties[name], value, within=1e-5)
-    yield same("findings", found.findings, ())
+    yield same("findings", metadata.findings, ())

@@ -1,4 +1,4 @@
-"""GRIB2 of any model: what ecCodes reads of the first field, and of every point of its grid."""
+"""GRIB2 of any model: compare the first field, and the extent of its grid's points, with ecCodes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ TIMES = ("start", "end", "datetime")
 ROTATED = 1e-5
 """Degrees; ecCodes rounds positions of rotated grids to microdegrees."""
 CENTRE = {"latitudeOfLastGridPointInDegrees", "longitudeOfLastGridPointInDegrees"}
-"""Of template 3.32769 ecCodes has no positions, and the centre for the last point."""
+"""For template 3.32769 ecCodes has no positions, and the grid's centre as its last point."""
 WITHIN = {"rotated_ll": ROTATED, "regular_gg": 1e-3}
 """Degrees by grid type: NCEP rounds the latitudes of a Gaussian grid to millidegrees, ecCodes computes them."""
 
 
 def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
-    """Open a file without a contract: decompressed, and of a key that says nothing. Indexes are no objects."""
+    """Open a file without a contract: decompress it, with no groups of a key; None for an index."""
     if path.endswith(".idx"):
         return None
     unpack = {".xz": lzma.decompress, ".gz": gzip.decompress}.get(Path(path).suffix, bytes)
@@ -57,7 +57,7 @@ def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
 
 
 def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iterator[Compared]:
-    """The first field, and its grid."""
+    """Compare the first field, and its grid."""
     field = answers["fields"][0]
     grid = answers["grids"][field["gridSha"]]
     for name in SAME_NAME:
@@ -76,7 +76,7 @@ def native_values(native: Mapping[str, Any], answers: Mapping[str, Any]) -> Iter
 
 
 def _box(name: str, box: tuple[float, ...], grid: Mapping[str, Any]) -> Iterator[Compared]:
-    """A box, and that of all points as ecCodes computes them; over a pole the box is beyond the points."""
+    """Compare a box with that of all points by ecCodes; over a pole the box is larger than the points'."""
     if "error" not in grid:
         # Raw longitudes of a grid over Greenwich are from 0 to 360.
         west, east = grid["first"][1], grid["last"][1]
@@ -88,7 +88,7 @@ def _box(name: str, box: tuple[float, ...], grid: Mapping[str, Any]) -> Iterator
 
 
 def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
-    """Process and member, which the reference does not have: ecCodes is asked here."""
+    """Compare process and member, which the reference does not have, with ecCodes."""
     plain = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     handle = eccodes.codes_new_from_message(plain[native["offset"] :][: native["length"]])
     try:
@@ -104,38 +104,38 @@ def _origin(content: bytes, native: Mapping[str, Any]) -> Iterator[Compared]:
     "rotated-ll", "rrfs", "rtma",
     reader="grib2", open_file=open_file,
 )  # fmt: skip
-def grib2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
+def grib2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
     answers = real.expected
     field = answers["fields"][0]
-    yield from native_values(found.native, answers)
-    yield from _origin(real.content, found.native)
+    yield from native_values(metadata.native, answers)
+    yield from _origin(real.content, metadata.native)
     if real.contract is not None:
-        yield same("key_mismatches", key_mismatches(found, real.groups, real.contract), [])
-    box = bounding_box(found.geometry)
+        yield same("key_mismatches", key_mismatches(metadata, real.groups, real.contract), [])
+    box = bounding_box(metadata.geometry)
     if (box[0], box[2]) != (-180, 180):
         yield from _box("bbox", box, answers["grids"][field["gridSha"]])
     times = held_times(answers["fields"], real.key if real.groups else "")
-    for name, moment, expected in zip(TIMES, (found.start, found.end, found.datetime), times, strict=True):
+    for name, moment, expected in zip(TIMES, (metadata.start, metadata.end, metadata.datetime), times, strict=True):
         yield seconds(name, moment, expected, within=0)
-    run = found.properties.get("forecast:reference_datetime", field["refTime"])
+    run = metadata.properties.get("forecast:reference_datetime", field["refTime"])
     yield seconds("run", datetime.fromisoformat(run), datetime.fromisoformat(field["refTime"]), within=0)
-    if dimensions := found.properties.get("cube:dimensions"):
+    if dimensions := metadata.properties.get("cube:dimensions"):
         valid = [datetime.fromisoformat(text) for text in dimensions["valid_time"]["values"]]
-        # It is said to the minute.
+        # The reference has minutes.
         yield same("valid_time", [f"{moment:%Y%m%d%H%M}" for moment in valid], sorted(answers["validity"]))
     if real.groups:
-        yield same("grib:message-count", found.properties["grib:message-count"], answers["n_fields"])
+        yield same("grib:message-count", metadata.properties["grib:message-count"], answers["n_fields"])
 
 
 def held_times(fields: Sequence[Mapping[str, Any]], key: str) -> tuple[datetime, datetime, datetime]:
-    """Return start, end and datetime by ecCodes' step ranges (`120`, `0-12`, `30m`), or the window in MRMS's names."""
+    """Return start, end and datetime by ecCodes' step range (`120`, `0-12`, `30m`) or the window in MRMS's name."""
     windows: dict[timedelta, list[datetime]] = defaultdict(list)
     for field in fields:
         run = datetime.fromisoformat(field["refTime"])
         unit = timedelta(minutes=1) if field["stepUnits"] == "m" else timedelta(hours=1)
         first, _, last = field["stepRange"].replace("m", "").partition("-")
         begin, end = int(first) * unit, int(last or first) * unit
-        # NDFD's older windows begin with their end, and state the true one.
+        # The step range of NDFD's older windows begins at their end; the validity time has the true end.
         valid = datetime.strptime(f"{field['validityDate']}{field['validityTime']:04}", "%Y%m%d%H%M").replace(
             tzinfo=UTC
         )

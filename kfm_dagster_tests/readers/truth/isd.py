@@ -1,4 +1,4 @@
-"""ISD station-years: what a few lines of Python read from the fixed columns of the format document."""
+"""ISD station-years: compare their fixed columns with those read by a short Python program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kfm_dagster_tests.readers.truth.comparison import (
 
 
 def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
-    """Open a station-year that its source has unpacked, gzipped as NODD has it."""
+    """Open an unpacked station-year, gzipped as in NODD."""
     name = Path(path).name
     key = f"data/{name.rpartition('-')[2]}/{name}.gz"
     match = CONTRACTS.grammars["surface-obs"].match(key)
@@ -33,34 +33,34 @@ def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
 
 
 @compares("isd", reader="isd", open_file=open_file)
-def isd(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, properties = real.expected, found.properties
+def isd(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, properties = real.expected, metadata.properties
     first, last = (datetime.fromisoformat(expected[side]) for side in ("first", "last"))
     place = (expected["lon"], expected["lat"])
-    said = {
+    values = {
         "usaf": properties.get("isd:usaf", "999999"),
         "wban": properties.get("isd:wban", "99999"),
-        "first": found.start,
-        "last": found.end,
+        "first": metadata.start,
+        "last": metadata.end,
         "records": properties["isd:records"],
-        "lon": found.geometry["coordinates"][0],
-        "lat": found.geometry["coordinates"][1],
-        "positions": [[one["latitude"], one["longitude"]] for one in properties["isd:positions"]],
+        "lon": metadata.geometry["coordinates"][0],
+        "lat": metadata.geometry["coordinates"][1],
+        "positions": [[item["latitude"], item["longitude"]] for item in properties["isd:positions"]],
         "elevation_m": properties["isd:elevation-m"],
         "report_types": properties["isd:report-types"],
     }
-    # The reference has the call sign of the last report, blanks at the ends of types, and 99999 for none.
+    # The reference has the last report's call sign, or 99999 for none, and blanks at the ends of types.
     kinds = [text.strip() for text in expected["report_types"]]
     signs = ["99999", *properties.get("isd:call-signs", [])]
     stated = {**expected, "first": first, "last": last, "report_types": kinds}
     yield same("isd:call-signs", stated.pop("call_sign") in signs, True)
-    yield from leaves("said", said, stated)
-    yield seconds("start", found.start, first, within=0)
-    yield seconds("end", found.end, last, within=0)
-    yield seconds("datetime", found.datetime, first, within=0)
-    yield same("geometry", found.geometry, {"type": "Point", "coordinates": place})
-    yield degrees("bbox", bounding_box(found.geometry), (*place, *place))
+    yield from leaves("values", values, stated)
+    yield seconds("start", metadata.start, first, within=0)
+    yield seconds("end", metadata.end, last, within=0)
+    yield seconds("datetime", metadata.datetime, first, within=0)
+    yield same("geometry", metadata.geometry, {"type": "Point", "coordinates": place})
+    yield degrees("bbox", bounding_box(metadata.geometry), (*place, *place))
     yield same("platform", properties["platform"], f"{expected['usaf']}-{expected['wban']}")
-    yield same("records", found.native["records"], expected["records"])
+    yield same("records", metadata.native["records"], expected["records"])
     yield same("isd:position-count", properties["isd:position-count"], len(expected["positions"]))
-    yield same("findings", found.findings, ())
+    yield same("findings", metadata.findings, ())

@@ -1,4 +1,4 @@
-"""NetCDF files after CF: what netCDF4 reads of their headers and positions, and PROJ of their projections."""
+"""CF NetCDF files: compare headers and positions with netCDF4, and projections with PROJ."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kfm_dagster_tests.readers.truth.comparison import (
 
 
 def open_file(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | None:
-    """Open a file without a contract. NetCDF files of stations and time slices are no grids."""
+    """Open a file without a contract, if it is NetCDF-4."""
     return (path, {}, content) if content.startswith(b"\x89HDF") else None
 
 
 @compares("oisst", reader="netcdf-grid", open_file=open_file)
-def netcdf_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, native, properties = real.expected, found.native, found.properties
+def netcdf_grid(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, native, properties = real.expected, metadata.native, metadata.properties
     # The reference has every global attribute as text.
     yield from leaves("attrs", {name: str(value) for name, value in native["attributes"].items()}, expected["attrs"])
     yield from leaves("dimensions", native["dimensions"], expected["dimensions"])
@@ -45,19 +45,19 @@ def netcdf_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
         yield same(name, [samples[min(samples)], samples[max(samples)]], expected[name])
         extent = properties["cube:dimensions"][name]["extent"]
         yield near(f"cube:dimensions.{name}.extent", extent, sorted(expected[name]), within=1e-9)
-    yield seconds("datetime", found.datetime, datetime.fromisoformat(expected["time"]).replace(tzinfo=UTC))
+    yield seconds("datetime", metadata.datetime, datetime.fromisoformat(expected["time"]).replace(tzinfo=UTC))
     attrs = expected["attrs"]
-    yield seconds("start", found.start, datetime.fromisoformat(attrs["time_coverage_start"]))
-    yield seconds("end", found.end, datetime.fromisoformat(attrs["time_coverage_end"]))
+    yield seconds("start", metadata.start, datetime.fromisoformat(attrs["time_coverage_start"]))
+    yield seconds("end", metadata.end, datetime.fromisoformat(attrs["time_coverage_end"]))
     sides = [float(attrs[f"geospatial_{side}"]) for side in ("lon_min", "lat_min", "lon_max", "lat_max")]
     yield degrees("proj:bbox", properties["proj:bbox"], sides)
     # The file's 0 to 360 is the whole globe.
-    yield degrees("bbox", bounding_box(found.geometry), [-180.0, sides[1], 180.0, sides[3]])
+    yield degrees("bbox", bounding_box(metadata.geometry), [-180.0, sides[1], 180.0, sides[3]])
     yield same("proj:shape", properties["proj:shape"], [expected["dimensions"]["lat"], expected["dimensions"]["lon"]])
     for name, dimensions in expected["variables"].items():
         if name not in expected["dimensions"]:
             yield same(f"cube:variables.{name}", properties["cube:variables"][name]["dimensions"], dimensions)
-    # GDAL, too, has a band for each, for time and depth are one.
+    # GDAL also has one band for each variable, because time and depth have one value.
     bands = {band["name"]: band for band in properties["bands"]}
     yield same("bands", sorted(bands), sorted(expected["variables"].keys() - expected["dimensions"].keys()))
     packing = {"nodata": "_FillValue", "unit": "units", "raster:scale": "scale_factor", "raster:offset": "add_offset"}
@@ -68,11 +68,11 @@ def netcdf_grid(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     yield same("cube:variables.sst.description", described, expected["sst"]["long_name"])
     yield same("acdd:title", properties["acdd:title"], attrs["title"])
     yield same("processing:level", properties["processing:level"], "L4")
-    yield same("findings", found.findings, ())
+    yield same("findings", metadata.findings, ())
 
 
 TIME_SLICES = dict.fromkeys(("_timeslices/", "rfc_timeseries/"), MetadataIssue.INVALID_TIME_RANGE)
-"""Observations of gauges, whose times are texts."""
+"""Observations of gauges, whose times are texts, which the reader refuses."""
 PIXEL = {"cdr-seaice": 25_000.0, "nwm-retro-forcing": 1000.0}
 """Metres from cell to cell."""
 
@@ -86,9 +86,9 @@ def open_netcdf(path: str, content: bytes, _: Mapping[str, Any]) -> Opened | Non
     "cdr-seaice", "nclimgrid-daily", "nclimgrid-monthly", "nwm", "nwm-retro-chrtout", "nwm-retro-forcing", "ofs",
     reader="netcdf-grid", open_file=open_netcdf, refused=TIME_SLICES,
 )  # fmt: skip
-def cf_file(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    """Grids on degrees and on projections, curvilinear grids and points, by netCDF4, with PROJ for projections."""
-    native, properties = found.native, found.properties
+def cf_file(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    """Compare grids, curvilinear grids and points with netCDF4, and projections with PROJ."""
+    native, properties = metadata.native, metadata.properties
     with netCDF4.Dataset("file.nc", memory=real.content) as file:
         dimensions = {name: dimension.size for name, dimension in file.dimensions.items()}
         variables = {name: list(variable.dimensions) for name, variable in file.variables.items()}
@@ -106,22 +106,22 @@ def cf_file(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
     attributes = expected["global_attrs"]
     texts = {name: text for name, text in attributes.items() if isinstance(text, str) and len(text) < 200}
     yield from leaves("attributes", {name: str(native["attributes"].get(name)) for name in texts}, texts)
-    yield degrees("bbox", bounding_box(found.geometry), box)
+    yield degrees("bbox", bounding_box(metadata.geometry), box)
     utc = [moment.replace(tzinfo=UTC) for moment in (moments[0], moments[-1])]
     coverage = [attributes.get(f"time_coverage_{end}") for end in ("start", "end")]
     covered = [datetime.fromisoformat(text) for text in coverage] if all(coverage) else utc
-    for name, moment, answer in zip(("start", "end"), (found.start, found.end), covered, strict=True):
+    for name, moment, answer in zip(("start", "end"), (metadata.start, metadata.end), covered, strict=True):
         yield seconds(name, moment, answer)
     yield seconds("time", native["time"][0], utc[0])
     yield seconds("time", native["time"][1], utc[1])
     if real.family in PIXEL:
         transform = properties["proj:transform"]
         yield near("proj:transform", [transform[0], -transform[4]], [PIXEL[real.family]] * 2, within=1e-6)
-    yield same("findings", found.findings, ())
+    yield same("findings", metadata.findings, ())
 
 
 def _box_of(file: netCDF4.Dataset, family: str) -> list[float]:
-    """The bounds of all cells by PROJ, of cells on degrees, or of positions."""
+    """Return the bounds of the cells, by PROJ for projections, or of the positions."""
     if family in PIXEL:
         half = PIXEL[family] / 2
         x, y = (file[name][:].astype(float) for name in (("xgrid", "ygrid") if "xgrid" in file.variables else "xy"))
@@ -133,7 +133,7 @@ def _box_of(file: netCDF4.Dataset, family: str) -> list[float]:
         corners = [np.linspace(axis.min() - half, axis.max() + half, 2001) for axis in (x, y)]
         longitudes, latitudes = pyproj.Proj(proj4)(*np.meshgrid(*corners), inverse=True)
         if np.ptp(longitudes) > 359:
-            # The origin, a pole, is in no cell's corner.
+            # The pole is within a cell, and so not among the corners.
             south, north = float(latitudes.min()), float(latitudes.max())
             return [-180.0, -90.0, 180.0, north] if north < 0 else [-180.0, south, 180.0, 90.0]
     else:

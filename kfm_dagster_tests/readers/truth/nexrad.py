@@ -1,4 +1,4 @@
-"""NEXRAD: what Py-ART and xradar read of volumes and their chunks, and MetPy of products and their ranges."""
+"""NEXRAD: compare volumes with Py-ART, chunks with xradar, and products with MetPy."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from kfm_dagster_tests.readers.truth.comparison import (
 
 
 def open_volume(path: str, content: bytes, _: Mapping[str, Any]) -> Opened:
-    """Open a volume whose name is no key."""
+    """Open a volume whose file name is not a key."""
     return path, key_groups(path, CONTRACTS), content
 
 
 @compares("nexrad-l2", reader="nexrad-level2", open_file=open_volume)
-def nexrad_level2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, native, properties = real.expected, found.native, found.properties
+def nexrad_level2(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, native, properties = real.expected, metadata.native, metadata.properties
     header, first, last, pattern = native["header"], native["radial"], native["end"]["radial"], native["pattern"]
     for name, value in (
         ("extension", header["extension"]),
@@ -53,24 +53,24 @@ def nexrad_level2(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
     yield same("vcp_message_5", pattern["number"] if pattern else None, expected["vcp"])
     if expected["vcp"]:
         yield same("vcp", (properties["nexrad:vcp"], first["vcp"]), (expected["vcp"], expected["vcp"]))
-        # The reference lists the sweeps that were made: AVSET ends a volume before the pattern's last cuts.
+        # The reference lists the sweeps of the volume, which AVSET may end before the pattern's last cuts.
         angles = [round(angle, 3) for angle in pattern["elevations"]]
         yield same("target_elev_deg", angles[: expected["nsweeps"]], expected["target_elev_deg"])
         yield same("nexrad:elevations", properties["nexrad:elevations"], sorted(set(expected["target_elev_deg"])))
     for name, part in (("volume_header_time", header), ("first_ray_time", first), ("last_ray_time", last)):
         yield seconds(name, part["time"], datetime.fromisoformat(expected[name]), within=0)
     start = min(datetime.fromisoformat(expected[name]) for name in ("volume_header_time", "first_ray_time"))
-    yield seconds("start", found.start, start, within=0)
-    yield seconds("end", found.end, datetime.fromisoformat(expected["last_ray_time"]))
+    yield seconds("start", metadata.start, start, within=0)
+    yield seconds("end", metadata.end, datetime.fromisoformat(expected["last_ray_time"]))
     yield same("nexrad:moments", set(properties["nexrad:moments"]), PYART_MOMENTS[Path(real.path).name])
     if expected["lon"] is not None:
-        # A volume of before 2008 does not say where it was made.
-        yield degrees("bbox", bounding_box(found.geometry), disc(expected["lon"], expected["lat"]))
-    yield same("findings", found.findings, ())
+        # A volume before 2008 has no position.
+        yield degrees("bbox", bounding_box(metadata.geometry), disc(expected["lon"], expected["lat"]))
+    yield same("findings", metadata.findings, ())
 
 
 def disc(longitude: float, latitude: float) -> tuple[float, ...]:
-    """Box of a circle of the reader's range round the position that the independent reader gives."""
+    """Return the box of a circle of the reader's range about the independent reader's position."""
     around = np.linspace(0, 360, 3601)
     x, y, _ = Geod(ellps="WGS84").fwd(
         *(np.full(3601, value) for value in (longitude, latitude)), around, np.full(3601, RANGE_M)
@@ -79,14 +79,14 @@ def disc(longitude: float, latitude: float) -> tuple[float, ...]:
 
 
 @compares("nexrad-l2-chunks", reader="nexrad-chunk")
-def nexrad_chunks(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    answers, properties, native = real.expected, found.properties, found.native
+def nexrad_chunks(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    answers, properties, native = real.expected, metadata.properties, metadata.native
     whole, groups = answers["xradar"], real.groups
     number = int(groups["chunk"])
     name = real.key.rpartition("/")[2]
     is_last = number == answers["n_chunks"]
-    yield same("size", len(real.content), {one["name"]: one["size"] for one in answers["chunks"]}[name])
-    for which, moment in (("start", found.start), ("datetime", found.datetime)):
+    yield same("size", len(real.content), {chunk["name"]: chunk["size"] for chunk in answers["chunks"]}[name])
+    for which, moment in (("start", metadata.start), ("datetime", metadata.datetime)):
         yield seconds(which, moment, datetime.fromisoformat(whole["time_coverage_start"]), within=0)
     yield same("nexrad:site", properties["nexrad:site"], whole["instrument_name"])
     yield same("nexrad:vcp", f"VCP-{properties['nexrad:vcp']}", whole["scan_name"])
@@ -94,12 +94,12 @@ def nexrad_chunks(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
     yield same("nexrad:volume-number", properties["nexrad:volume-number"], int(groups["volume"]))
     yield same("nexrad:complete", properties["nexrad:complete"], is_last)
     yield same("is_last_record", native["is_last_record"], is_last)
-    yield degrees("bbox", bounding_box(found.geometry), disc(whole["longitude"], whole["latitude"]))
-    yield same("findings", found.findings, ())
+    yield degrees("bbox", bounding_box(metadata.geometry), disc(whole["longitude"], whole["latitude"]))
+    yield same("findings", metadata.findings, ())
     if number == 1:
         angles = sorted({round(angle, 3) for angle in native["pattern"]["elevations"]})
         yield same("target_elev_deg", angles, sorted(set(whole["sweep_fixed_angle"])))
-        # The reference's text begins with it: the archive's version, a full stop, and the volume's number.
+        # The reference's text begins with the archive's version, a full stop, and the volume's number.
         magic = answers["volume_header"].split()[0]
         yield same("extension", native["header"]["extension"], magic.rpartition(".")[2])
         yield same("icao_header", native["header"]["icao"], answers["site"])
@@ -110,34 +110,34 @@ def nexrad_chunks(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
         yield same("nexrad:cuts", properties["nexrad:cuts"] in range(1, whole["nsweeps"] + 1), True)
     if is_last:
         yield same("nexrad:cuts", properties["nexrad:cuts"], whole["nsweeps"])
-        yield seconds("end", found.end, datetime.fromisoformat(whole["time_coverage_end"]))
-        yield from _together(real, whole)
+        yield seconds("end", metadata.end, datetime.fromisoformat(whole["time_coverage_end"]))
+        yield from _joined_chunks(real, whole)
 
 
-def _together(real: RealObject, whole: Mapping[str, Any]) -> Iterator[Compared]:
-    """Yield what the archive's reader says of all chunks put together, which are then a volume of the archive."""
+def _joined_chunks(real: RealObject, whole: Mapping[str, Any]) -> Iterator[Compared]:
+    """Compare the joined chunks, which are a volume of the archive, as read by the archive's reader."""
     content = b"".join(file.read_bytes() for file in sorted(real.beside.parent.iterdir()))
-    found = header_of("nexrad-level2", content, key=real.key, groups=real.groups)
-    yield same("together: nsweeps", found.native["end"]["radial"]["cut"], whole["nsweeps"])
+    metadata = header_of("nexrad-level2", content, key=real.key, groups=real.groups)
+    yield same("joined: nsweeps", metadata.native["end"]["radial"]["cut"], whole["nsweeps"])
     angles = sorted(set(whole["sweep_fixed_angle"]))
-    yield same("together: nexrad:elevations", found.properties["nexrad:elevations"], angles)
-    yield seconds("together: start", found.start, datetime.fromisoformat(_microseconds(whole["min_time"])))
-    yield seconds("together: end", found.end, datetime.fromisoformat(_microseconds(whole["max_time"])))
-    yield degrees("together: bbox", bounding_box(found.geometry), disc(whole["longitude"], whole["latitude"]))
-    yield same("together: findings", found.findings, ())
+    yield same("joined: nexrad:elevations", metadata.properties["nexrad:elevations"], angles)
+    yield seconds("joined: start", metadata.start, datetime.fromisoformat(_microseconds(whole["min_time"])))
+    yield seconds("joined: end", metadata.end, datetime.fromisoformat(_microseconds(whole["max_time"])))
+    yield degrees("joined: bbox", bounding_box(metadata.geometry), disc(whole["longitude"], whole["latitude"]))
+    yield same("joined: findings", metadata.findings, ())
 
 
 def _microseconds(text: str) -> str:
-    """Return a time of nanoseconds, which has no zone, to the microsecond and in UTC."""
+    """Return a time with nanoseconds and without zone as UTC with microseconds."""
     return f"{text[:26]}+00:00"
 
 
 KTLX = (-97.278, 35.333)
-"""Longitude and latitude by MetPy; of the one object that it does not read, a free text, too."""
+"""Longitude and latitude by MetPy; also for the one object that MetPy does not read, a free text."""
 FREE_TEXT_TIME = datetime(2013, 5, 20, 21, 0, 59, tzinfo=UTC)
-"""Of that object: its message's time. Its WMO heading has no seconds."""
+"""The free text's time in its message; its WMO heading has no seconds."""
 METPY_SCALES = {161: 0.00333, 163: 0.05}
-"""Of minimum and maximum in MetPy's `prod_spec_map`, where they are not 1; the ICD's are 1/300 and 1/20."""
+"""Scales of minimum and maximum in MetPy's `prod_spec_map`, if not 1; the ICD has 1/300 and 1/20."""
 TIMES = ("_time", "_begin", "_end")
 WINDOW = ("rainfall_begin", "rainfall_end")
 EXACT = 1e-6
@@ -145,7 +145,7 @@ WGS84 = Geod(ellps="WGS84")
 
 
 def open_product(path: str, content: bytes, expected: Mapping[str, Any]) -> Opened:
-    """Open a product under the key that Unidata's uploader makes of it: site, product, time of the volume."""
+    """Open a product under its key by Unidata's uploader: site, product, time of the volume."""
     identifier = re.search(rb"\r\r\n([A-Z0-9]{3})([A-Z0-9]{3})\r\r\n", content)
     assert identifier is not None, path
     start = datetime.fromisoformat(expected["vol_time"]) if expected else FREE_TEXT_TIME
@@ -156,17 +156,17 @@ def open_product(path: str, content: bytes, expected: Mapping[str, Any]) -> Open
 
 
 @compares("nexrad-l3", reader="nexrad-level3", open_file=open_product)
-def nexrad_level3(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]:
-    expected, native, properties = real.expected, found.native, found.properties
+def nexrad_level3(real: RealObject, metadata: HeaderMetadata) -> Iterator[Compared]:
+    expected, native, properties = real.expected, metadata.native, metadata.properties
     yield same("nexrad:awips-id", properties["nexrad:awips-id"], _awips_id(real.path))
-    yield same("findings", found.findings, ())
-    yield from _footprint(found, expected)
+    yield same("findings", metadata.findings, ())
+    yield from _footprint(metadata, expected)
     if not expected:
         return
-    # Empty but for one object: MetPy forgets the heading when it looks for a second one.
+    # MetPy has the heading of one object only.
     yield same("wmo", native["wmo"][: len(expected["wmo"])], expected["wmo"])
     description = native["description"]
-    said = {
+    values = {
         "site": native["site"],
         "lat": description["latitude"] / 1000,
         "lon": description["longitude"] / 1000,
@@ -178,56 +178,56 @@ def nexrad_level3(real: RealObject, found: HeaderMetadata) -> Iterator[Compared]
         "product_name": properties["nexrad:product-name"],
         **_parameters(description),
     }
-    for name in sorted({*said, *expected} - {"wmo"}):
+    for name in sorted({*values, *expected} - {"wmo"}):
         value = expected.get(name)
-        if name.endswith(TIMES) and value is not None and name in said:
-            yield seconds(name, said[name], datetime.fromisoformat(value), within=0)
+        if name.endswith(TIMES) and value is not None and name in values:
+            yield seconds(name, values[name], datetime.fromisoformat(value), within=0)
         elif isinstance(value, float):
-            yield near(name, said.get(name), value, within=EXACT)
+            yield near(name, values.get(name), value, within=EXACT)
         else:
-            yield same(name, said.get(name), value)
-    # An accumulation holds from its begin to its end, all else when its volume was scanned.
+            yield same(name, values.get(name), value)
+    # An accumulation has the time of its window, any other product the time of its volume.
     begin, end = (datetime.fromisoformat(expected.get(name, expected["vol_time"])) for name in WINDOW)
     for name, moment, time in (
-        ("start", found.start, begin),
-        ("end", found.end, end),
-        ("datetime", found.datetime, end),
+        ("start", metadata.start, begin),
+        ("end", metadata.end, end),
+        ("datetime", metadata.datetime, end),
     ):
         yield seconds(name, moment, time, within=0)
-    made = datetime.fromisoformat(properties["processing:datetime"])
-    yield seconds("processing:datetime", made, datetime.fromisoformat(expected["prod_time"]), within=0)
+    generated = datetime.fromisoformat(properties["processing:datetime"])
+    yield seconds("processing:datetime", generated, datetime.fromisoformat(expected["prod_time"]), within=0)
 
 
 def _awips_id(path: str) -> str:
-    """Return what the file's name says, which others gave it: CCCC_TTAAII_PPPSSS_..., or Level3_SSS_PPP_..."""
+    """Return the identifier in the file's name: CCCC_TTAAII_PPPSSS_..., or Level3_SSS_PPP_..."""
     parts = Path(path).name.split("_")
     return parts[2] + parts[1] if parts[0] == "Level3" else parts[2]
 
 
-def _footprint(found: HeaderMetadata, expected: Mapping[str, Any]) -> Iterator[Compared]:
-    box, longitude, latitude = bounding_box(found.geometry), *KTLX
+def _footprint(metadata: HeaderMetadata, expected: Mapping[str, Any]) -> Iterator[Compared]:
+    box, longitude, latitude = bounding_box(metadata.geometry), *KTLX
     if expected:
         longitude, latitude = expected["lon"], expected["lat"]
     metres = expected.get("max_range_km", 0) * 1000
-    yield same("geometry.type", found.geometry["type"], "Polygon" if metres else "Point")
+    yield same("geometry.type", metadata.geometry["type"], "Polygon" if metres else "Point")
     reach = [WGS84.fwd(longitude, latitude, azimuth / 10, metres)[:2] for azimuth in range(3600 if metres else 1)]
     sides = [side(values) for side in (min, max) for values in zip(*reach, strict=True)]
     yield degrees("bbox", box, sides)
 
 
 def _parameters(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what MetPy makes of the product-dependent parameters, for every product among the real objects."""
+    """Return MetPy's values of the product-dependent parameters, for the products of the real objects."""
     code, values = description["product_code"], dict(enumerate(description["parameters"], 1))
     scale = METPY_SCALES.get(code, 1)
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if code in {94, 19, 99, 134, 161, 163, 181, 186}:
-        found["el_angle"] = values[3] * 0.1
+        parameters["el_angle"] = values[3] * 0.1
     if code in {99, 161, 163}:
-        found |= {"min": values[4] * scale, "max": values[5] * scale}
+        parameters |= {"min": values[4] * scale, "max": values[5] * scale}
     elif code not in {58, 80}:
-        found["max"] = values[4] * scale
+        parameters["max"] = values[4] * scale
     for name, place, product in (("avg_time", 5, 32), ("rainfall_begin", 5, 80), ("rainfall_end", 7, 80)):
         if code == product:
             day, minutes = values[place], values[place + 1]
-            found[name] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day - 1, minutes=minutes)
-    return found
+            parameters[name] = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day - 1, minutes=minutes)
+    return parameters
