@@ -1,6 +1,6 @@
-"""Clients of a dataset's assets, each by the blocks of `docs/stac.md` and by `kfm.open`, against what the Item states.
+"""Clients of a dataset's assets, by the blocks of `docs/stac.md` and by `kfm.open`, against the Item's values.
 
-Belongs here: what an Item says that a client of its format can be asked for. Does not belong here: the server that the
+Belongs here: comparing an Item with its format's clients. Does not belong here: the server that the
 objects are on (`test_opening.py`).
 """
 
@@ -26,21 +26,21 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "stac.md").read_text(enco
 
 
 def block(word: str) -> str:
-    """The block of the page that has a word."""
-    (found,) = [code for code in re.findall(r"(?s)```python\n(.*?)```", PAGE) if word in code]
-    return found
+    """Return the page's code block that contains a word."""
+    (code_block,) = [code for code in re.findall(r"(?s)```python\n(.*?)```", PAGE) if word in code]
+    return code_block
 
 
-def run(word: str, item: pystac.Item, **given: Any) -> dict[str, Any]:
-    """Run the block that has a word, after those of functions, for an Item; returns its variables."""
-    found = {"item": item, "asset": item.assets["data"], **given}
+def run(word: str, item: pystac.Item, **variables: Any) -> dict[str, Any]:
+    """Run the code block that contains a word for an Item, after the function blocks; return its variables."""
+    scope = {"item": item, "asset": item.assets["data"], **variables}
     for code in (block("def opened"), block("def of_field"), block(word)):
-        exec(code, found)
-    return found
+        exec(code, scope)
+    return scope
 
 
 def blocks_run() -> set[str]:
-    """Return the blocks that this module and the test beside it run, by the words that they name them by."""
+    """Return the code blocks that this module and its test run."""
     modules = (Path(__file__), Path(__file__).with_name("test_opening.py"))
     calls = (re.findall(r"""\brun\(\s*["']([^"']+)["']""", path.read_text(encoding="utf-8")) for path in modules)
     return {block(word) for word in ("def opened", "def of_field", *chain.from_iterable(calls))}
@@ -51,16 +51,16 @@ def opened(item: pystac.Item, **more: Any) -> Any:
 
 
 def grib(item: pystac.Item) -> None:
-    said = item.properties
+    properties = item.properties
     bands = run("rasterio.open(address(asset))", item)["bands"]
-    assert [bands.count, bands.height, bands.width] == [said["grib:message-count"], *said["proj:shape"]]
-    # Of a Gaussian grid the Item has no transform, GDAL's is that of even rows. GDAL places no grid of NCEP's template.
-    placed = "proj:transform" in said and said["grib:grid-template"] != 32769
-    assert list(bands.transform)[:6] == (pytest.approx(said["proj:transform"], abs=1e-3) if placed else ANY)
-    found = opened(item)["band_data"]
-    assert found.shape == (said["grib:message-count"], *said["proj:shape"])
+    assert [bands.count, bands.height, bands.width] == [properties["grib:message-count"], *properties["proj:shape"]]
+    # For a Gaussian grid the Item has no transform and GDAL assumes even rows. GDAL cannot place NCEP's template.
+    placed = "proj:transform" in properties and properties["grib:grid-template"] != 32769
+    assert list(bands.transform)[:6] == (pytest.approx(properties["proj:transform"], abs=1e-3) if placed else ANY)
+    band_data = opened(item)["band_data"]
+    assert band_data.shape == (properties["grib:message-count"], *properties["proj:shape"])
     corner = bands.read(1, window=((0, 9), (0, 9)), masked=True).filled(float("nan"))
-    assert found[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
+    assert band_data[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
     layers = item.assets["data"].extra_fields.get("grib:layers", {})
     if layers or bands.count == 1:
         first = min(layers, key=lambda name: layers[name]["start_byte"], default=None)
@@ -70,17 +70,17 @@ def grib(item: pystac.Item) -> None:
 
 
 def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
-    """Read the first field by each client that takes one: each has its pixels, stackstac has it warped."""
+    """Read the first field by each client that reads single fields; stackstac warps it."""
     grid = run("rioxarray.open_rasterio", item, NAME=name)["grid"]
     assert grid.shape == (1, *item.properties["proj:shape"])
     assert grid[0, :9, :9].values == pytest.approx(corner, nan_ok=True)
     scene = run("odc.stac.load([of_field", item, NAME=name)["scene"]["data"]
     assert scene.shape == grid.shape
-    # MRMS names its nodata, of models GDAL knows it.
+    # MRMS declares its nodata; for models GDAL knows it.
     assert "nodata" in scene.attrs or "bands" not in item.assets["data"].extra_fields
     assert (float(scene.min()), float(scene.max())) == pytest.approx((float(grid.min()), float(grid.max())), rel=1e-6)
     west, _, east, _ = item.bbox or ()
-    # The middle of the grid, which is not that of its box when it goes round a pole.
+    # The middle of the grid, which differs from its box's middle around a pole.
     west, south, east, north = item.properties["proj:bbox"]
     crs = pyproj.CRS.from_wkt(item.properties["proj:wkt2"])
     to_degrees = pyproj.Transformer.from_crs(crs, crs.source_crs or crs, always_xy=True)
@@ -91,7 +91,7 @@ def one_field(item: pystac.Item, name: str | None, corner: Any) -> None:
 
 
 def opened_alone(item: pystac.Item, name: str | None) -> None:
-    """`kfm.open` reads the first field as the file stores it, in the unit of the Item, at the Item's times."""
+    """Check that `kfm.open` reads the first field as stored, in the Item's unit and at its times."""
     import rasterio
     from rasterio.crs import CRS
 
@@ -113,7 +113,7 @@ def opened_alone(item: pystac.Item, name: str | None) -> None:
 
 
 def gaussian_rows(item: pystac.Item, field: Any) -> None:
-    """Each row is at its latitude by ecCodes, from north to south."""
+    """Check that each row has its latitude by ecCodes, from north to south."""
     import eccodes
 
     with urlopen(item.assets["data"].extra_fields["alternate"]["https"]["href"]) as answer:
@@ -121,8 +121,8 @@ def gaussian_rows(item: pystac.Item, field: Any) -> None:
     rows = eccodes.codes_get_array(handle, "distinctLatitudes")
     eccodes.codes_release(handle)
     assert field.y.values == pytest.approx(rows, abs=1e-6)
-    said = item.properties["cube:dimensions"]["y"]
-    assert (said["extent"], said["step"]) == (
+    dimension = item.properties["cube:dimensions"]["y"]
+    assert (dimension["extent"], dimension["step"]) == (
         [pytest.approx(rows[-1], abs=1e-3), pytest.approx(rows[0], abs=1e-3)],
         None,
     )
@@ -132,40 +132,40 @@ def goes_abi(item: pystac.Item) -> None:
     import rasterio
     from numpy import ma
 
-    said = item.properties
-    found = opened(item)
-    assert str(found.attrs["platform_ID"]) == f"G{said['platform'].removeprefix('goes-')}"
+    properties = item.properties
+    dataset = opened(item)
+    assert str(dataset.attrs["platform_ID"]) == f"G{properties['platform'].removeprefix('goes-')}"
     loaded = run("subdatasets", item)
     name = loaded["image"].rpartition(":")[2]
-    assert list(found[name].shape) == said["proj:shape"]
-    assert kfm.open(item, field=name).identical(found[name])
+    assert list(dataset[name].shape) == properties["proj:shape"]
+    assert kfm.open(item, field=name).identical(dataset[name])
     scene = loaded["scene"]
-    assert [scene.sizes["y"], scene.sizes["x"]] == said["proj:shape"]
-    step, _, west = said["proj:transform"][:3]
+    assert [scene.sizes["y"], scene.sizes["x"]] == properties["proj:shape"]
+    step, _, west = properties["proj:transform"][:3]
     assert float(scene["x"][0]) == pytest.approx(west + step / 2)
     with rasterio.open(loaded["image"]) as image:
         pixels = image.read(1, masked=True)
-    seen = ~ma.getmaskarray(pixels)
-    assert (scene["data"][0].values[seen] == pixels.data[seen]).all()
+    valid = ~ma.getmaskarray(pixels)
+    assert (scene["data"][0].values[valid] == pixels.data[valid]).all()
 
 
 def goes_glm(item: pystac.Item) -> None:
-    found = kfm.open(item)
+    dataset = kfm.open(item)
     for one, many in (("event", "events"), ("group", "groups"), ("flash", "flashes")):
-        assert found.sizes[f"number_of_{many}"] == item.properties[f"glm:{one}-count"] > 0
+        assert dataset.sizes[f"number_of_{many}"] == item.properties[f"glm:{one}-count"] > 0
 
 
 def ocean(item: pystac.Item) -> None:
-    found = opened(item)
-    assert kfm.open(item).identical(found)
-    assert item.properties["cube:variables"].keys() <= set(found.variables)
-    assert [found.sizes["lat"], found.sizes["lon"]] == item.properties["proj:shape"]
+    dataset = opened(item)
+    assert kfm.open(item).identical(dataset)
+    assert item.properties["cube:variables"].keys() <= set(dataset.variables)
+    assert [dataset.sizes["lat"], dataset.sizes["lon"]] == item.properties["proj:shape"]
 
 
 def variables(item: pystac.Item) -> None:
-    found = opened(item)
-    assert kfm.open(item).identical(found)
-    assert item.properties["cube:variables"].keys() <= set(found.variables)
+    dataset = opened(item)
+    assert kfm.open(item).identical(dataset)
+    assert item.properties["cube:variables"].keys() <= set(dataset.variables)
 
 
 def volume(item: pystac.Item) -> None:
@@ -207,22 +207,22 @@ def station(item: pystac.Item) -> None:
 
 
 def rows(item: pystac.Item) -> None:
-    found, said = kfm.open(item), item.properties
-    assert len(found) == said["ghcn:rows"]
-    times = found["time"].dropna()
-    extent = said["cube:dimensions"]["time"]["extent"]
+    table, properties = kfm.open(item), item.properties
+    assert len(table) == properties["ghcn:rows"]
+    times = table["time"].dropna()
+    extent = properties["cube:dimensions"]["time"]["extent"]
     assert [times.min(), times.max()] == [datetime.fromisoformat(moment) for moment in extent]
     read = run("ghcn:csv", item)["rows"]
-    if "ghcn:columns" in said:
-        assert list(read.columns) == said["ghcn:columns"]
-        assert set(found["ELEMENT"]) == said["cube:variables"].keys()
-        # Stored values are tenths.
-        assert found["value"].tolist() == pytest.approx((read["DATA_VALUE"] / 10).tolist())
+    if "ghcn:columns" in properties:
+        assert list(read.columns) == properties["ghcn:columns"]
+        assert set(table["ELEMENT"]) == properties["cube:variables"].keys()
+        # Values are stored in tenths.
+        assert table["value"].tolist() == pytest.approx((read["DATA_VALUE"] / 10).tolist())
     else:
-        variables = said["cube:variables"]
-        assert variables.keys() <= set(read.columns) <= set(found.columns)
-        assert all(found[name].notna().any() for name in variables)
-        assert found["temperature"].dropna().between(-60, 60).all()
+        variables = properties["cube:variables"]
+        assert variables.keys() <= set(read.columns) <= set(table.columns)
+        assert all(table[name].notna().any() for name in variables)
+        assert table["temperature"].dropna().between(-60, 60).all()
 
 
 CLIENTS: Mapping[str, Callable[[pystac.Item], None]] = {

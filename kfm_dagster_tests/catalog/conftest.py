@@ -19,7 +19,7 @@ from kfm_dagster_tests.catalog.envelopes import candidates
 from kfm_dagster_tests.ledger.bench import Clock
 
 ON_A_GROWING_CATALOG = settings(
-    # The catalog of an example is the next one's beginning, which shrinking would take minutes with.
+    # Each example starts with the previous one's catalog, so shrinking would take minutes.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_catalog(database: Database, root: Path, contracts: ContractRegistry) -> Callable[[], Catalog]:
-    """Another process's view of the same catalog, with pages of three Items."""
+    """Return a function that opens the catalog as another process, with pages of three Items."""
     return lambda: Catalog(database, FolderPublisher(root), contracts, page_size=3)
 
 
@@ -52,7 +52,7 @@ def codes(results: list[StacResult]) -> list[str | None]:
 
 @pytest.fixture
 def register(catalog: Catalog, contracts: ContractRegistry) -> Register:
-    """Register envelopes of one dataset, under a fence that refuses none unless another one is named."""
+    """Return a function that registers envelopes of one dataset, by default under an open fence."""
     return lambda *envelopes, fence=open_fence: catalog.register(candidates(contracts, envelopes), fence=fence)
 
 
@@ -61,7 +61,7 @@ Write = Callable[..., list[StacResult]]
 
 @pytest.fixture
 def write(catalog: Catalog, contracts: ContractRegistry) -> Write:
-    """Register envelopes under a run, those of each dataset together."""
+    """Return a function that registers envelopes under a run, one batch per dataset."""
 
     def write(run_id: str, *envelopes: Envelope) -> list[StacResult]:
         results = []

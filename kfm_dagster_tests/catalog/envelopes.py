@@ -1,4 +1,4 @@
-"""Synthetic envelopes, as metadata-extract would hand them on, and the candidates made of them."""
+"""Synthetic envelopes, as returned by metadata-extract, and the candidates built from them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _NEXRAD_PROPERTIES: dict[str, Any] = {
 
 
 def box(west: float, south: float, east: float, north: float) -> dict[str, Any]:
-    """A rectangle, split at the antimeridian when west > east."""
+    """Return a rectangle, split at the antimeridian if west > east."""
     return outline((west, south, east, north))
 
 
@@ -73,7 +73,7 @@ def goes(
     sequencer: str | None = None,
     **properties: Any,
 ) -> Envelope:
-    """The ABI scan `number`, one every 5 seconds; a higher `created` is a later re-issue of it."""
+    """Return the ABI scan `number`, one every 5 seconds; a higher `created` is a later re-issue."""
     start = day + timedelta(seconds=5 * number)
     end = start + timedelta(seconds=2.5)
     key = (
@@ -85,7 +85,7 @@ def goes(
 
 
 def hrrr() -> Envelope:
-    """A forecast with its index."""
+    """Return a forecast with its index."""
     uri = "s3://noaa-hrrr-bdp-pds/hrrr.20251203/conus/hrrr.t00z.wrfsfcf06.grib2"
     end, bbox = DAY + timedelta(hours=6), (-134.1, 21.1, -60.9, 52.6)
     values = {"version": f"{MD5}-12", "properties": _HRRR_PROPERTIES, "sidecars": {".idx": f"{uri}.idx"}}
@@ -93,19 +93,19 @@ def hrrr() -> Envelope:
 
 
 def nexrad() -> Envelope:
-    """A radar volume."""
+    """Return a radar volume."""
     uri = "s3://unidata-nexrad-level2/2025/12/03/KTWX/KTWX20251203_040506_V06"
     start, bbox = DAY + timedelta(hours=4, minutes=5, seconds=6), (-101.3, 34.8, -91.1, 43.1)
     return _envelope("nexrad-l2", uri, start, start + timedelta(minutes=6), bbox, properties=_NEXRAD_PROPERTIES)
 
 
 def run_state(dataset: str, run_id: str = RUN_ID) -> dict[str, str]:
-    """The node and run that register an Item."""
+    """Return the node and run that register an Item."""
     return {"dataset_id": f"{dataset}.stac_register", "run_id": run_id}
 
 
 def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope], run_id: str = RUN_ID) -> list[Candidate]:
-    """What a run's stac-register makes of the envelopes; the Items name the run."""
+    """Return the candidates that a run's stac-register builds; the Items name the run."""
     return [
         stac_register(
             envelope,
@@ -118,7 +118,7 @@ def candidates(contracts: ContractRegistry, envelopes: Sequence[Envelope], run_i
 
 
 def with_metadata(envelope: Envelope, **changes: Any) -> Envelope:
-    """The envelope with another metadata section."""
+    """Return the envelope with changed metadata."""
     return envelope.evolve(metadata=replace(envelope.metadata, **changes))
 
 

@@ -1,4 +1,4 @@
-"""The official schemas of STAC, core and extensions, compiled offline: what the KFM profile is measured against."""
+"""The official schemas of STAC, core and extensions, compiled offline, as the reference for the KFM profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 
 NOT_HERE = {"alternate-assets", "classification", "datacube", "storage", "version", "xarray-assets"}
-"""Extensions whose schemas the folder does not have; the profile alone covers their fields."""
+"""Extensions without a schema in the folder; only the profile covers their fields."""
 CORE = {"Catalog": "catalog-spec/json-schema/catalog", "Collection": "collection-spec/json-schema/collection"}
 
 
@@ -32,7 +32,7 @@ class OfficialSchemas:
         for path in folder.rglob("schema.json"):
             document = json.loads(path.read_text(encoding="utf-8"))
             schemas[document["$id"].rstrip("#")] = document
-        # Items say WKT 2; PROJJSON is not among the local schemas, so an Item that used it would have to fail.
+        # Items use WKT 2; there is no local schema of PROJJSON, so an Item with it must fail.
         schemas["https://proj.org/schemas/v0.7/projjson.schema.json"] = {"not": {}}
         registry = jsonschema_rs.Registry(list(schemas.items()), draft=jsonschema_rs.Draft7)
         self._validators = {
@@ -42,7 +42,7 @@ class OfficialSchemas:
         self.checked: set[str] = set()
 
     def errors(self, document: Mapping[str, Any]) -> list[str]:
-        """What the schemas say against a document; an extension that is neither here nor in NOT_HERE is a KeyError."""
+        """Return a document's schema errors. Raises KeyError for an extension neither here nor in NOT_HERE."""
         core = f"https://schemas.stacspec.org/v1.1.0/{CORE.get(document['type'], 'item-spec/json-schema/item')}.json"
         declared = [uri for uri in document.get("stac_extensions", ()) if uri.split("/")[3] not in NOT_HERE]
         self.checked |= {uri.split("/")[3] for uri in declared}

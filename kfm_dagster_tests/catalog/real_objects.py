@@ -1,6 +1,6 @@
-"""Objects of every dataset, real ones and samples of the demo, and Items of files as the chain would make them.
+"""Objects of every dataset, real ones and samples of the demo, and the chain's Items of files.
 
-Belongs here: which objects, the keys of real files that came without one, and Items of files under their real keys.
+Belongs here: the choice of objects, the keys of real files stored without one, and Items of files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kfm_dagster_tests.readers.reading import CONTRACTS, unit_of
 
 
 def item_of_file(contracts: ContractRegistry, root: Path, path: str) -> dict[str, Any]:
-    """The Item of the file `root/bucket/key`, `path` being the last two."""
+    """Return the Item of the file `root/bucket/key`; `path` is `bucket/key`."""
     bucket, key = path.split("/", 1)
     contract = contracts.route(bucket=bucket, key=key).contract
     return _item(contracts, extracted(contract.id, root, path))
@@ -39,7 +39,7 @@ def _item(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
 
 
 def items_of_real_objects(contracts: ContractRegistry, objects: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path below the buckets' folder and Item of every real object that a contract takes."""
+    """Yield path and Item of every real object that matches a contract."""
     for file in sorted(path for path in objects.rglob("*") if path.is_file()):
         path = file.relative_to(objects).as_posix()
         bucket, key = path.split("/", 1)
@@ -52,7 +52,7 @@ def items_of_real_objects(contracts: ContractRegistry, objects: Path) -> Iterato
 
 
 def extracted(dataset: str, root: Path, path: str) -> Envelope:
-    """The envelope of the file `root/bucket/key` as metadata-extract leaves it."""
+    """Return the envelope of the file `root/bucket/key` after metadata-extract."""
     bucket, key = path.split("/", 1)
     content = (root / path).read_bytes()
     etag = hashlib.md5(content).hexdigest()
@@ -106,15 +106,15 @@ REAL: Mapping[str, tuple[str, ...]] = {
     "sea-ice-cdr-monthly": ("seaice_conc_monthly_nh_202112_f17_v04r00.nc",),
     "surface-obs": ("720538-00164-2020.gz",),
 }
-"""Under their own keys, by the last part of them."""
+"""Files under their own keys, by the key's last part."""
 
 NBM = "noaa-nbm-grib2-pds/blend.20250901/00/core"
 FILES: Mapping[str, Mapping[str, str]] = {
-    # A part of the object of that key.
+    # A part of the object with this key.
     "nbm": {
         "nbm/blend.t00z.core.f001.tmp.co.grib2": f"{NBM}/blend.t00z.core.f001.co.grib2",
     },
-    # Real objects, and grids as they are documented, whose fields are made up.
+    # Real objects, and documented grids with invented fields.
     "rap": {"rap/rap.tsoil.gdt32769.grib2": "noaa-rap-pds/rap.20230910/rap.t00z.wrfnatf01.grib2"},
     "rrfs": {
         "synthetic-grids/rrfs.t00z.2dfld.13km.f001.na.SYNTHETIC.grib2": (
@@ -126,21 +126,21 @@ FILES: Mapping[str, Mapping[str, str]] = {
             "noaa-rtma-pds/rtma2p5.20260810/rtma2p5.t00z.2dvaranl_ndfd.grb2_wexp"
         ),
     },
-    # By the volume scan's start, as Unidata names them.
+    # Named by the volume scan's start, as by Unidata.
     "nexrad-l3": {
         "nexrad-l3/KOUN_SDUS54_N0QTLX_201305202016": "unidata-nexrad-level3/TLX_N0Q_2013_05_20_20_16_43",
         "nexrad-l3/Level3_MCI_TR0_20160526_2154.nids": "unidata-nexrad-level3/MCI_TR0_2016_05_26_21_54_42",
     },
 }
-"""Real files and the keys that objects of their kind have."""
+"""Real files and the keys of such objects."""
 
 
 def place(root: Path, data: Path, dataset: str) -> list[str]:
-    """Write a dataset's objects below `root`, and what is beside them; returns those of Items, as bucket/key."""
+    """Write a dataset's objects and their sidecars below `root`; return the objects with Items as bucket/key."""
     paths = []
     for name in REAL.get(dataset, ()):
         (real,) = (data / "objects").rglob(name)
-        # Sidecars have a longer name, the chunks of a volume another end.
+        # Sidecars have a longer name; chunks of a volume have another suffix.
         for file in real.parent.glob(name.removesuffix("055-E") + "*"):
             _write(root, file.relative_to(data / "objects").as_posix(), file.read_bytes())
         paths.append(real.relative_to(data / "objects").as_posix())
@@ -159,7 +159,7 @@ def _write(root: Path, path: str, content: bytes) -> None:
 
 
 def _samples(dataset: str) -> dict[str, bytes]:
-    """Objects of what no real one is here: every band of a scan at once, HRRR with its own index, and GEFS."""
+    """Return objects without a real file here: all bands of a scan, HRRR with its index, and GEFS."""
     if dataset == "goes-abi":
         key, content = make_goes_abi(product="ABI-L2-MCMIPC", start=_RUN, satellite=19, band=None)
         return {f"noaa-goes19/{key}": content}

@@ -1,4 +1,4 @@
-"""Crashes anywhere, rivals and readers at the same time, and fences: a worker without its claim changes nothing."""
+"""Crashes, concurrent writers and readers, and fences: a worker without its claim changes nothing."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def refusing(*units: Envelope, issue: FenceIssue = FenceIssue.CLAIM_LOST, from_call: int = 1) -> Fence:
-    """A fence that refuses these units, from its n-th question on."""
-    asked: list[int] = []
+    """Return a fence that refuses these units from its n-th call on."""
+    calls: list[int] = []
 
     def fence(_tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
-        asked.append(1)
-        lost = {unit.wal_id for unit in units} if len(asked) >= from_call else set()
+        calls.append(1)
+        lost = {unit.wal_id for unit in units} if len(calls) >= from_call else set()
         return {wal_id: issue for wal_id in attempts if wal_id in lost}
 
     return fence
 
 
 def nothing(_root: Path, _href: str) -> None:
-    """The files stay as they are."""
+    """Leave the files unchanged."""
 
 
 def removed(root: Path, href: str) -> None:
@@ -64,7 +64,7 @@ def removed(root: Path, href: str) -> None:
         pytest.param({}, removed, [NO_OP, FAILED, CREATED], id="a file to be restored"),
     ],
 )
-def test_a_refused_unit_changes_neither_index_nor_file_and_its_neighbours_go_on(
+def test_a_refused_unit_changes_neither_index_nor_file_and_the_others_are_registered(
     register: Register, database: Database, root: Path, change: dict[str, Any],
     disturb: Callable[[Path, str], None], statuses: list[StacStatus], issue: FenceIssue, from_call: int,
 ) -> None:  # fmt: skip
@@ -79,10 +79,10 @@ def test_a_refused_unit_changes_neither_index_nor_file_and_its_neighbours_go_on(
     assert codes(results) == [None, issue, None]
     assert every_row(database)["catalog_items"][1] == row
     assert _content(root, first[1]) == file
-    # The worker that holds the claim now does it.
-    again = register(lost)
-    assert again[0].write_status is statuses[0]
-    # Even a no-op is no answer for a lost unit.
+    # The worker that holds the claim now registers the Item.
+    repeated = register(lost)
+    assert repeated[0].write_status is statuses[0]
+    # A lost unit must not get even a no-op.
     [late] = register(lost, fence=refusing(lost, issue=issue))
     assert (late.write_status, late.item_href) == (FAILED, None)
     trees.assert_consistent(root)
@@ -92,13 +92,13 @@ def test_a_refused_unit_changes_neither_index_nor_file_and_its_neighbours_go_on(
 def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
     register: Register, contracts: ContractRegistry, database: Database, root: Path
 ) -> None:
-    """The real ledger, and the longest moment between what a worker last knew and what it writes."""
+    """The claim is lost in the real ledger between the worker's last check and its write."""
     ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
     own_tx(ledger).ensure([goes(0), goes(1)])
     claimed = own_tx(ledger).claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="slow", limit=10)
-    mine = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
+    own = [goes(number).evolve(attempt=claimed[0].attempt) for number in range(2)]
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: own_tx(ledger).release_lost(run_ids=["slow"])):
-        results = register(*mine, fence=ledger.leases.fence("slow"))
+        results = register(*own, fence=ledger.leases.fence("slow"))
     assert codes(results) == [FenceIssue.CLAIM_LOST] * 2
     assert trees.files(root) == {}
     rows = every_row(database)
@@ -106,10 +106,10 @@ def test_a_claim_taken_over_while_files_are_staged_changes_nothing(
 
 
 @pytest.mark.clause("BEY-02")
-def test_nobody_takes_a_claim_over_while_its_holder_writes(
+def test_a_claim_cannot_be_taken_over_while_its_holder_writes(
     register: Register, contracts: ContractRegistry, database: Database, database_url: str
 ) -> None:
-    """Asking is not enough: what the fence let through stays true until the commit."""
+    """The fence's answer must stay valid until the commit."""
     ledger = Ledger(database, registry=contracts, worker_id="test", clock=lambda: NOW)
     own_tx(ledger).ensure([goes(0)])
     claimed = own_tx(ledger).claim(dataset="goes-abi", partition=DAY.date().isoformat(), run_id="run", limit=10)
@@ -124,7 +124,7 @@ def test_nobody_takes_a_claim_over_while_its_holder_writes(
         rival.dispose()
 
     unit = goes(0).evolve(attempt=claimed[0].attempt)
-    # The documents are staged after the Item, in the transaction of the fence.
+    # Documents are staged after the Item, in the fence's transaction.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, take_over, nth=2):
         [result] = register(unit, fence=ledger.leases.fence("run"))
     assert result.write_status is CREATED
@@ -135,7 +135,7 @@ def test_claims_are_locked_before_the_collection(register: Register, monkeypatch
     steps: list[str] = []
     run = Transaction.run
 
-    def seen(tx: Transaction, name: str, *arguments: Any, **named: Any) -> Any:
+    def recorded(tx: Transaction, name: str, *arguments: Any, **named: Any) -> Any:
         steps.append(name)
         return run(tx, name, *arguments, **named)
 
@@ -143,7 +143,7 @@ def test_claims_are_locked_before_the_collection(register: Register, monkeypatch
         steps.append(f"fence {len(attempts)}")
         return {}
 
-    monkeypatch.setattr(Transaction, "run", seen)
+    monkeypatch.setattr(Transaction, "run", recorded)
     register(goes(0), goes(1), fence=fence)
     assert steps[:5] == [
         "fence 2", "catalog.current", "catalog.log_promotions", "fence 2", "catalog.open_collection",
@@ -151,13 +151,13 @@ def test_claims_are_locked_before_the_collection(register: Register, monkeypatch
 
 
 @pytest.mark.clause("BEY-02")
-def test_of_two_issues_of_an_item_the_one_that_is_still_held_stands(register: Register, root: Path) -> None:
+def test_of_two_issues_of_an_item_the_one_with_a_claim_is_kept(register: Register, root: Path) -> None:
     older, newer = goes(0, created=1), goes(0, created=9)
     results = register(newer, older, fence=refusing(newer))
     assert [result.write_status for result in results] == [FAILED, CREATED]
     assert codes(results) == [FenceIssue.CLAIM_LOST, None]
     assert trees.walk(root)[str(results[1].item_href)]["properties"]["kfm:wal_id"] == older.wal_id
-    # Before the swap it is too late for the older one, which has not lost its own claim.
+    # The older issue still has its claim, but loses at the swap.
     older, newer = goes(5, created=1), goes(5, created=9)
     results = register(older, newer, fence=refusing(newer, from_call=2))
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, FenceIssue.CLAIM_LOST]
@@ -174,7 +174,7 @@ def test_of_two_issues_of_an_item_the_one_that_is_still_held_stands(register: Re
         ),
     ],
 )
-def test_a_late_older_issue_changes_nothing_and_is_told_which_unit_superseded_it(
+def test_a_late_older_issue_changes_nothing_and_names_its_superseding_unit(
     register: Register, root: Path, issues: list[Envelope]
 ) -> None:
     oldest, older, newer = issues
@@ -185,20 +185,20 @@ def test_a_late_older_issue_changes_nothing_and_is_told_which_unit_superseded_it
         assert (result.write_status, result.superseded, result.superseded_by) == (NO_OP, True, newer.wal_id)
         assert (result.content_sha256, result.issues) == (stands.content_sha256, ())
     assert trees.files(root) == before
-    [again] = register(newer)
-    assert (again.write_status, again.superseded, again.superseded_by) == (NO_OP, False, None)
+    [repeated] = register(newer)
+    assert (repeated.write_status, repeated.superseded, repeated.superseded_by) == (NO_OP, False, None)
 
 
-def test_an_item_says_which_units_item_it_replaced_however_often_it_is_asked(register: Register, root: Path) -> None:
+def test_repeated_registrations_name_the_same_replaced_unit(register: Register, root: Path) -> None:
     first, second = goes(0, version="1" * 32), goes(0, version="2" * 32)
     [created] = register(first)
     [updated] = register(second)
-    [again] = register(second)
+    [repeated] = register(second)
     removed(root, str(updated.item_href))
     restored, once_more = (register(second)[0] for _ in range(2))
     assert created.replaces is None
-    found = [(result.write_status, result.replaces) for result in (updated, again, restored, once_more)]
-    assert found == [(UPDATED, first.wal_id), *[(NO_OP, first.wal_id)] * 3]
+    replacements = [(result.write_status, result.replaces) for result in (updated, repeated, restored, once_more)]
+    assert replacements == [(UPDATED, first.wal_id), *[(NO_OP, first.wal_id)] * 3]
     [repaired] = register(goes(0, version="2" * 32, platform="goes-18"))
     assert (repaired.write_status, repaired.replaces) == (UPDATED, second.wal_id)
 
@@ -213,7 +213,7 @@ def _first(contracts: ContractRegistry) -> list[Candidate]:
 
 
 def _second(contracts: ContractRegistry) -> list[Candidate]:
-    """One unchanged Item, one changed, and enough new ones to begin a page."""
+    """Return one unchanged Item, one changed Item, and enough new ones to start a page."""
     return candidates(contracts, [goes(0), goes(1, platform="goes-18"), *(goes(number) for number in range(2, 5))])
 
 
@@ -236,7 +236,7 @@ def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
             catalog.register(_second(contracts), fence=open_fence)
         _assert_whole(root)
         results = catalog.register(_second(contracts), fence=open_fence)
-        # Either the crashed attempt was committed, and nothing is left to do, or it had no effect on the index.
+        # The crashed attempt was either committed completely or had no effect on the index.
         rest = {result.write_status for result in results[2:]}
         assert rest in ({StacStatus.CREATED}, {StacStatus.NO_OP}), death
         assert trees.files(root) == expected, death
@@ -246,10 +246,10 @@ def test_a_crash_anywhere_converges_to_the_tree_of_a_clean_run(
 
 
 @pytest.mark.clause("OPR-08", "OPR-09")
-def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
+def test_concurrent_writers_lose_nothing_and_readers_see_only_complete_valid_files(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path
 ) -> None:
-    """Three writers with Items of their own and one that all of them want, while a reader walks the tree."""
+    """Three writers with their own Items and a shared one, while a reader walks the tree."""
     rounds, writers = 6, 3
     outcomes: list[StacStatus] = []
     done = threading.Event()
@@ -289,24 +289,24 @@ def test_rivals_lose_nothing_and_a_reader_never_sees_a_torn_or_invalid_file(
         pytest.param(nexrad(), hrrr(), id="the root of two new collections"),
     ],
 )
-def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
+def test_a_writer_never_overwrites_pages_and_root_of_an_unseen_other_writer(
     open_catalog: Callable[[], Catalog], contracts: ContractRegistry, database: Database, root: Path,
     standing: Envelope, rival: Envelope,
 ) -> None:  # fmt: skip
-    """One writer stops with its pages and its root composed but not written, and a rival comes."""
+    """One writer pauses before writing its pages and root, and another writer runs."""
     open_catalog().register(candidates(contracts, [standing]), fence=open_fence)
     composed, finished = threading.Event(), threading.Event()
 
     def stop() -> None:
         composed.set()
-        # With the rival locked out this waits in vain; without a lock the rival is done long before.
+        # The wait times out if the other writer is locked out; without a lock the other would finish sooner.
         finished.wait(timeout=1)
 
     def register(envelope: Envelope) -> StacStatus:
         [result] = open_catalog().register(candidates(contracts, [envelope]), fence=open_fence)
         return result.write_status
 
-    # The documents are staged after the Item.
+    # Documents are staged after the Item.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, stop, nth=2), ThreadPoolExecutor(2) as pool:
         first = pool.submit(register, goes(0))
         assert composed.wait(timeout=30)
@@ -319,7 +319,7 @@ def test_pages_and_root_are_never_overwritten_by_who_did_not_see_the_rival(
 
 
 def _assert_whole(root: Path) -> None:
-    """What a reader may rely on at any moment: every link leads to a valid document."""
+    """Check the guarantee for readers at any time: every link leads to a valid document."""
     if (root / "catalog.json").is_file():
         for name, document in trees.walk(root).items():
             assert json.dumps(document), name

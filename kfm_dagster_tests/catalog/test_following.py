@@ -1,4 +1,4 @@
-"""Followers of the catalog: they get what stands, in order, whatever was written, undone, refused or stalled."""
+"""Followers of the catalog get its current Items in order, after writes, undos, refusals and stalls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fail() -> None:
 
 
 class Mirror:
-    """A follower that keeps the Items, and does first what a test has set."""
+    """A follower that stores Items, and first runs an action set by the test."""
 
     def __init__(self, *, after: Sequence[str] = ()) -> None:
         self.name = next(_names)
@@ -66,12 +66,12 @@ class Mirror:
 
 
 def standing(root: Path) -> dict[tuple[str, str], Any]:
-    """The Items that a reader of the catalog finds."""
+    """Return the Items that a reader of the catalog finds."""
     return {(item["collection"], item["id"]): item for item in trees.items(root)}
 
 
 def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -> st.SearchStrategy[Any]:
-    """Writes of units, undoing of runs and following in these ways, and more."""
+    """Draw writes of units, undos of runs, following in these ways, and further operations."""
     writes = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=1, max_size=5)
     return st.lists(
         st.one_of(
@@ -87,7 +87,7 @@ def operations(*more: st.SearchStrategy[tuple[str, Any]], ways: Sequence[str]) -
 
 @settings(ON_A_GROWING_CATALOG, max_examples=25)
 @given(operations=operations(ways=["well", "refused", "taken, then failed"]))
-def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
+def test_followers_have_the_current_items_after_writes_undos_and_refusals(
     catalog: Catalog,
     following: FollowerRunner,
     root: Path,
@@ -100,7 +100,7 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
     for operation, argument in operations:
         if operation == "write":
             runs.append(next(_names))
-            write(runs[-1], *(unit(*one) for one in argument))
+            write(runs[-1], *(unit(*scan) for scan in argument))
         elif operation == "undo" and argument < len(runs):
             for dataset in ("goes-abi", "nexrad-l2"):
                 own_tx(catalog).undo(dataset, runs[argument])
@@ -118,15 +118,15 @@ def test_followers_have_what_stands_whatever_was_written_undone_and_refused(
     assert mirror.items == standing(root)
 
 
-def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
+def test_each_change_is_followed_once_with_the_kind_the_follower_expects(
     catalog: Catalog, following: FollowerRunner, write: Callable[..., None]
 ) -> None:
     mirror = Mirror()
 
     def kinds() -> list[ChangeKind]:
         following.catch_up([mirror])
-        taken, mirror.taken = mirror.taken, []
-        return [kind for _, kind in taken]
+        changes, mirror.taken = mirror.taken, []
+        return [kind for _, kind in changes]
 
     write("first", goes(0))
     write("second", goes(0, created=1, platform="goes-1"))
@@ -143,11 +143,11 @@ def test_what_happened_to_an_item_is_told_once_by_what_it_is_for_the_follower(
     assert kinds() == [WITHDRAWN]
     write("fifth", goes(1))
     own_tx(catalog).undo("goes-abi", "fifth")
-    # Somebody may have failed to tell what it took.
+    # A process may have failed after following a change and before recording it.
     assert kinds() == [WITHDRAWN]
 
 
-def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other(
+def test_a_failing_follower_is_deferred_with_growing_pauses_and_delays_no_other(
     following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
     failing, well = Mirror(), Mirror()
@@ -174,57 +174,57 @@ def test_a_follower_that_fails_is_put_off_further_and_further_and_costs_no_other
 
 
 @pytest.mark.clause("OPR-22")
-def test_a_follower_gets_a_change_after_those_that_it_comes_after(
+def test_a_follower_gets_a_change_after_the_followers_it_depends_on(
     following: FollowerRunner, write: Callable[..., None], clock: Clock
 ) -> None:
-    earlier, other = Mirror(), Mirror()
-    later = Mirror(after=(earlier.name, other.name))
+    earlier, second = Mirror(), Mirror()
+    later = Mirror(after=(earlier.name, second.name))
     write("first", goes(0))
     assert following.catch_up([earlier, later]) == 1
-    # The other one has nothing yet, so no turn is taken.
+    # The other follower has no change yet, so the follower gets no turn.
     assert later.name not in {place.follower for place in following.states()}
-    assert following.catch_up([other]) == 1
+    assert following.catch_up([second]) == 1
     earlier.first = fail
     write("second", goes(1))
-    assert following.catch_up([earlier, other]) == 1
-    # Of two changes the one that both have.
+    assert following.catch_up([earlier, second]) == 1
+    # Only the change that both earlier followers have.
     assert following.catch_up([later]) == len(later.taken) == 1
     earlier.first = nothing
     clock.advance(FIRST_PAUSE.total_seconds())
-    assert following.catch_up([earlier, other, later]) == 2
-    assert later.items == earlier.items == other.items
+    assert following.catch_up([earlier, second, later]) == 2
+    assert later.items == earlier.items == second.items
     assert {place.failures for place in following.states()} == {0}
 
 
-def test_a_follower_is_brought_on_by_one_process_until_that_one_stalls(
+def test_one_process_at_a_time_advances_a_follower_until_it_stalls(
     following: FollowerRunner, contracts: ContractRegistry, write: Callable[..., None], clock: Clock
 ) -> None:
     mirror = Mirror()
     write("run", goes(0))
-    seen: list[int] = []
+    taken_counts: list[int] = []
 
     def meanwhile() -> None:
         mirror.first = nothing
-        seen.append(following.catch_up([mirror]))
+        taken_counts.append(following.catch_up([mirror]))
         with pytest.raises(FollowError, match="is being brought up to date"):
             following.rebuild(mirror, contracts["goes-abi"])
         clock.advance(LEASE.total_seconds() - 1)
-        seen.append(following.catch_up([mirror]))
+        taken_counts.append(following.catch_up([mirror]))
         clock.advance(1)
         write("run", goes(1))
-        seen.append(following.catch_up([mirror]))
+        taken_counts.append(following.catch_up([mirror]))
 
     mirror.first = meanwhile
     following.catch_up([mirror])
-    assert seen == [0, 0, 2]
+    assert taken_counts == [0, 0, 2]
     [place] = [state for state in following.states() if state.follower == mirror.name]
     assert place.behind == 0
-    # The end of the one that stalled moves nothing back: the other Item does not come again.
-    first, second, again = (item_id for item_id, _ in mirror.taken)
-    assert first == again != second
+    # The stalled process's end does not move the cursor back: the other Item is not repeated.
+    first, second, repeated = (item_id for item_id, _ in mirror.taken)
+    assert first == repeated != second
 
 
-def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
+def test_a_failing_rebuild_is_deferred_and_resumes_by_itself(
     following: FollowerRunner, contracts: ContractRegistry, root: Path, write: Callable[..., None], clock: Clock
 ) -> None:
     mirror = Mirror()
@@ -240,10 +240,10 @@ def test_a_rebuild_that_fails_is_put_off_and_goes_on_by_itself(
     assert mirror.items == standing(root) != {}
 
 
-def test_a_file_of_a_writer_that_has_not_committed_is_not_told(
+def test_a_file_of_an_uncommitted_writer_is_not_followed(
     following: FollowerRunner, root: Path, write: Callable[..., None]
 ) -> None:
-    """The file is in its place before the index says so; a writer that dies there has changed nothing."""
+    """The file is in place before the index is updated; a writer that dies between changed nothing."""
     mirror = Mirror()
     write("run", goes(0))
     [(path, content)] = [(path, content) for path, content in trees.files(root).items() if b'"Feature"' in content]
@@ -251,7 +251,7 @@ def test_a_file_of_a_writer_that_has_not_committed_is_not_told(
     assert trees.files(root)[path] != content
     following.catch_up([mirror])
     assert mirror.items == {}
-    # Registering again brings the file back, which is a change.
+    # Registering again restores the file, which is a change.
     write("run", goes(0))
     following.catch_up([mirror])
     assert mirror.items == standing(root) != {}

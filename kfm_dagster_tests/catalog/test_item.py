@@ -1,4 +1,4 @@
-"""Items built from envelopes: one golden Item per dataset, their grids as GDAL finds them, what validators refuse."""
+"""Items built from envelopes: a golden Item per dataset, grids against GDAL, and refused Items."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def item_of(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
 
 @pytest.mark.clause("OPR-08")
 def test_an_item_to_register_keeps_its_objects_as_bytes_alone(contracts: ContractRegistry) -> None:
-    """The variables of an HRRR Item have 20 kB, and 80 kB as Python objects."""
+    """The variables of an HRRR Item have 20 kB as text and 80 kB as Python objects."""
     variables = {"VIL": {"type": "data", "dimensions": ["y", "x"]}}
     (candidate,) = candidates(contracts, [goes(**{"cube:variables": variables})])
     properties = candidate.item["properties"]
@@ -56,7 +56,7 @@ def test_an_item_to_register_keeps_its_objects_as_bytes_alone(contracts: Contrac
 
 
 def built(contract: DatasetContract, envelope: Envelope, object_uri: str | None = None) -> dict[str, Any]:
-    """The Item of an envelope under a contract, as if its object were at another address."""
+    """Return an envelope's Item under a contract, optionally with another object address."""
     match = KeyGrammarReader(contract).match(envelope.key)
     moved = envelope.evolve(object_uri=object_uri or envelope.object_uri)
     return build_item(moved, contract=contract, match=match, run_state=None)
@@ -64,7 +64,7 @@ def built(contract: DatasetContract, envelope: Envelope, object_uri: str | None 
 
 @pytest.mark.clause("OPR-08")
 @pytest.mark.parametrize("envelope", [goes(), hrrr(), nexrad()], ids=lambda envelope: envelope.dataset)
-def test_the_item_of_each_dataset_is_the_golden_one(contracts: ContractRegistry, envelope: Envelope) -> None:
+def test_the_item_of_each_dataset_equals_the_golden_one(contracts: ContractRegistry, envelope: Envelope) -> None:
     item = item_of(contracts, envelope)
     assert item == json.loads((GOLDEN / f"{envelope.dataset}.json").read_text(encoding="utf-8"))
     assert validate_item(item) == []
@@ -110,20 +110,20 @@ def test_a_key_with_unsafe_characters_gives_a_valid_href(contracts: ContractRegi
     item = built(contracts["goes-abi"], envelope, "s3://bucket/a b/YEAR=2020/00:15 é%+.nc")
     assert item["assets"]["data"]["href"] == "s3://bucket/a%20b/YEAR=2020/00:15%20%C3%A9%25+.nc"
     assert {name: where["href"] for name, where in item["assets"]["data"]["alternate"].items()} == {
-        # S3 takes a + of a URL for a space.
+        # S3 decodes + in a URL as a space.
         "https": "https://bucket.s3.us-east-1.amazonaws.com/a%20b/YEAR=2020/00:15%20%C3%A9%25%2B.nc",
         "gcs": "https://storage.googleapis.com/gcp-public-data-goes-19/a%20b/YEAR=2020/00:15%20%C3%A9%25%2B.nc",
         "azure": "https://goeseuwest.blob.core.windows.net/bucket/a%20b/YEAR=2020/00:15%20%C3%A9%25%2B.nc",
     }
     assert validate_item(orjson.loads(canonical(item))) == []
     assert item_of(contracts, envelope)["assets"]["data"]["href"] == envelope.object_uri
-    # A bucket with dots is a path, because no certificate covers it.
-    odd = built(contracts["goes-abi"], envelope, "s3://a.b/c.nc")
-    assert odd["assets"]["data"]["alternate"]["https"]["href"] == "https://s3.us-east-1.amazonaws.com/a.b/c.nc"
+    # A bucket with dots is addressed by path, since no certificate covers its host name.
+    dotted = built(contracts["goes-abi"], envelope, "s3://a.b/c.nc")
+    assert dotted["assets"]["data"]["alternate"]["https"]["href"] == "https://s3.us-east-1.amazonaws.com/a.b/c.nc"
 
 
 @pytest.mark.clause("OPR-21")
-def test_what_not_everybody_may_have_is_at_no_public_address(contracts: ContractRegistry) -> None:
+def test_restricted_objects_have_no_public_address(contracts: ContractRegistry) -> None:
     contract = contracts["hrrr"]
     closed = contract.model_copy(update={"governance": contract.governance.model_copy(update={"access": "restricted"})})
     item = built(closed, hrrr())
@@ -134,7 +134,7 @@ def test_what_not_everybody_may_have_is_at_no_public_address(contracts: Contract
     assert validate_item(orjson.loads(canonical(item))) == []
 
 
-def test_links_run_state_and_time_stamps_are_no_content(contracts: ContractRegistry) -> None:
+def test_links_run_state_and_time_stamps_are_not_content(contracts: ContractRegistry) -> None:
     item = item_of(contracts, goes())
     properties = {**item["properties"], "kfm:run_state": {"dataset_id": "x", "run_id": "y"}, "updated": "later"}
     assert content_sha256({**item, "properties": properties, "links": []}) == content_sha256(item)
@@ -156,13 +156,13 @@ def test_canonical_bytes_depend_on_content_and_not_on_order(value: dict[str, Any
 
 
 def with_thumbnail(contracts: ContractRegistry, envelope: Envelope) -> dict[str, Any]:
-    """An Item of a contract that wants pictures."""
+    """Return an Item under a contract with thumbnails."""
     contract = contracts[envelope.dataset]
     return built(contract.model_copy(update={"stac": contract.stac.model_copy(update={"thumbnail": True})}), envelope)
 
 
 @pytest.mark.clause("OPR-21")
-def test_a_picture_of_the_footprint_comes_and_goes_with_its_item(contracts: ContractRegistry) -> None:
+def test_a_thumbnail_is_added_and_removed_with_its_item(contracts: ContractRegistry) -> None:
     item = with_thumbnail(contracts, goes())
     picture = item["assets"].pop("thumbnail")
     assert "thumbnail" not in item_of(contracts, goes())["assets"]
@@ -173,7 +173,7 @@ def test_a_picture_of_the_footprint_comes_and_goes_with_its_item(contracts: Cont
     assert (kind, drawn.attrib["width"]) == ("data:image/svg+xml", "240")
     assert 120 <= float(drawn.attrib["height"]) <= 240
     assert len(drawn.findall("{*}g[@fill]/{*}path")) == 1
-    # The same footprint has the same picture; another one, another; none, none.
+    # Equal footprints have equal pictures, other footprints other ones, and no footprint none.
     assert with_thumbnail(contracts, goes(1))["assets"]["thumbnail"] == picture
     assert set(with_thumbnail(contracts, with_metadata(goes(), geometry=None, bbox=None))["assets"]) == {"data"}
     elsewhere = with_thumbnail(contracts, goes(bbox=(175.6, 14.6, -89.6, 53.5)))["assets"]["thumbnail"]
@@ -221,7 +221,7 @@ WRONG: list[tuple[tuple[str, ...], Any, str]] = [
     (("id",), "page-0001", "id"),
     (("id",), "x" * 201, "id"),
     (("links",), [{"rel": "self", "href": "https://example.com/x.json"}], "links"),
-    # what a schema cannot say
+    # rules beyond the schema
     (("properties", "end_datetime"), "2025-12-02T00:00:00Z", "after end_datetime"),
     (("properties", "datetime"), "2016-12-31T23:59:60Z", "second must be in"),
 ]
@@ -240,18 +240,18 @@ def test_a_wrong_item_is_refused_with_its_reason(item: dict[str, Any]) -> None:
         assert len(reasons) <= MAX_REASONS
         assert all(len(text) <= REASON_LIMIT for text in reasons)
     for name in ("kfm:wal_id", "kfm:dataset", "datetime"):
-        lacking = {**item, "properties": {key: one for key, one in item["properties"].items() if key != name}}
+        lacking = {**item, "properties": {key: value for key, value in item["properties"].items() if key != name}}
         assert any(name in text for text in validate_item(lacking)), name
 
 
 @pytest.mark.clause("OPR-08")
-def test_what_is_no_stac_document_is_refused_and_no_schema_is_fetched(item: dict[str, Any]) -> None:
+def test_a_document_that_is_not_stac_is_refused_and_no_schema_is_fetched(item: dict[str, Any]) -> None:
     for document in [{}, {"type": "Feature"}, {"type": "Catalog"}, {"type": "Nothing"}]:
         assert validate_document(document) != []
         assert validate_item(document) != []
     with pytest.raises(jsonschema_rs.ValidationError, match="Retrieval is disabled"):
         validation._compile({"$ref": "https://schemas.stacspec.org/v9.9.9/nothing.json"}, None)
-    # A prefix of an unknown dataset needs no code.
+    # Properties with the prefix of an unknown dataset need no code.
     item["properties"] |= {"buoy:station": "46042", "buoy:depths": [1.0, 2.5]}
     assert validate_item(item) == []
 
@@ -266,20 +266,20 @@ def test_summaries_are_complete_or_a_range_or_absent(contracts: ContractRegistry
         "a range": (list(range(MAX_SUMMARY_VALUES + 1)), {"minimum": 0, "maximum": MAX_SUMMARY_VALUES}),
         "neither listable nor a range": (["x", *range(MAX_SUMMARY_VALUES)], None),
     }
-    for what, (values, summary) in summaries.items():
-        found = collection_document(
+    for case, (values, summary) in summaries.items():
+        collection = collection_document(
             contracts["goes-abi"], extent=EXTENT, summaries={"goes:product": values}, years=["2025"]
         )
-        assert found.get("summaries", {}).get("goes:product") == summary, what
-        assert validate_document(found) == [], what
-    # It declares the extensions of its summaries.
+        assert collection.get("summaries", {}).get("goes:product") == summary, case
+        assert validate_document(collection) == [], case
+    # The Collection declares the extensions of its summaries.
     orbit = {"sat:orbit_state": ["geostationary"]}
     declared = collection_document(contracts["goes-abi"], extent=EXTENT, summaries=orbit, years=[])["stac_extensions"]
     assert declared == ["https://stac-extensions.github.io/sat/v1.2.0/schema.json"]
 
 
 @pytest.mark.clause("BEY-18")
-def test_a_collection_states_its_dataset_s_stage_of_life_and_links_its_successor(contracts: ContractRegistry) -> None:
+def test_a_collection_has_its_dataset_s_status_and_a_link_to_its_successor(contracts: ContractRegistry) -> None:
     uri = "https://stac-extensions.github.io/version/v1.2.0/schema.json"
     old = staged(contracts["gfs"], "retired", since="2026-11-03", successor="hrrr")
     registry = ContractRegistry.of([old, contracts["hrrr"], staged(contracts["gefs"], "preliminary")])
@@ -313,25 +313,25 @@ def test_a_collection_states_its_dataset_s_stage_of_life_and_links_its_successor
 
 
 GRIDDED = {"goes-abi", "gfs", "hrrr", "mrms", "ocean"}
-"""Datasets that have grids, and real objects."""
+"""Datasets with grids and real objects."""
 CONTRACTS = ContractRegistry.load()
 
 
 @cache
 def items(folder: Path) -> dict[str, dict[str, Any]]:
-    """The Item of every real object that has a grid of even rows, by its path below the folder of buckets."""
+    """Return the Item of every real object with a grid of even rows, by path below the folder of buckets."""
     every = items_of_real_objects(CONTRACTS, folder)
-    found = {
+    items_by_path = {
         path: item
         for path, item in every
         if item["properties"]["kfm:dataset"] in GRIDDED and "grib:gaussian-parallels" not in item["properties"]
     }
-    assert {item["collection"] for item in found.values()} == GRIDDED
-    return found
+    assert {item["collection"] for item in items_by_path.values()} == GRIDDED
+    return items_by_path
 
 
 def images(file: Path, item: dict[str, Any]) -> Iterator[tuple[dict[str, Any] | None, Any]]:
-    """Each band of an Item, None where it names none, with GDAL's dataset of it."""
+    """Yield each band of an Item (None if it lists none) with GDAL's dataset."""
     bands = item["assets"]["data"].get("bands")
     if not bands or file.suffix == ".gz":
         path = f"/vsigzip/{file}" if file.suffix == ".gz" else str(file)
@@ -346,7 +346,7 @@ def images(file: Path, item: dict[str, Any]) -> Iterator[tuple[dict[str, Any] | 
 
 
 @pytest.mark.clause("OPR-16", "OPR-21")
-def test_the_grid_of_an_item_is_gdal_s(shared_data: Path) -> None:
+def test_the_grid_of_an_item_equals_gdal_s(shared_data: Path) -> None:
     folder = shared_data / "objects"
     for path, item in items(folder).items():
         properties = item["properties"]
@@ -354,9 +354,9 @@ def test_the_grid_of_an_item_is_gdal_s(shared_data: Path) -> None:
         rows, columns = properties["proj:shape"]
         for _, dataset in images(folder / path, item):
             assert dataset.shape == (rows, columns), path
-            found = dataset.transform
-            # GDAL computes its own from the axes; a hundredth of a cell is less than any resampling shows.
-            assert found[:6] == pytest.approx((width, 0, west, 0, height, north), abs=abs(width) / 100), path
+            transform = dataset.transform
+            # GDAL computes its transform from the axes; a hundredth of a cell is invisible in any resampling.
+            assert transform[:6] == pytest.approx((width, 0, west, 0, height, north), abs=abs(width) / 100), path
         assert properties["proj:bbox"] == pytest.approx(
             [west, north + rows * height, west + columns * width, north], abs=abs(width) / 1000
         )
@@ -378,7 +378,7 @@ def test_dimensions_run_from_centre_to_centre(shared_data: Path) -> None:
             half = (high - low) / count / 2
             assert axes[axis]["extent"] == pytest.approx([low + half, high - half], abs=half / 100), path
             assert abs(axes[axis]["step"]) == pytest.approx(2 * half), path
-            # Degrees of EPSG:4326 are what an axis without a reference system has.
+            # An axis without a reference system has degrees of EPSG:4326.
             assert axes[axis].get("reference_system", "EPSG:4326") in {
                 properties["proj:wkt2"], properties["proj:code"]
             }  # fmt: skip
@@ -387,7 +387,7 @@ def test_dimensions_run_from_centre_to_centre(shared_data: Path) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_the_values_of_a_band_are_gdal_s(shared_data: Path) -> None:
+def test_the_values_of_a_band_equal_gdal_s(shared_data: Path) -> None:
     folder, compared = shared_data / "objects", 0
     for path, item in items(folder).items():
         for band, dataset in images(folder / path, item):
@@ -408,7 +408,7 @@ def test_the_values_of_a_band_are_gdal_s(shared_data: Path) -> None:
 
 
 def assert_special_values(band: dict[str, Any], dataset: Any, path: str) -> None:
-    """Hold a band of MRMS against GDAL's table (two products have a wrong column there) and the lowest pixels."""
+    """Check a band of MRMS against GDAL's table (wrong for two products) and the lowest pixels."""
     if dataset.tags(1)["GRIB_UNIT"] != "[-99]":
         assert dataset.tags(1)["GRIB_UNIT"] == f"[{band['unit']}]", path
     assert dataset.tags(1)["GRIB_ELEMENT"].partition(",")[0] == band["name"]

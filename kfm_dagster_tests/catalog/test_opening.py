@@ -1,6 +1,6 @@
-"""Assets open with the clients that people have, through an S3 server, by what their Items say and nothing else.
+"""Assets open in common clients through an S3 server, using only the Item's values.
 
-Each block of `docs/stac.md`, "Opening them", is run as it stands there (`asset_clients.py`).
+Each block of `docs/stac.md`, "Opening them", runs unchanged (`asset_clients.py`).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ GRIB_OF_2011 = "files/gfs/gfs.t12z.pgrbf120.2p5deg.grib2"
 Placed = Callable[[str], list[pystac.Item]]
 
 pytestmark = [
-    # stackstac and odc-stac multiply transforms as affine once wanted; a container of images has no place of its own.
+    # stackstac and odc-stac use a deprecated product of affine; a container of images has no georeference.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Dataset has no geotransform"),
-    # odc-stac asks where the corners of a fixed grid are, which look past the earth.
+    # odc-stac computes the corners of a fixed grid, which lie off the earth.
     pytest.mark.filterwarnings("ignore:invalid value encountered in multiply:RuntimeWarning"),
 ]
 
 
 @pytest.fixture(scope="module")
 def server(cloud: EmbeddedCloud, contracts: ContractRegistry) -> str:
-    """The demo's S3 server, host and port. A process of its own: rasterio reads with the interpreter locked."""
+    """Return host and port of the demo's S3 server, a separate process since rasterio holds the interpreter's lock."""
     cloud.provision(contracts)
     return cloud.endpoint_url.removeprefix("http://")
 
 
 @pytest.fixture(autouse=True)
 def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server is where every client looks for S3, and nobody has credentials."""
+    """Point every S3 client at the server, without credentials."""
     import s3fs
 
     for name, value in {
@@ -67,10 +67,10 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
 
     class Loopback(urllib.request.HTTPSHandler):
-        """The path and the host's name as they are, to the server."""
+        """Send path and host name unchanged to the server."""
 
         def https_open(self, request: urllib.request.Request) -> Any:
-            # S3 takes a + of a path for a blank, and moto does not.
+            # S3 decodes + in a path as a space; moto does not.
             request.selector = request.selector.replace("+", "%20")
             return self.do_open(lambda _host, **more: HTTPConnection(server, **more), request)  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ def clients(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRegistry) -> Placed:
-    """Put a dataset's objects where their Items say that they are; return the Items."""
+    """Return a function that stores a dataset's objects at their Items' addresses and returns the Items."""
 
     def of(dataset: str) -> list[pystac.Item]:
         paths = place(tmp_path, shared_data, dataset)
@@ -96,10 +96,10 @@ def placed(server: str, tmp_path: Path, shared_data: Path, contracts: ContractRe
 
 @pytest.mark.clause("OPR-21", "OPR-28", "BEY-19")
 @pytest.mark.parametrize("dataset", CLIENTS)
-def test_every_dataset_opens_by_what_its_items_say(dataset: str, placed: Placed, shared_data: Path) -> None:
+def test_every_dataset_opens_by_its_items(dataset: str, placed: Placed, shared_data: Path) -> None:
     official = OfficialSchemas(shared_data / "schemas/stac-extensions")
     items = placed(dataset)
-    assert items or dataset in {"nwm", "ofs", "rtofs"}  # no object of theirs has its key here
+    assert items or dataset in {"nwm", "ofs", "rtofs"}  # no object of these has its key here
     for item in items:
         written = item.to_dict(include_self_link=False, transform_hrefs=False)
         assert validate_item(written) == official.errors(written) == []
@@ -109,11 +109,11 @@ def test_every_dataset_opens_by_what_its_items_say(dataset: str, placed: Placed,
 def test_the_page_has_every_dataset_with_its_engine_and_type(contracts: ContractRegistry) -> None:
     assert {contract.id for contract in contracts} == set(CLIENTS)
     rows = re.findall(r"(?m)^\| ((?:`[a-z0-9-]+`(?:, )?)+) \| (\S+).*? \| `(\S+/\S+)` \|", PAGE)
-    said = {
+    stated = {
         name: (engine.strip("`"), kind) for names, engine, kind in rows for name in re.findall(r"[a-z0-9-]+", names)
     }
     data = {contract.id: contract.stac.data_asset for contract in contracts}
-    assert said == {name: (one.open_kwargs.get("engine", "none"), one.media_type) for name, one in data.items()}
+    assert stated == {name: (asset.open_kwargs.get("engine", "none"), asset.media_type) for name, asset in data.items()}
 
 
 @pytest.mark.clause("OPR-28")
@@ -122,15 +122,15 @@ def test_every_python_block_of_the_page_is_run_here() -> None:
 
 
 def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
-    """Each layer alone is its band of the whole object, by GDAL and by https."""
+    """Check that each layer equals its band of the whole object, by GDAL and by https."""
     bands = run("rasterio.open(address(asset))", item)["bands"]
     layers = item.assets["data"].extra_fields["grib:layers"]
     for name in names:
-        found = run("elements", item, NAME=name)
-        # The messages before it have as many bands as they have fields.
+        variables = run("elements", item, NAME=name)
+        # Earlier messages have one band per field.
         before = sum(layer["start_byte"] < layers[name]["start_byte"] for layer in layers.values())
-        number = before + found["elements"].get(name.split()[0], 1)
-        assert (found["field"] == bands.read(number)).all()
+        number = before + variables["elements"].get(name.split()[0], 1)
+        assert (variables["field"] == bands.read(number)).all()
         begin, length = layers[name]["start_byte"], layers[name]["byte_size"]
         message = run("Range", item, NAME=name)["message"]
         assert message == content[begin : begin + length]
@@ -138,7 +138,7 @@ def assert_layers(item: pystac.Item, content: bytes, names: list[str]) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_one_field_is_had_alone(placed: Placed, tmp_path: Path) -> None:
+def test_a_single_field_is_read_alone(placed: Placed, tmp_path: Path) -> None:
     items = [item for dataset in ("gfs", "hrrr") for item in placed(dataset)]
     indexed = [item for item in items if "grib:layers" in item.assets["data"].extra_fields]
     assert len(indexed) == 2
@@ -148,10 +148,10 @@ def test_one_field_is_had_alone(placed: Placed, tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("OPR-21")
-def test_the_winds_share_a_message_and_are_told_apart(
+def test_the_wind_components_share_a_message_and_are_read_separately(
     server: str, shared_data: Path, reference: Mapping[str, Any], contracts: ContractRegistry, tmp_path: Path
 ) -> None:
-    """A real object of 307 messages and 343 fields; its index is written here, from an independent reader's offsets."""
+    """A real object of 307 messages and 343 fields, with an index from an independent reader's offsets."""
     path = "noaa-gfs-bdp-pds/gfs.20110110/12/gfs.t12z.pgrb2.2p50.f120"
     content = (shared_data / GRIB_OF_2011).read_bytes()
     (tmp_path / path).parent.mkdir(parents=True)
@@ -177,17 +177,17 @@ KEYS = ("plain.nc", "YEAR=2020/ELEMENT=TMAX/00:15:00.nc", "a+b.nc", "a b.nc", "5
 
 @pytest.mark.clause("OPR-21")
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_of_any_characters_is_found(key: str, server: str, contracts: ContractRegistry) -> None:
+def test_a_key_with_any_characters_is_opened(key: str, server: str, contracts: ContractRegistry) -> None:
     import fsspec
 
     content = key.encode()
     put(f"http://{server}", "noaa-goes19", key, content)
     envelope = goes().evolve(object_uri=f"s3://noaa-goes19/{key}")
-    (made,) = assets(
+    (asset_list,) = assets(
         envelope, contract=contracts["goes-abi"], metadata=Metadata(status=CheckStatus.OK), groups={}
     ).values()
-    with urllib.request.urlopen(made["alternate"]["https"]["href"]) as answer:
+    with urllib.request.urlopen(asset_list["alternate"]["https"]["href"]) as answer:
         assert answer.read() == content
-    with fsspec.open(unquote(made["href"]), **made["xarray:storage_options"]) as file:
+    with fsspec.open(unquote(asset_list["href"]), **asset_list["xarray:storage_options"]) as file:
         assert file.read() == content
-    assert (unquote(made["href"]) == made["href"]) == (key in KEYS[:3])
+    assert (unquote(asset_list["href"]) == asset_list["href"]) == (key in KEYS[:3])

@@ -1,4 +1,4 @@
-"""Which of two re-issues of an object is the older one: the order of S3's sequencers."""
+"""The order of re-issues of an object by S3's sequencers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def test_sequencers_are_padded_on_the_right(contracts: ContractRegistry) -> None
         ("0A", "0B", True),
         ("0B", "0A", False),
         ("0A", "0A", False),
-        # Padded with zeros on the right, these are one sequencer; unpadded, the shorter one would sort first.
+        # Padded with zeros on the right these are equal; unpadded, the shorter one would sort first.
         ("0A", "0A00", False),
         ("0A00", "0A", False),
         ("0A", "0A01", True),
-        # Padded on the left, the longer one would always be the newer one.
+        # Padded on the left, the longer one would always be newer.
         ("0B", "0A01", False),
         ("0A01", "0B", True),
     ]:
         assert is_older(*candidates(contracts, [goes(sequencer=one), goes(sequencer=other)])) is older
 
 
-def test_of_two_that_nothing_tells_apart_the_last_one_stands(contracts: ContractRegistry) -> None:
+def test_of_two_equal_versions_the_last_one_is_kept(contracts: ContractRegistry) -> None:
     first, last = candidates(contracts, [goes(version=digit * 32) for digit in "12"])
     assert select_latest([first, last]) == {last.item_id: last}

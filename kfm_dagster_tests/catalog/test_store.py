@@ -1,4 +1,4 @@
-"""Registering batches: statuses, order of re-issues, isolated failures; and what a reader can see at which moment."""
+"""Registering batches: statuses, order of re-issues, isolated failures, and the view of readers."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def statuses(results: list[StacResult]) -> list[StacStatus]:
 @pytest.mark.clause("OPR-09", "WAL-05")
 def test_first_is_created_same_is_no_op_different_is_updated(register: Register, root: Path) -> None:
     first = register(goes(0), goes(1))
-    again = register(goes(0), goes(1))
+    second = register(goes(0), goes(1))
     changed = register(goes(0), goes(1, platform="goes-18"))
     assert statuses(first) == [CREATED, CREATED]
-    assert statuses(again) == [NO_OP, NO_OP]
+    assert statuses(second) == [NO_OP, NO_OP]
     assert statuses(changed) == [NO_OP, UPDATED]
     assert [result.item_href for result in first] == [result.item_href for result in changed]
-    assert first[1].content_sha256 == again[1].content_sha256 != changed[1].content_sha256
+    assert first[1].content_sha256 == second[1].content_sha256 != changed[1].content_sha256
     assert trees.item_ids(root) == sorted({result.item_id for result in first if result.item_id})
     trees.assert_consistent(root)
 
@@ -70,7 +70,7 @@ def test_first_is_created_same_is_no_op_different_is_updated(register: Register,
 def test_a_version_without_a_sequencer_is_ordered_by_its_event(
     register: Register, root: Path, database: Database, contracts: ContractRegistry, which: str
 ) -> None:
-    """A listing gives none; what was announced before and is registered late must not take its Item back."""
+    """A listing has no sequencer; an object announced earlier and registered late must not replace the Item."""
     newer = goes(0, version="2" * 32, sequencer=None if which != "the older" else "0055AED6DCD90281E6")
     older = goes(0, version="1" * 32, sequencer=None if which != "the newer" else "0055AED6DCD90281E5")
     older = older.evolve(event_time=newer.event_time - timedelta(minutes=5))
@@ -85,14 +85,14 @@ def test_a_version_without_a_sequencer_is_ordered_by_its_event(
     assert [result.superseded for result in register(older, newer)] == [True, False]
 
 
-def test_of_one_item_twice_in_a_batch_the_newest_stands(register: Register, root: Path) -> None:
+def test_of_two_versions_in_a_batch_the_newest_is_kept(register: Register, root: Path) -> None:
     results = register(goes(0, created=1), goes(0, created=9), goes(0, created=4), goes(1))
     assert statuses(results) == [NO_OP, CREATED, NO_OP, CREATED]
     (standing,) = {result.content_sha256 for result in results[:3]}
     item = trees.walk(root)[str(results[0].item_href)]
     assert content_sha256(item) == standing
     trees.assert_consistent(root)
-    # A twin shares the failure of the unit that was to stand.
+    # The older version shares the failure of the newer one.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full):
         results = register(goes(2, created=1), goes(2, created=9))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
@@ -108,9 +108,7 @@ def test_an_invalid_item_fails_alone_and_leaves_no_file(register: Register, root
     trees.assert_consistent(root)
 
 
-def test_a_file_that_was_removed_or_replaced_is_written_again_and_so_is_a_whole_catalog(
-    register: Register, root: Path
-) -> None:
+def test_removed_or_replaced_files_are_restored_up_to_the_whole_catalog(register: Register, root: Path) -> None:
     results = register(goes(0), goes(1), goes(2), goes(3))
     before = trees.files(root)
     (root / str(results[0].item_href)).unlink()
@@ -130,19 +128,19 @@ def test_the_second_of_two_interleaved_writers_gets_a_conflict(
 ) -> None:
     slow, fast = open_catalog(), open_catalog()
     slow.register(candidates(contracts, [goes(0)]), fence=open_fence)
-    mine = candidates(contracts, [goes(0, platform="slow"), goes(1, platform="both"), goes(2, platform="slow")])
+    slow_batch = candidates(contracts, [goes(0, platform="slow"), goes(1, platform="both"), goes(2, platform="slow")])
     theirs = candidates(contracts, [goes(0, platform="fast"), goes(1, platform="both"), goes(2, platform="fast")])
     overtaken: list[StacResult] = []
-    # The slow writer has read the index and decided; now the fast one comes and goes.
+    # After the slow writer has read the index, the fast one registers.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, lambda: overtaken.extend(fast.register(theirs, fence=open_fence))):
-        results = slow.register(mine, fence=open_fence)
+        results = slow.register(slow_batch, fence=open_fence)
     assert statuses(overtaken) == [UPDATED, CREATED, CREATED]
     assert statuses(results) == [FAILED, NO_OP, FAILED]
     assert codes(results) == [StacIssue.CATALOG_CONFLICT, None, StacIssue.CATALOG_CONFLICT]
     platforms = {document["properties"]["platform"] for document in trees.items(root)}
     assert platforms == {"fast", "both"}
     trees.assert_consistent(root)
-    assert statuses(slow.register(mine, fence=open_fence)) == [UPDATED, NO_OP, UPDATED]
+    assert statuses(slow.register(slow_batch, fence=open_fence)) == [UPDATED, NO_OP, UPDATED]
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (1,)], ids=["one of three", "all of the batch"])
@@ -160,11 +158,11 @@ def test_a_file_that_cannot_be_promoted_fails_alone(register: Register, root: Pa
 
 def test_documents_that_cannot_be_written_fail_the_batch_and_its_retry_succeeds(register: Register, root: Path) -> None:
     register(goes(0))
-    # The documents are staged after the Items.
+    # Documents are staged after the Items.
     with meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full, nth=2):
         results = register(goes(0, platform="goes-18"), goes(1))
     assert codes(results) == [StacIssue.IO_ERROR, StacIssue.IO_ERROR]
-    # The file of the first already holds the new content; the index, which decides, does not.
+    # The first Item's file has the new content already; the index, which counts, has not.
     assert statuses(register(goes(0), goes(1))) == [NO_OP, CREATED]
     assert {document["properties"]["platform"] for document in trees.items(root)} == {"goes-19"}
     trees.assert_consistent(root)
@@ -214,23 +212,23 @@ def test_collections_have_true_extents_and_summaries(register: Register, root: P
         goes(1, bbox=(-100.0, 5.0, -50.0, 40.0), **{"goes:image-type": "MESOSCALE"}),
         goes(2, day=DAY.replace(year=2024), bbox=(-90.0, 30.0, -80.0, 60.0), instruments=["abi", "glm"]),
     )
-    found = _collection(root)
-    assert found["extent"]["spatial"]["bbox"] == [[-120.0, 5.0, -50.0, 60.0]]
-    assert found["extent"]["temporal"]["interval"] == [["2024-12-03T00:00:10Z", "2025-12-03T00:00:07.500000Z"]]
-    assert found["summaries"]["goes:image-type"] == ["CONUS", "MESOSCALE"]
-    assert found["summaries"]["instruments"] == ["abi", "glm"]
-    assert "assets" not in found  # no GeoParquet mirror
-    # An update that takes the extremes back shrinks the extent and forgets the value.
+    collection = _collection(root)
+    assert collection["extent"]["spatial"]["bbox"] == [[-120.0, 5.0, -50.0, 60.0]]
+    assert collection["extent"]["temporal"]["interval"] == [["2024-12-03T00:00:10Z", "2025-12-03T00:00:07.500000Z"]]
+    assert collection["summaries"]["goes:image-type"] == ["CONUS", "MESOSCALE"]
+    assert collection["summaries"]["instruments"] == ["abi", "glm"]
+    assert "assets" not in collection  # no GeoParquet mirror
+    # An update that removes the extremes shrinks the extent and the summary.
     register(
         goes(1, bbox=(-100.0, 20.0, -70.0, 40.0), **{"goes:image-type": "CONUS"}),
         goes(2, day=DAY.replace(year=2024), bbox=(-90.0, 30.0, -80.0, 45.0)),
     )
-    found = _collection(root)
-    assert found["extent"]["spatial"]["bbox"] == [[-120.0, 10.0, -60.0, 50.0]]
-    assert found["summaries"]["goes:image-type"] == ["CONUS"]
-    assert found["summaries"]["instruments"] == ["abi"]
-    assert found["license"] == "CC0-1.0"
-    assert found["providers"][0]["name"] == "NOAA NESDIS"
+    collection = _collection(root)
+    assert collection["extent"]["spatial"]["bbox"] == [[-120.0, 10.0, -60.0, 50.0]]
+    assert collection["summaries"]["goes:image-type"] == ["CONUS"]
+    assert collection["summaries"]["instruments"] == ["abi"]
+    assert collection["license"] == "CC0-1.0"
+    assert collection["providers"][0]["name"] == "NOAA NESDIS"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +241,7 @@ def test_collections_have_true_extents_and_summaries(register: Register, root: P
         ([(-20.0, 20.0), (100.0, 150.0)], (-20.0, 150.0)),
     ],
 )
-def test_extents_across_the_antimeridian_stay_as_small_as_they_can(
+def test_extents_across_the_antimeridian_stay_minimal(
     register: Register, root: Path, boxes: list[tuple[float, float]], west_east: tuple[float, float]
 ) -> None:
     results = register(*(goes(number, bbox=(west, 0.0, east, 10.0)) for number, (west, east) in enumerate(boxes)))
@@ -252,7 +250,7 @@ def test_extents_across_the_antimeridian_stay_as_small_as_they_can(
     assert (west, east) == pytest.approx(west_east)
 
 
-def test_an_item_without_geometry_is_listed_and_widens_nothing(register: Register, root: Path) -> None:
+def test_an_item_without_geometry_is_listed_and_does_not_change_the_extent(register: Register, root: Path) -> None:
     nowhere = with_metadata(goes(1), geometry=None, bbox=None)
     assert statuses(register(nowhere)) == [CREATED]
     assert _collection(root)["extent"]["spatial"]["bbox"] == [[-180.0, -90.0, 180.0, 90.0]]
@@ -275,20 +273,20 @@ def _collection(root: Path) -> Mapping[str, Any]:
 DATASET = "goes-abi"
 
 
-def test_results_are_verified_by_what_the_index_has(catalog: Catalog, register: Register) -> None:
+def test_results_are_verified_against_the_index(catalog: Catalog, register: Register) -> None:
     first, second = goes(0, created=9), goes(1)
     created = register(first, second)
     unchanged = register(first, second)
     overtaken = register(goes(0, created=1))
     assert overtaken[0].superseded
     catalog.verify(DATASET, [*created, *unchanged, *overtaken])
-    # Another writer has replaced an Item since.
+    # Another writer replaced an Item meanwhile.
     (newer,) = register(goes(1, platform="goes-18"))
     assert newer.write_status is StacStatus.UPDATED
     catalog.verify(DATASET, created)
 
 
-def test_a_lost_or_torn_item_and_a_place_that_does_not_answer_are_told(
+def test_lost_or_torn_items_and_an_unreachable_place_are_reported(
     catalog: Catalog, register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = register(goes(0), goes(1))
@@ -305,7 +303,7 @@ def test_a_lost_or_torn_item_and_a_place_that_does_not_answer_are_told(
     assert raised.value.next_step
 
 
-def test_an_item_that_the_index_does_not_know_is_told_and_nothing_is_made_up(
+def test_an_item_missing_in_the_index_is_reported_without_invented_values(
     database: Database, catalog: Catalog, register: Register
 ) -> None:
     (result,) = register(goes(0))
@@ -319,13 +317,13 @@ def test_an_item_that_the_index_does_not_know_is_told_and_nothing_is_made_up(
 def test_another_writers_promotion_is_waited_for(
     catalog: Catalog, register: Register, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are in their places before its index is; without the wait the whole batch would lose an attempt."""
-    told = register(goes(0))
-    path = str(told[0].item_href)
+    """Files are promoted before the index is written; without the wait the whole batch would lose an attempt."""
+    results = register(goes(0))
+    path = str(results[0].item_href)
     whole = (root / path).read_bytes()
     readings = [{path: whole.replace(b"goes-19", b"goes-18")}, {path: whole}]
     monkeypatch.setattr(FolderPublisher, "read", Mock(side_effect=readings))
-    catalog.verify(DATASET, told)
+    catalog.verify(DATASET, results)
 
 
 BUCKET = "catalog-bucket"
@@ -351,7 +349,7 @@ def test_the_url_chooses_the_publisher(tmp_path: Path) -> None:
         open_publisher("ftp://host/x")
 
 
-def test_staged_files_are_invisible_until_promoted_and_gone_if_not(publisher: Publisher) -> None:
+def test_staged_files_are_invisible_until_promoted_and_otherwise_removed(publisher: Publisher) -> None:
     with publisher.staging({"a/one.json": b"1", "a/two.json": b"2"}) as staged:
         assert publisher.read(["a/one.json", "a/two.json"]) == {}
         assert staged.promote(["a/one.json"]) == {}
@@ -372,13 +370,15 @@ def test_a_catalog_in_a_bucket_behaves_like_one_in_a_folder(
     for name, target in (("folder", str(tmp_path / "catalog")), ("s3", s3_url)):
         database = Database.open(f"sqlite:///{tmp_path / name}.db")
         catalog = Catalog(database, open_publisher(target), contracts, page_size=3)
-        first, again = (statuses(catalog.register(candidates(contracts, batch), fence=open_fence)) for batch in batches)
+        first, second = (
+            statuses(catalog.register(candidates(contracts, batch), fence=open_fence)) for batch in batches
+        )
         database.dispose()
-        assert (first, again) == ([CREATED] * 5, [NO_OP, UPDATED, CREATED])
+        assert (first, second) == ([CREATED] * 5, [NO_OP, UPDATED, CREATED])
     assert trees.files(tmp_path / "catalog") == _bucket(s3_url)
 
 
-def test_a_bucket_that_is_not_there_fails_the_units_and_not_the_batch(
+def test_a_missing_bucket_fails_the_units_and_not_the_batch(
     s3_url: str, contracts: ContractRegistry, tmp_path: Path
 ) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
@@ -387,13 +387,13 @@ def test_a_bucket_that_is_not_there_fails_the_units_and_not_the_batch(
     assert codes(absent.register(batch, fence=open_fence)) == [StacIssue.STORAGE_UNAVAILABLE] * 2
     present = Catalog(database, open_publisher(s3_url), contracts)
     assert statuses(present.register(batch, fence=open_fence)) == [CREATED] * 2
-    # What stands can no longer be looked at: that is no reason to call it a no-op.
+    # The existing files cannot be checked any more, so the status must not be a no-op.
     assert statuses(absent.register(batch, fence=open_fence)) == [FAILED] * 2
     database.dispose()
 
 
 def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few files are synced one by one, many by one syncfs, and without syncfs one by one again."""
+    """Few files are synced singly, many by one syncfs, or singly if there is no syncfs."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda _: synced.append("fsync"))
     monkeypatch.setattr(publisher_module, "_syncfs", lambda: lambda _: synced.append("syncfs"))
@@ -413,7 +413,7 @@ def test_files_are_durable_before_they_are_promoted(tmp_path: Path, monkeypatch:
         pass
 
 
-def test_a_leftover_is_removed_and_a_living_stage_is_not(tmp_path: Path) -> None:
+def test_an_abandoned_staging_folder_is_removed_and_an_active_one_is_not(tmp_path: Path) -> None:
     leftover = tmp_path / STAGING / "left"
     leftover.mkdir(parents=True)
     (leftover / "0").write_bytes(b"x")

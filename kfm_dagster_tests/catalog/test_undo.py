@@ -1,4 +1,4 @@
-"""Undoing runs: the catalog goes back byte for byte, no matter who wrote meanwhile or what died on the way."""
+"""Undoing runs restores the catalog byte for byte, also with concurrent writes and crashes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NEXT_YEAR = DAY + timedelta(days=40)
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 NOTHING = UndoReport()
 AFTER_ITS_LOG = Failpoint.CATALOG_STAGE_BEFORE
-"""Where a registration has written down what it replaces, and nothing else."""
+"""The point after a registration has only logged the Items that it replaces."""
 
 
 def everything(root: Path, database: Database) -> dict[str, Any]:
-    """The whole catalog: bytes of every file, every folder, and what the index says, column by column."""
+    """Return the whole catalog: bytes of every file, every folder, and the index by column."""
     folders = {
         str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir() and STAGING not in path.parts
     } - {STAGING}
@@ -55,7 +55,7 @@ def everything(root: Path, database: Database) -> dict[str, Any]:
 
 
 def unit(number: int, variant: int) -> Envelope:
-    """Units 0 to 3 are scans of a day, 4 to 6 of a day of another year, 7 is a radar volume; a variant says another."""
+    """Units 0-3 are scans of a day, 4-6 of another year's day, 7 is a radar volume; variants differ in content."""
     if number == 7:
         volume = nexrad()
         return with_metadata(volume, stac_properties={**volume.metadata.stac_properties, "nexrad:vcp": 200 + variant})
@@ -73,7 +73,7 @@ _names = count()
 @pytest.mark.clause("PCS-03")
 @settings(ON_A_GROWING_CATALOG, max_examples=20)
 @given(before=st.lists(BATCHES, max_size=3), batches=BATCHES, data=st.data())
-def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_leaves_nothing(
+def test_undoing_a_run_restores_the_state_before_it_and_undoing_all_runs_leaves_nothing(
     catalog: Catalog,
     root: Path,
     database: Database,
@@ -82,12 +82,12 @@ def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_
     batches: list[Any],
     data: st.DataObject,
 ) -> None:
-    """Items new, changed, unchanged and late, several batches a run, two days, two datasets."""
+    """New, changed, unchanged and late Items, several batches per run, two days, two datasets."""
 
     def run(work: list[list[tuple[int, int]]]) -> str:
         run_id = f"run-{next(_names)}"
         for batch in work:
-            write(run_id, *(unit(*one) for one in batch))
+            write(run_id, *(unit(*scan) for scan in batch))
         return run_id
 
     def undo(run_id: str) -> list[UndoReport]:
@@ -112,7 +112,7 @@ def test_undoing_a_run_leaves_what_stood_before_it_and_undoing_all_in_any_order_
 
 
 @pytest.mark.clause("PCS-03")
-def test_what_a_later_run_replaced_stays_until_that_run_is_undone_too(
+def test_an_item_replaced_by_a_later_run_stays_until_that_run_is_undone_too(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     [first, second] = write("early", goes(0), goes(1))
@@ -125,13 +125,13 @@ def test_what_a_later_run_replaced_stays_until_that_run_is_undone_too(
     after = everything(root, database)
     assert own_tx(catalog).undo("goes-abi", "early") == UndoReport(superseded=(str(first.item_id),))
     assert everything(root, database) == after
-    # What an undone run wrote is nothing to go back to.
+    # Items of an undone run are not restored.
     assert own_tx(catalog).undo("goes-abi", "late") == UndoReport(removed=(str(first.item_id),))
     assert trees.files(root) == {}
 
 
 @pytest.mark.clause("PCS-03")
-def test_single_promotions_are_undone_where_their_items_stand_by_them(
+def test_single_promotions_are_undone_while_they_are_current(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     def current() -> dict[str, int]:
@@ -147,18 +147,18 @@ def test_single_promotions_are_undone_where_their_items_stand_by_them(
     early, standing = current(), everything(root, database)
     [_, second, third] = write("late", goes(0, platform="goes-18"), goes(1), goes(2))
     late = current()
-    # Of the three that one run wrote, two: what it wrote besides stays, and so does what was replaced since.
+    # Two of the run's three Items are undone; its other Items and replaced ones stay.
     report = undo_items({str(second.item_id): late[str(second.item_id)]} | early)
     assert report == UndoReport(removed=(str(second.item_id),))
     assert trees.item_ids(root) == sorted([str(first.item_id), str(third.item_id)])
     assert current() == {name: late[name] for name in late if name != second.item_id}
     assert undo_items({str(second.item_id): late[str(second.item_id)]} | early) == NOTHING
     trees.assert_counted(database)
-    # And the run goes back as before, behind nothing but its own.
+    # The run is then undone as before, and only its own Items.
     report = own_tx(catalog).undo("goes-abi", "late")
     assert report == UndoReport(restored=(str(first.item_id),), removed=(str(third.item_id),))
     assert everything(root, database) == standing
-    # Of an empty catalog as well: the next Item finds none of it begun.
+    # Also to an empty catalog, which the next Item starts anew.
     own_tx(catalog).undo("goes-abi", "early")
     assert undo_items(late) == NOTHING
     assert not any(everything(root, database).values())
@@ -180,7 +180,7 @@ def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_ne
 
 
 @pytest.mark.clause("PCS-03")
-def test_bringing_a_lost_file_back_is_nothing_to_undo(catalog: Catalog, root: Path, write: Write) -> None:
+def test_restoring_a_lost_file_is_not_undone(catalog: Catalog, root: Path, write: Write) -> None:
     [item] = write("run", goes(0))
     (root / str(item.item_href)).unlink()
     assert [result.write_status for result in write("mender", goes(0))] == [NO_OP]
@@ -195,11 +195,11 @@ def test_bringing_a_lost_file_back_is_nothing_to_undo(catalog: Catalog, root: Pa
 )
 @pytest.mark.parametrize("rewritten", [False, True], ids=["gone", "another's"])
 @pytest.mark.clause("PCS-03", "OPR-09")
-def test_a_writer_that_saw_an_item_which_was_undone_meanwhile_is_refused(
+def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, write: Write,
     moment: Failpoint, nth: int, rewritten: bool,
 ) -> None:  # fmt: skip
-    """The Item's row is as old as the one that the writer saw, and may be at the same revision, yet it is another."""
+    """The Item's row may have the same age and revision as the one that the writer read, yet be another."""
     write("undone", goes(0))
 
     def overtake() -> None:
@@ -221,9 +221,9 @@ def test_a_run_is_undone_while_others_write(
     write: Write,
 ) -> None:  # fmt: skip
     def others() -> None:
-        mine = open_catalog()
+        other_catalog = open_catalog()
         for number in range(10, 18):
-            [result] = mine.register(candidates(contracts, [goes(number)], "other"), fence=open_fence)
+            [result] = other_catalog.register(candidates(contracts, [goes(number)], "other"), fence=open_fence)
             assert result.write_status is CREATED
 
     write("run", *(goes(number) for number in range(5)))
@@ -242,7 +242,7 @@ def base(write: Write) -> None:
 
 
 def changes() -> list[Envelope]:
-    """An Item changed, one as it was, and new ones: a page more and the first of another year."""
+    """Return a changed Item, an unchanged one, and new ones: a further page and the first of another year."""
     return [
         goes(0, platform="goes-18"), goes(1), *(goes(number) for number in range(4, 8)), goes(5, day=NEXT_YEAR),
     ]  # fmt: skip
@@ -250,7 +250,7 @@ def changes() -> list[Envelope]:
 
 @pytest.mark.clause("PCS-03")
 @pytest.mark.parametrize("first", [False, True], ids=["into a catalog", "into no catalog yet"])
-def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
+def test_a_promotion_that_dies_anywhere_is_undone(
     catalog: Catalog, root: Path, database: Database, write: Write, first: bool
 ) -> None:
     if not first:
@@ -260,7 +260,7 @@ def test_what_a_promotion_leaves_that_dies_anywhere_is_undone(
     for at, death in deaths():
         with dying(database, at=death):
             write("run", *changes())
-        # The next try finds the file of the one that died, which is not what stood before; it comes through, or dies.
+        # The next attempt meets the dead one's file, which is not the earlier content; it succeeds or dies.
         if at % 3:
             with dying(database, at=at - 1 if at % 3 == 1 else 0):
                 write("run", *changes())
@@ -285,7 +285,7 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
 
 
 @pytest.mark.clause("PCS-03")
-def test_an_undo_whose_place_fails_changes_no_row_and_is_done_again(
+def test_an_undo_with_an_unreachable_place_changes_no_row_and_is_repeated(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
     base(write)
@@ -303,7 +303,7 @@ def test_an_undo_whose_place_fails_changes_no_row_and_is_done_again(
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_catalog_in_a_bucket_goes_back_too(database: Database, contracts: ContractRegistry) -> None:
+def test_a_catalog_in_a_bucket_is_restored_too(database: Database, contracts: ContractRegistry) -> None:
     store = MemoryStore()
     catalog = Catalog(database, ObjectStorePublisher(store), contracts, page_size=3)
 
@@ -347,15 +347,15 @@ def test_a_retired_collection_links_its_successor_while_that_has_items(
     assert trees.files(root) == before
 
 
-def test_kept_bytes_are_not_replaced(database: Database, write: Write) -> None:
+def test_stored_bytes_are_not_replaced(database: Database, write: Write) -> None:
     write("base", goes(0))
     write("run", goes(0, platform="goes-18"))
     rows = "SELECT sha256, content_bytes FROM catalog_kept_files"
     forged = "SELECT sha256, content, 1 FROM catalog_kept_files"
     with database.transaction() as tx:
-        kept = tx.connection.exec_driver_sql(rows).all()
+        stored = tx.connection.exec_driver_sql(rows).all()
         replace = "INSERT OR REPLACE" if database.dialect == "sqlite" else "INSERT"
         harmless = "" if database.dialect == "sqlite" else " ON CONFLICT DO NOTHING"
         tx.connection.exec_driver_sql(f"{replace} INTO catalog_kept_files {forged}{harmless}")
-        assert tx.connection.exec_driver_sql(rows).all() == kept
-        assert len(kept) == 1
+        assert tx.connection.exec_driver_sql(rows).all() == stored
+        assert len(stored) == 1

@@ -1,4 +1,4 @@
-"""Looking at a published catalog the way a reader does: files only, from the root down."""
+"""Reading a published catalog like a client: only files, from the root down."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kfm_dagster_tests.databases import unguarded
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Every published file of the tree by its path, without the mark of its deployment.
+    """Return every published file by path, without the deployment's mark.
 
-    Staged ones are not published, and GeoParquet follows later.
+    Staged files and GeoParquet are left out.
     """
     return {
         str(path.relative_to(root)): path.read_bytes()
@@ -29,43 +29,43 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def walk(root: Path) -> dict[str, dict[str, Any]]:
-    """Every document that a reader reaches from the root by child and item links, by path; no link may be dead."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the documents linked from the root, by path; check that no link is broken."""
+    documents: dict[str, dict[str, Any]] = {}
     queue = [root / "catalog.json"]
     while queue:
         path = queue.pop()
         document = json.loads(path.read_bytes())
         name = str(path.relative_to(root))
-        assert name not in found, f"{name} is linked twice"
-        found[name] = document
+        assert name not in documents, f"{name} is linked twice"
+        documents[name] = document
         for link in document["links"]:
             target = (path.parent / link["href"]).resolve()
-            assert target.is_file(), f"{name} links {link['href']}, which is not there"
+            assert target.is_file(), f"{name} links {link['href']}, which does not exist"
             if link["rel"] in {"child", "item"}:
                 queue.append(target)
-    return found
+    return documents
 
 
 def items(root: Path) -> list[dict[str, Any]]:
-    """Every published Item, linked or not."""
+    """Return every published Item, linked or not."""
     documents = [json.loads(content) for content in files(root).values()]
     return [document for document in documents if document["type"] == "Feature"]
 
 
 def forget(database: Database) -> None:
-    """Begin with an empty index: an example that failed would be the beginning of the next."""
+    """Empty the index, so that a failed example does not affect the next."""
     with database.transaction() as tx, unguarded(tx.connection, "catalog_items"):
         for table in ("catalog_items", "catalog_collections", "catalog_pages", "catalog_summaries"):
             tx.connection.exec_driver_sql(f"DELETE FROM {table}")
 
 
 def item_ids(root: Path) -> list[str]:
-    """Ids of the Items that a reader reaches, sorted, each as often as it is linked."""
+    """Return the sorted ids of linked Items, with duplicates."""
     return sorted(document["id"] for document in walk(root).values() if document["type"] == "Feature")
 
 
 def assert_counted(database: Database) -> None:
-    """An index whose pages and summaries count what its Items say."""
+    """Check that the index's pages and summaries agree with its Items."""
     with database.transaction() as tx:
         run = tx.connection.exec_driver_sql
         counted = run("SELECT collection_id, partition_key, page, items, west, east FROM catalog_pages").all()
@@ -80,7 +80,7 @@ def assert_counted(database: Database) -> None:
 
 
 def assert_consistent(root: Path) -> None:
-    """A catalog in which every link leads somewhere, every document is valid and no Item file is unlinked."""
+    """Check that all links work, all documents are valid and all Item files are linked."""
     documents = walk(root)
     for name, document in documents.items():
         assert validate_document(document) == [], name

@@ -20,9 +20,9 @@ from kfm_dagster_tests.transactions import own_tx
 
 @pytest.fixture
 def deployment(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
-    """A deployment that the environment names, opened for looking into it."""
+    """The environment's deployment, opened for inspection."""
     unset_settings(monkeypatch)
-    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
+    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # these tests build unsigned messages
     (tmp_path / "objects").mkdir()
     monkeypatch.setenv("KFM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KFM_WAL_DSN", database_url)

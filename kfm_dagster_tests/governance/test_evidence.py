@@ -1,4 +1,4 @@
-"""Every quarantined unit has a case, and every case its evidence: once, whole, and without what nobody may read."""
+"""Each quarantined unit has a case with evidence, stored once, complete, and without restricted content."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MUST_NOT_BE_CALLED, DYING = Mock(side_effect=AssertionError), Mock(side_effect=c
 
 
 def bundles(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
-    """The evidence of every open case, by object; a case without any is an error."""
+    """Return the evidence of every open case by object. Raises an error for a case without evidence."""
     return {case.object_uri: bundle_of(pipeline, case) for case in cases_of(pipeline).find(CaseState.OPEN)}
 
 
@@ -51,16 +51,16 @@ def quarantine_by_hand(pipeline: Pipeline, *items: chain.StoredObject) -> None:
 
 
 @pytest.mark.clause("BEY-06", "WSM-14")
-def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipeline: Pipeline) -> None:
+def test_evidence_of_units_without_attempts_has_their_full_explanation(pipeline: Pipeline) -> None:
     sound, cut, gone = chain.volumes(3)[0], chain.truncated(chain.volumes(3)[1]), chain.missing(chain.volumes(3)[2])
     chain.deliver_each(pipeline, sound, cut, gone)
     chain.work_until_done(pipeline)
 
-    found = bundles(pipeline)
+    by_object = bundles(pipeline)
     records = traces.records(pipeline)
-    assert set(found) == {cut.uri, gone.uri}
+    assert set(by_object) == {cut.uri, gone.uri}
     for item, code in ((cut, "size_mismatch"), (gone, "missing_object")):
-        record, bundle = records[item.uri], found[item.uri]
+        record, bundle = records[item.uri], by_object[item.uri]
         assert (bundle["wal_id"], bundle["quarantined_version"]) == (record.wal_id, record.version)
         assert (bundle["reason"], bundle["error"]["code"]) == ("attempts_exhausted", code)
         assert bundle["error"]["message"] == record.last_error_message
@@ -78,7 +78,7 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
         assert len(bundle["history"]) == record.version
         message = bundle["message"]["body"]["Message"]["Records"][0]["s3"]
         assert (message["object"]["key"], message["bucket"]["name"]) == (item.key, item.bucket)
-    assert found[cut.uri]["found"] | {"last_modified": None} == {
+    assert by_object[cut.uri]["found"] | {"last_modified": None} == {
         "state": "present",
         "why": None,
         "size": len(cut.stored),
@@ -88,27 +88,27 @@ def test_units_that_ran_out_of_attempts_keep_everything_that_explains_them(pipel
         "first_hex": cut.stored[:EDGE_BYTES].hex(),
         "last_hex": cut.stored[-EDGE_BYTES:].hex(),
     }
-    assert found[gone.uri]["found"]["state"] == "absent"
-    assert found[gone.uri]["found"]["why"]
-    assert found[gone.uri]["found"]["size"] is None
+    assert by_object[gone.uri]["found"]["state"] == "absent"
+    assert by_object[gone.uri]["found"]["why"]
+    assert by_object[gone.uri]["found"]["size"] is None
 
 
 @pytest.mark.clause("BEY-06")
-def test_both_ends_of_an_object_are_kept_and_no_byte_twice(pipeline: Pipeline) -> None:
+def test_evidence_has_both_ends_of_an_object_and_no_byte_twice(pipeline: Pipeline) -> None:
     sizes = (0, 1, EDGE_BYTES - 1, EDGE_BYTES, EDGE_BYTES + 1, 2 * EDGE_BYTES, 2 * EDGE_BYTES + 1)
     contents = [bytes(number % 251 for number in range(size)) for size in sizes]
     items = [chain.replaced(item, content) for item, content in zip(chain.volumes(len(sizes)), contents, strict=True)]
     quarantine_by_hand(pipeline, *items)
     assert EvidenceCollector(pipeline).collect() == len(items)
-    found = bundles(pipeline)
+    by_object = bundles(pipeline)
     for item, content in zip(items, contents, strict=True):
-        kept = found[item.uri]["found"]
-        assert bytes.fromhex(kept["first_hex"]) == content[:EDGE_BYTES]
-        assert bytes.fromhex(kept["last_hex"]) == content[max(EDGE_BYTES, len(content) - EDGE_BYTES) :]
+        ends = by_object[item.uri]["found"]
+        assert bytes.fromhex(ends["first_hex"]) == content[:EDGE_BYTES]
+        assert bytes.fromhex(ends["last_hex"]) == content[max(EDGE_BYTES, len(content) - EDGE_BYTES) :]
 
 
 @pytest.mark.clause("BEY-06")
-def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object(
+def test_evidence_of_a_superseded_unit_does_not_read_the_object(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = chain.volumes(1)[0]
@@ -126,7 +126,7 @@ def test_a_unit_that_a_newer_version_overtook_is_kept_without_reading_the_object
 
 @pytest.mark.clause("BEY-06")
 @pytest.mark.parametrize("why", ["hard fail", "restricted dataset", "indigenous data", "sensitive areas"])
-def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: Pipeline, objects: Path) -> None:
+def test_evidence_has_no_content_that_governance_withholds(why: str, pipeline: Pipeline, objects: Path) -> None:
     item = chain.volumes(1)[0]
     chain.put(objects, [item])
     if why == "hard fail":
@@ -137,7 +137,7 @@ def test_what_governance_keeps_back_is_not_in_the_evidence(why: str, pipeline: P
         own_tx(pipeline.ledger).settle([failed(unit, "governance_hard_fail") for unit in claimed], run_id="run-1")
     else:
         if why == "sensitive areas":
-            # Where the object was observed is not known, or it met one.
+            # The object's location is unknown or in a sensitive area.
             pipeline.settings = pipeline.settings.model_copy(update={"sensitive_areas": Path("areas.geojson")})
         else:
             change = {"sensitivity": "restricted"} if why == "restricted dataset" else {"indigenous_data_flag": True}
@@ -166,7 +166,7 @@ LEAKS = ("Action=Unsubscribe", "EXAMPLEl", "jane.doe", "deadbeef", "wJalr")
 
 
 @pytest.mark.clause("BEY-06")
-def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: Pipeline, objects: Path) -> None:
+def test_evidence_has_no_secrets_of_the_message_at_any_depth(pipeline: Pipeline, objects: Path) -> None:
     item = chain.volumes(1)[0]
     message = chain.announce([item.event()], registry=pipeline.registry)
     body = json.loads(message.body)
@@ -181,12 +181,12 @@ def test_a_message_is_kept_without_its_secrets_however_deep_they_are(pipeline: P
     [bundle] = bundles(pipeline).values()
     text = json.dumps(bundle)
     assert [leak for leak in LEAKS if leak in text] == []
-    kept = bundle["message"]["body"]
-    assert (kept["MessageId"], kept["TopicArn"]) == (body["MessageId"], body["TopicArn"])
-    assert kept["Message"]["Records"][0]["s3"]["object"]["key"] == item.key
+    stored = bundle["message"]["body"]
+    assert (stored["MessageId"], stored["TopicArn"]) == (body["MessageId"], body["TopicArn"])
+    assert stored["Message"]["Records"][0]["s3"]["object"]["key"] == item.key
 
 
-def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
+def test_endless_json_is_truncated_and_not_walked_completely() -> None:
     value: Any = "secret"
     for _ in range(500):
         value = [value]
@@ -195,9 +195,7 @@ def test_json_without_end_is_cut_and_never_walked_to_its_end() -> None:
 
 @pytest.mark.clause("BEY-06", "SEC-12")
 @pytest.mark.parametrize("enveloped", [True, False], ids=["SNS", "raw delivery"])
-def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
-    enveloped: bool, pipeline: Pipeline, objects: Path
-) -> None:
+def test_evidence_has_only_the_units_record_of_a_message(enveloped: bool, pipeline: Pipeline, objects: Path) -> None:
     items = chain.volumes(20)
     older = chain.replaced(items[0], b"another version")
     chain.put(objects, items)
@@ -226,21 +224,21 @@ def test_a_unit_has_its_own_record_of_a_message_of_many_and_no_other(
     ],
     ids=["names", "entries", "a long name", "JSON in JSON", "long texts"],
 )
-def test_no_more_is_redacted_than_is_kept(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
+def test_only_stored_text_is_redacted(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
 
     def counted(text: str, limit: int = 500) -> str:
-        given.append(min(len(text), 20_000))  # `redact` bounds it
+        lengths.append(min(len(text), 20_000))  # `redact` bounds it
         return redact(text, limit)
 
     monkeypatch.setattr(evidence_bundle, "redact", counted)
     assert len(json.dumps(redacted(value))) <= 4 * evidence_bundle.MAX_BODY_CHARACTERS
-    assert sum(given) <= 4 * evidence_bundle.MAX_BODY_CHARACTERS + 3 * 20_000
+    assert sum(lengths) <= 4 * evidence_bundle.MAX_BODY_CHARACTERS + 3 * 20_000
 
 
 @pytest.mark.clause("BEY-06")
 @pytest.mark.parametrize("failpoint", ["before the bundle is stored", "before the case names it", "settle committed"])
-def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
+def test_a_crash_leaves_no_partial_evidence_and_the_next_collector_continues(
     failpoint: str, pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = chain.truncated(chain.volumes(1)[0])
@@ -269,12 +267,12 @@ def test_a_crash_leaves_nothing_half_and_the_next_collector_takes_over(
     assert bundle["found"]["state"] == "present"
     assert EvidenceCollector(pipeline).collect() == 0
     stored = [path for path in (Path(pipeline.settings.storage) / "evidence").rglob("*") if path.is_file()]
-    # The same facts are the same file, so not even an orphan is left.
+    # Equal facts give the same file, so no orphan is left.
     assert len(stored) == 1
 
 
 @pytest.mark.clause("SEC-09", "SEC-12")
-def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
+def test_evidence_that_fails_for_one_case_is_replaced_by_a_note(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, *others = chain.volumes(3)
@@ -288,35 +286,35 @@ def test_what_cannot_be_made_of_one_case_is_left_out_with_a_note(
 
     monkeypatch.setattr(evidence, "bundle_of", of_all_but_one)
     assert EvidenceCollector(pipeline).collect() == 3
-    found = bundles(pipeline)
-    assert (found[odd.uri]["found"]["state"], found[odd.uri]["message"]) == ("unreadable", None)
-    assert "OverflowError" in found[odd.uri]["found"]["why"]
-    assert {found[item.uri]["found"]["state"] for item in others} == {"present"}
+    by_object = bundles(pipeline)
+    assert (by_object[odd.uri]["found"]["state"], by_object[odd.uri]["message"]) == ("unreadable", None)
+    assert "OverflowError" in by_object[odd.uri]["found"]["why"]
+    assert {by_object[item.uri]["found"]["state"] for item in others} == {"present"}
 
 
 @pytest.mark.clause("BEY-06")
-def test_two_collectors_at_once_give_a_case_one_bundle(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_collectors_give_a_case_one_bundle(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     item = chain.volumes(1)[0]
     quarantine_by_hand(pipeline, item)
-    other = cases_of(pipeline)
-    [due] = other.due(limit=5)
+    second = cases_of(pipeline)
+    [due] = second.due(limit=5)
     assert EvidenceCollector(pipeline).collect() == 1
-    [case] = own_tx(other).of(due.wal_id)
+    [case] = own_tx(second).of(due.wal_id)
     late = type(case.evidence_file)(uri=f"evidence/{'0' * 2}/{'0' * 64}.json", sha256="0" * 64)
-    assert other.attach([(due, late)]) == 0
-    assert own_tx(other).of(due.wal_id) == [case]
-    # Where no case is due, the collector reads nothing more.
+    assert second.attach([(due, late)]) == 0
+    assert own_tx(second).of(due.wal_id) == [case]
+    # Without a due case the collector reads nothing more.
     for name in ("histories", "messages", "attach"):
         monkeypatch.setattr(QuarantineCases, name, MUST_NOT_BE_CALLED)
     assert EvidenceCollector(pipeline).collect() == 0
 
 
-def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
+def test_an_unreachable_store_leaves_the_case_to_the_next_collector(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     item = chain.volumes(1)[0]
     quarantine_by_hand(pipeline, item)
-    # The artifact store takes nothing; the landing zone gives nothing.
+    # The artifact store refuses writes; the landing zone refuses reads.
     for request in ("put", "get"):
         with monkeypatch.context() as patch:
             patch.setattr(obstore, request, Mock(side_effect=GenericError("no answer")))
@@ -324,7 +322,7 @@ def test_a_store_that_does_not_answer_leaves_the_case_to_the_next_collector(
     assert EvidenceCollector(pipeline).collect() == 1
 
 
-def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:
+def test_a_lost_message_is_marked_as_lost_and_a_listed_unit_has_none(pipeline: Pipeline, objects: Path) -> None:
     item, listed = chain.volumes(2)
     quarantine_by_hand(pipeline, chain.missing(item))
     for path in (Path(pipeline.settings.storage) / "landing").rglob("*.gz"):
@@ -339,7 +337,7 @@ def test_a_message_that_was_lost_is_named_as_lost_and_a_listed_unit_has_none(pip
 
 
 @pytest.mark.clause("BEY-06")
-def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_it(pipeline: Pipeline) -> None:
+def test_a_unit_released_before_collection_still_gets_its_evidence(pipeline: Pipeline) -> None:
     item = chain.volumes(1)[0]
     quarantine_by_hand(pipeline, item)
     [record] = own_tx(pipeline.ledger).find()
@@ -349,12 +347,12 @@ def test_a_unit_that_was_released_before_its_evidence_was_collected_still_gets_i
     [case] = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (case.state, case.closed_by, case.change_ref) == (CaseState.RELEASED, "jane", "CHG-7")
     bundle = bundle_of(pipeline, case)
-    # As it stood when it was quarantined, not as it stands now.
+    # The record at its quarantine, not the current one.
     assert (bundle["attempts"], len(bundle["history"])) == (0, record.version)
 
 
 @pytest.mark.clause("BEY-06", "WSM-16")
-def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline: Pipeline) -> None:
+def test_a_released_unit_that_fails_again_gets_a_second_case(pipeline: Pipeline) -> None:
     item = chain.truncated(chain.volumes(1)[0])
     chain.deliver_each(pipeline, item)
     chain.work_until_done(pipeline)
@@ -362,16 +360,16 @@ def test_a_released_unit_that_fails_again_goes_back_with_a_second_case(pipeline:
     assert record.attempts == pipeline.registry["nexrad-l2"].retry.max_attempts
     release(pipeline, record.wal_id, record.version, JANE)
     chain.work_until_done(pipeline)
-    [again] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
+    [requarantined] = own_tx(pipeline.ledger).find(status=Status.QUARANTINED)
     # Exactly one more attempt (state machine, 7.4).
-    assert again.attempts == record.attempts + 1
+    assert requarantined.attempts == record.attempts + 1
     second, first = own_tx(cases_of(pipeline)).of(record.wal_id)
     assert (first.state, second.state) == (CaseState.RELEASED, CaseState.OPEN)
-    assert bundle_of(pipeline, second)["attempts"] == again.attempts
+    assert bundle_of(pipeline, second)["attempts"] == requarantined.attempts
 
 
 @pytest.mark.clause("WSM-14", "WSM-10", "BEY-06")
-def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
+def test_no_automatic_process_changes_a_quarantined_unit(
     pipeline: Pipeline, objects: Path, tmp_path: Path, database_url: str
 ) -> None:
     item = chain.missing(chain.volumes(1)[0])
@@ -381,7 +379,7 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     [record] = own_tx(pipeline.ledger).find()
     assert (record.status, record.last_error_code) == (Status.QUARANTINED, "missing_object")
     cases = cases_of(pipeline).find(CaseState.OPEN)
-    # It is there now, and everything that could notice runs once more, in another process.
+    # The object exists now, and every automatic process runs again, in another process.
     chain.put(objects, [chain.volumes(1)[0]])
     pipeline.close()
     pipeline = chain.open_pipeline(tmp_path / "home", objects, url=database_url)
@@ -394,6 +392,6 @@ def test_a_quarantined_unit_is_left_alone_by_everything_that_works_by_itself(
     after = {unit.object_version: unit for unit in own_tx(pipeline.ledger).find()}
     assert after[record.object_version] == record
     assert cases_of(pipeline).find(CaseState.OPEN) == cases
-    # The message is acknowledged: there is nothing that it could still bring about.
+    # The message is acknowledged, so it cannot cause anything further.
     assert pipeline.deliveries.due_for_deletion(limit=10) == []
     pipeline.close()

@@ -1,4 +1,4 @@
-"""Governance through the real nodes: who gets an Item, what is logged and when, and what is left of a place."""
+"""Governance through the real nodes: refused units, log entries, and masked locations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Open = Callable[..., Pipeline]
 
 
 def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
-    """The pipeline, with the Collection of NEXRAD under another governance section."""
+    """Return the pipeline with another governance section for NEXRAD."""
 
     def governed(contract: DatasetContract) -> DatasetContract:
         if contract.stac.collection != chain.DATASET:
@@ -65,14 +65,14 @@ def under(pipeline: Pipeline, declared: Governance) -> Pipeline:
 
 @pytest.fixture
 def opened(tmp_path: Path, objects: Path, database_url: str) -> Iterator[Open]:
-    """Open the deployment under a governance section; again is another process."""
+    """Return a function that opens the deployment under a governance section; each call is another process."""
     with ExitStack() as stack:
 
-        def again(**declared: Any) -> Pipeline:
+        def open_deployment(**declared: Any) -> Pipeline:
             pipeline = chain.open_pipeline(tmp_path / "home", objects, url=database_url)
             return under(stack.enter_context(closing(pipeline)), governance(**declared))
 
-        yield again
+        yield open_deployment
 
 
 def items_of(pipeline: Pipeline) -> dict[str, dict[str, Any]]:
@@ -85,7 +85,7 @@ def logged(pipeline: Pipeline, action: GovernanceAction) -> list[GovernanceEntry
 
 
 def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
-    """Those of the quarantines that governance is why."""
+    """Return the entries of quarantines caused by governance."""
     quarantines = logged(pipeline, GovernanceAction.QUARANTINE)
     return [entry for entry in quarantines if entry.details["reason_code"] == GovernanceIssue.HARD_FAIL]
 
@@ -109,7 +109,7 @@ def logged_refusals(pipeline: Pipeline) -> list[GovernanceEntry]:
     ],
     ids=["access", "embargo", "consent"],
 )
-def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catalog_or_lineage(
+def test_units_refused_by_governance_are_quarantined_at_once_without_item_or_lineage(
     declared: dict[str, Any], rule: str, opened: Open
 ) -> None:
     rule = rule.format(at="2026-01-01T01:00:00.000000Z")
@@ -124,7 +124,7 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
     *_, failed, quarantined = own_tx(pipeline.ledger).history(record.wal_id)
     assert (failed.from_status, failed.to_status) == (Status.IN_PROGRESS, Status.FAILED)
     assert (quarantined.from_status, quarantined.to_status) == (Status.FAILED, Status.QUARANTINED)
-    # What failed for another reason is judged by that one, as often as its contract allows.
+    # Another failure keeps its own reason and the contract's attempts.
     assert (records[cut.uri].last_error_code, records[cut.uri].attempts) == ("size_mismatch", 3)
     assert items_of(pipeline) == {}
     assert not list(Path(pipeline.settings.lineage).rglob("*.*"))
@@ -137,7 +137,7 @@ def test_what_governance_refuses_is_quarantined_at_once_without_a_trace_in_catal
 
 
 @pytest.mark.clause("SEC-03", "WSM-16")
-def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_released(opened: Open) -> None:
+def test_an_embargoed_unit_is_quarantined_again_until_the_embargo_ends(opened: Open) -> None:
     end = datetime(2026, 2, 1, tzinfo=UTC)
     pipeline = opened(embargo={"until": end})
     item = chain.volumes(1)[0]
@@ -156,8 +156,8 @@ def test_an_embargoed_unit_comes_back_until_its_embargo_is_over_and_is_then_rele
 
 
 @pytest.mark.clause("SEC-03")
-def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units(opened: Open) -> None:
-    """An embargo that ends between the death of a run and its next execution does not make two outcomes of one run."""
+def test_every_attempt_of_a_run_decides_by_the_time_of_its_claim(opened: Open) -> None:
+    """An embargo that ends between a run's death and its re-execution does not give one run two outcomes."""
     pipeline = opened(embargo={"until": chain.START + timedelta(minutes=1)})
     chain.deliver_each(pipeline, chain.volumes(1)[0])
     dies_at = chain.Failpoint(operator=MetadataExtract.operator, point="computed")
@@ -178,7 +178,7 @@ def test_every_attempt_of_a_run_judges_by_the_time_at_which_it_claimed_its_units
     ],
     ids=str,
 )
-def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(failpoint: chain.Failpoint, opened: Open) -> None:
+def test_a_refusal_and_a_mask_are_logged_once_over_crashes(failpoint: chain.Failpoint, opened: Open) -> None:
     shown, embargoed = chain.volumes(24)[0], chain.volumes(24)[-1]
     embargo = {"days_after_observation": 1}
     pipeline = opened(**SHIELDED, embargo=embargo)
@@ -198,7 +198,7 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(failpoint: c
     [refused] = logged_refusals(pipeline)
     assert refused.wal_id == traces.records(pipeline)[embargoed.uri].wal_id
     assert items_of(pipeline).keys() == {shown.uri}
-    # Another run decides for itself.
+    # Another run makes its own decision.
     second = chain.volumes(24)[1]
     chain.deliver_each(pipeline, second)
     chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, "run-2", Source.LEDGER)
@@ -206,17 +206,17 @@ def test_a_refusal_and_a_mask_are_logged_once_wherever_the_run_dies(failpoint: c
 
 
 @pytest.mark.clause("SEC-03")
-def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, tmp_path: Path) -> None:
+def test_an_exact_location_is_neither_stored_nor_shown(opened: Open, tmp_path: Path) -> None:
     item, cut = chain.volumes(2)[0], chain.truncated(chain.volumes(2)[1])
     exact = positions_of(item, tmp_path / "open")
     pipeline = opened(**SHIELDED)
-    seen: list[str] = []
+    batches: list[str] = []
     chain.deliver_each(pipeline, item, cut)
     chain.run_chain(
         pipeline, chain.DATASET, chain.PARTITION, RUN, Source.LEDGER,
-        seen=lambda batch: seen.extend(map(str, batch.envelopes)),
+        seen=lambda batch: batches.extend(map(str, batch.envelopes)),
     )  # fmt: skip
-    assert stored_positions(exact, pipeline, seen) == []
+    assert stored_positions(exact, pipeline, batches) == []
     [shown] = items_of(pipeline).values()
     properties = shown["properties"]
     generic = {"datetime", "start_datetime", "end_datetime", "storage:schemes"}
@@ -232,7 +232,7 @@ def test_an_exact_location_is_nowhere_in_what_is_stored_or_shown(opened: Open, t
 
 
 def positions_of(item: chain.StoredObject, folder: Path) -> set[str]:
-    """Every degree that an open dataset shows of the object, as text."""
+    """Return every coordinate that an open dataset shows of the object, as text."""
     chain.put(folder / "objects", [item])
     with closing(chain.open_pipeline(folder / "home", folder / "objects")) as pipeline:
         chain.run_chain(pipeline, chain.DATASET, chain.PARTITION, RUN)
@@ -241,12 +241,12 @@ def positions_of(item: chain.StoredObject, folder: Path) -> set[str]:
     pairs = [*shown["geometry"]["coordinates"][0], shown["bbox"]]
     degrees = {str(degrees) for pair in pairs for degrees in pair}
     degrees |= {str(shown["properties"][f"nexrad:{name}"]) for name in ("latitude", "longitude")}
-    # Shorter ones could be anything.
+    # Shorter numbers could have other meanings.
     return {text for text in degrees if len(text) > 7}
 
 
 def stored_positions(exact: set[str], pipeline: Pipeline, batches: list[str]) -> list[str]:
-    """The positions in a file or a row of the deployment, or in the batches that its compressed artifacts hold."""
+    """Return the positions found in the deployment's files, rows, or batches of its compressed artifacts."""
     home = Path(pipeline.settings.home)
     texts = [path.read_text(encoding="utf-8") for path in home.rglob("*.*json*") if path.suffix != ".gz"]
     texts += [row for rows in every_row(pipeline.database).values() for row in rows] + batches
@@ -262,7 +262,7 @@ EARTH = Geod(ellps="sphere")
 
 
 def ring(box: Box) -> list[list[float]]:
-    """The box as one ring, which is not cut where it crosses the antimeridian."""
+    """Return the box as one ring, not split at the antimeridian."""
     west, south, east, north = box
     return [[west, south], [east, south], [east, north], [west, north], [west, south]]
 
@@ -294,16 +294,16 @@ AROUND_THE_POLE = [[0.0, 80.0], [90.0, 80.0], [180.0, 80.0], [-90.0, 80.0], [0.0
     [
         (ring((10, 0, 11, 1)), (10.5, 0.5, 12, 2), True),
         (ring((10, 0, 11, 1)), (12, 0, 13, 1), False),
-        # Inside it, and around it.
+        # A box inside the area, and one around it.
         (ring((10, 0, 11, 1)), (10.4, 0.4, 10.6, 0.6), True),
         (ring((10.4, 0.4, 10.6, 0.6)), (10, 0, 11, 1), True),
-        # Across the antimeridian: not cut, seen from both sides; and two that only touch there.
+        # Across the antimeridian: unsplit, from both sides; and two boxes that only touch there.
         (ring((179, 0, -179, 1)), (-179.5, 0, -178, 1), True),
         (ring((179, 0, -179, 1)), (178, 0, 179.5, 1), True),
         (ring((179, 0, -179, 1)), (179.5, 0, -179.5, 1), True),
         (ring((179, 0, -179, 1)), (-178, 0, 178, 1), False),
         (ring((179, 0, 180, 1)), (-180, 0, -179, 1), True),
-        # Around a pole, and two that meet in the pole alone.
+        # Around a pole, and two that intersect only in the pole.
         (AROUND_THE_POLE, (120, 85, 130, 86), True),
         (AROUND_THE_POLE, (120, 70, 130, 79), False),
         (AROUND_THE_POLE, (-180, -90, 180, -80), False),
@@ -312,14 +312,14 @@ AROUND_THE_POLE = [[0.0, 80.0], [90.0, 80.0], [180.0, 80.0], [-90.0, 80.0], [0.0
         (ring((10, 85, 20, 89)), (150, 88, 160, 90), False),
     ],
 )
-def test_a_footprint_meets_an_area_anywhere_on_the_globe(
+def test_footprints_and_areas_intersect_anywhere_on_the_globe(
     tmp_path: Path, area: list[list[float]], box: Box, *, met: bool
 ) -> None:
     assert meets(tmp_path, [area], box) is met
 
 
 @pytest.mark.clause("IEN-17")
-def test_a_file_that_is_none_is_refused_in_one_line_before_anything_is_made(tmp_path: Path) -> None:
+def test_an_invalid_file_of_areas_is_refused_in_one_line_before_anything_is_created(tmp_path: Path) -> None:
     path = tmp_path / "areas.geojson"
     for content, says in (
         ("[", "is not JSON"),
@@ -359,7 +359,7 @@ def test_a_displacement_without_its_secret_is_refused(tmp_path: Path, salt: str 
 
 
 def shown_at(box: Box, salt: str = SALT) -> tuple[float, float]:
-    """Longitude and latitude of the middle of what a donut shows of a footprint."""
+    """Return the centre (longitude, latitude) of a footprint masked by a donut."""
     metadata = Metadata(status=CheckStatus.OK, geometry=outline(box), bbox=box, stac_properties={})
     masked = generalised(metadata, Masking.model_validate(DONUT), salt=salt.encode())
     west, south, east, north = masked.bbox
@@ -368,28 +368,28 @@ def shown_at(box: Box, salt: str = SALT) -> tuple[float, float]:
 
 @pytest.mark.clause("IEN-17", "IEN-12")
 @given(longitude=st.floats(-180, 179.9), latitude=st.floats(-80, 80))
-def test_a_donut_shows_a_footprint_at_one_other_place_within_its_bounds(longitude: float, latitude: float) -> None:
+def test_a_donut_displaces_a_footprint_reproducibly_within_its_bounds(longitude: float, latitude: float) -> None:
     box = (longitude, latitude, min(longitude + 0.01, 180.0), latitude + 0.01)
     shown = shown_at(box)
-    assert shown == shown_at(box), "the same place is always shown at the same one"
+    assert shown == shown_at(box), "equal footprints must be shown at equal places"
     _, _, away = EARTH.inv(longitude, latitude, *shown)
-    # What is shown is a cell around the displaced place; its radius is a quarter of the ring, at most.
+    # The shown cell lies around the displaced place, with a radius of at most a quarter of the ring.
     assert DONUT["minimum_m"] - 20_000 <= away <= DONUT["maximum_m"] + 20_000
     assert math.isfinite(away)
 
 
 @pytest.mark.clause("IEN-17")
-def test_where_a_donut_shows_a_footprint_is_a_secret_of_the_deployment() -> None:
+def test_a_donut_s_displacement_depends_on_the_deployment_s_secret() -> None:
     places = [(float(degrees), 40.0, degrees + 0.01, 40.01) for degrees in range(-120, -40, 10)]
     shown = [shown_at(place) for place in places]
     assert shown != [shown_at(place, salt="another secret of sixteen bytes") for place in places]
     bearings = [EARTH.inv(*place[:2], *at)[0] % 360 for place, at in zip(places, shown, strict=True)]
-    assert len({bearing // 90 for bearing in bearings}) > 2, "one step for all of them would be learnt from any of them"
+    assert len({bearing // 90 for bearing in bearings}) > 2, "a common displacement could be learnt from one of them"
 
 
 @pytest.mark.clause("IEN-17", "IEN-12")
 @pytest.mark.parametrize("masking", [H3, DONUT], ids=["h3", "donut"])
-def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_is_stored(
+def test_a_footprint_in_an_area_is_masked_in_an_open_dataset_before_it_is_stored(
     tmp_path: Path, masking: dict[str, Any]
 ) -> None:
     first, *_, last = volumes(24)
@@ -401,20 +401,20 @@ def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_i
 
     west, south, east, north = unmasked[first.uri]["bbox"]
     middle = ((west + east) / 2, (south + north) / 2)
-    # A tenth of a degree within the one, and far from the other.
+    # An area of a tenth of a degree inside one footprint and far from the other.
     around = ring((middle[0] - 0.05, middle[1] - 0.05, middle[0] + 0.05, middle[1] + 0.05))
     hill = feature([around], masking=masking, properties=["platform", "instruments"])
     more = {"sensitive_areas": settings_with(tmp_path, hill).sensitive_areas, "masking_salt": SecretStr(SALT)}
-    seen: list[str] = []
+    batches: list[str] = []
     with closing(open_pipeline(tmp_path / "masked", tmp_path / "objects", **more)) as pipeline:
         chain.deliver_each(pipeline, first, last)
         for run in ("run", "again"):
             run_chain(
                 pipeline, DATASET, PARTITION, run, Source.LEDGER,
-                seen=lambda batch: seen.extend(str(unit) for unit in batch.envelopes if unit.object_uri == first.uri),
+                seen=lambda batch: batches.extend(str(e) for e in batch.envelopes if e.object_uri == first.uri),
             )  # fmt: skip
         items = items_of(pipeline)
-        # What meets no area is as it was.
+        # A footprint outside all areas is unchanged.
         assert items[last.uri]["geometry"] == unmasked[last.uri]["geometry"]
         assert "kfm:masking" not in items[last.uri]["properties"]
         properties = items[first.uri]["properties"]
@@ -422,31 +422,33 @@ def test_what_meets_an_area_is_masked_in_an_open_dataset_before_anything_of_it_i
         assert {name for name in properties if not name.startswith("kfm:")} == {
             "datetime", "start_datetime", "end_datetime", "platform", "instruments", "storage:schemes",
         }  # fmt: skip
-        assert stored_positions(exact, pipeline, seen) == []
+        assert stored_positions(exact, pipeline, batches) == []
         [entry] = own_tx(pipeline.ledger.log).entries(action=GovernanceAction.MASK, dataset=DATASET)
         assert (entry.actor, entry.reason, entry.change_ref) == ("steward", "sites are sacred", "CARE-1")
         assert entry.details.items() >= {"area": "the hill", "units": 1, "method": masking["method"]}.items()
         [document] = (Path(pipeline.settings.lineage) / "prov").rglob("*.jsonld")
     prov = prov_json(document.read_bytes())
-    [activity] = [node for node, one in prov["activity"].items() if one.get("kfm:method") == masking["method"]]
-    [place] = [one["prov:entity"] for one in prov["wasGeneratedBy"].values() if one["prov:activity"] == activity]
-    users = [one["prov:generatedEntity"] for one in prov["wasDerivedFrom"].values() if one["prov:usedEntity"] == place]
+    [activity] = [node for node, fields in prov["activity"].items() if fields.get("kfm:method") == masking["method"]]
+    [place] = [edge["prov:entity"] for edge in prov["wasGeneratedBy"].values() if edge["prov:activity"] == activity]
+    users = [
+        edge["prov:generatedEntity"] for edge in prov["wasDerivedFrom"].values() if edge["prov:usedEntity"] == place
+    ]
     assert [prov["entity"][user]["kfm:stac_item_id"] for user in users] == [items[first.uri]["id"]]
-    assert "the hill" not in document.read_text(), "the area's name is the deployment's own"
+    assert "the hill" not in document.read_text(), "the area's name is private to the deployment"
 
 
 @pytest.mark.clause("IEN-17")
-def test_other_areas_or_another_secret_make_other_content_and_no_area_changes_nothing(
+def test_content_depends_on_areas_and_secret_and_is_unchanged_without_areas(
     tmp_path: Path, contracts: ContractRegistry
 ) -> None:
     contract = contracts["nexrad-l2"]
     plain = Settings(home=tmp_path)
     assert masking_params(plain, contract) == {}
-    found = []
+    hashes = []
     for number, salt in ((1, SALT), (1, SALT + "!"), (2, SALT)):
         (tmp_path / str(number)).mkdir(exist_ok=True)
         settings = settings_with(
             tmp_path / str(number), feature([ring((0, 0, number, 1))]), masking_salt=SecretStr(salt)
         )
-        found.append(masking_params(settings, contract)["masking"])
-    assert len(set(found)) == 3
+        hashes.append(masking_params(settings, contract)["masking"])
+    assert len(set(hashes)) == 3

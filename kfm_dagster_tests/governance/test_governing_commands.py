@@ -1,4 +1,4 @@
-"""The governing commands: each decision is carried out whole and logged, or refused in one line and nothing changes."""
+"""Governing commands: each decision is executed completely and logged, or refused in one line without changes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,22 @@ CHANGE = ["--change-ref", "CHG-9"]
 
 @pytest.fixture
 def units(deployment: Pipeline) -> dict[str, Envelope]:
-    """One unit of each state, by its name; two are quarantined, one of them discarded."""
-    found = {state: envelope(number) for number, state in enumerate(STATES)}
+    """Units by state, one of each; two are quarantined, one of these discarded."""
+    units_by_state = {state: envelope(number) for number, state in enumerate(STATES)}
     for state in STATES[:4]:
-        bring(deployment.ledger, state, [found[state]])
-    bring(deployment.ledger, "quarantined", [found["quarantined"], found["discarded"]], code="looked_odd")
-    own_tx(cases_of(deployment)).discard({found["discarded"].wal_id: 2}, decision=PERSON)
-    return found
+        bring(deployment.ledger, state, [units_by_state[state]])
+    bring(
+        deployment.ledger,
+        "quarantined",
+        [units_by_state["quarantined"], units_by_state["discarded"]],
+        code="looked_odd",
+    )
+    own_tx(cases_of(deployment)).discard({units_by_state["discarded"].wal_id: 2}, decision=PERSON)
+    return units_by_state
 
 
 REFUSED: dict[str, list[str]] = {
-    # what is typed ({state} is the unit of that state): what the line says
+    # typed line ({state} is the unit in that state): text of the error line
     "retry {pending} {why} {change}": ["pending > pending"],
     "retry {in_progress} {why} {change}": ["in_progress > pending"],
     "retry {succeeded} {why} {change}": ["succeeded > pending"],
@@ -112,9 +117,9 @@ def test_a_refused_decision_is_one_line_and_changes_no_row(
 ) -> None:
     deployment.ledger.switches.engage("hrrr", PERSON)
     before = every_row(deployment.database)
-    for line, said in (REFUSED | UNUSABLE).items():
+    for line, expected in (REFUSED | UNUSABLE).items():
         code = ExitCode.REFUSED if line in REFUSED else ExitCode.USAGE
-        call(*typed(line, units)).refused(*said, code=code)
+        call(*typed(line, units)).refused(*expected, code=code)
     assert every_row(deployment.database) == before
 
 
@@ -135,19 +140,19 @@ def test_in_production_every_decision_needs_a_change_reference(
         call(*typed(line, units), *WHY).refused("--change-ref")
     assert every_row(deployment.database) == before
     for line in NEEDS_A_CHANGE:
-        if not line.startswith("discard"):  # of the same unit as release
+        if not line.startswith("discard"):  # it has the same unit as release
             code = ExitCode.WAITS_FOR_APPROVAL if line.startswith("release") else ExitCode.DONE
             assert call(*typed(line, units), *WHY, *CHANGE).code == code, line
     assert {entry.change_ref for entry in own_tx(deployment.ledger.log).entries(limit=4)} == {"CHG-9"}
 
 
 @pytest.mark.clause("WSM-16", "BEY-06", "SEC-02", "WSM-21")
-def test_a_release_outside_prod_lets_the_unit_in_closes_its_case_and_stands_in_the_log(
+def test_a_release_outside_prod_readmits_the_unit_closes_its_case_and_is_logged(
     call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "stage")
     wal_id = units["quarantined"].wal_id
-    # The dry run needs no reason, says the same, and has left the unit as it was.
+    # The dry run needs no reason, prints the same and leaves the unit unchanged.
     for options, last in ((["--dry-run"], "dry run: no unit is retried\n"), ([*WHY, *CHANGE], "")):
         answer = call("release", wal_id, wal_id, "--json", *options)
         assert answer.err.endswith(last)
@@ -165,7 +170,7 @@ def test_a_release_outside_prod_lets_the_unit_in_closes_its_case_and_stands_in_t
 
 
 @pytest.mark.clause("WSM-16", "BEY-06", "SEC-02")
-def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_no_discarded_unit(
+def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_but_not_discarded_units(
     call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = {units[state].wal_id: state for state in ("failed", "quarantined")}
@@ -198,7 +203,7 @@ def test_a_retry_by_a_filter_replays_failed_and_releases_quarantined_units_but_n
 
 
 @pytest.mark.clause("WSM-21")
-def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_in(
+def test_a_configured_reason_is_valid_for_every_command_that_readmits_units(
     call: Call, deployment: Pipeline, units: dict[str, Envelope], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason, configs = ["--replay-reason", "reprocess-2025"], tmp_path / "configs"
@@ -221,15 +226,15 @@ def test_a_reason_of_the_configuration_is_one_for_every_command_that_lets_units_
         assert _started(ReplayEngine(pipeline=pipeline), config, run_id="run-2")["records"] == 1
         ReplayEngine(pipeline=pipeline).advance_all(report=print)
         record = {name: own_tx(pipeline.ledger).get(units[name].wal_id) for name in ("quarantined", "failed")}
-    assert {(found.status, found.replay_reason) for found in record.values() if found} == {
+    assert {(entry.status, entry.replay_reason) for entry in record.values() if entry} == {
         (Status.PENDING, "reprocess-2025")
     }
-    # The meaning stays where the word was used.
+    # The meaning is stored with the use of the reason.
     assert own_tx(deployment.ledger).replay_reasons()["reprocess-2025"] == "the yearly one"
 
 
 @pytest.mark.clause("BEY-06", "SEC-02")
-def test_a_discarded_unit_stays_out_of_every_later_release(
+def test_a_discarded_unit_is_excluded_from_every_later_release(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]
 ) -> None:
     wal_id = units["quarantined"].wal_id
@@ -245,7 +250,7 @@ def test_a_discarded_unit_stays_out_of_every_later_release(
 
 
 @pytest.mark.clause("WSM-08", "SEC-02")
-def test_a_person_quarantines_what_waits_and_what_failed(
+def test_a_person_quarantines_pending_and_failed_units(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]
 ) -> None:
     pending, broken = units["pending"].wal_id, units["failed"].wal_id
@@ -255,8 +260,8 @@ def test_a_person_quarantines_what_waits_and_what_failed(
         f"{pending}: pending > quarantined (version 1 > 2)",
         f"{broken}: failed > quarantined (version 3 > 4)",
     ]
-    found = own_tx(deployment.ledger).get(broken)
-    assert found.version == 4
+    record = own_tx(deployment.ledger).get(broken)
+    assert record.version == 4
     rows = call("quarantine", "list", "--reason", "bad_site", "--json").rows
     assert {row["wal_id"]: row["error_code"] for row in rows} == {pending: "bad_site", broken: "missing_object"}
     entries = call("governance", "log", "--action", "quarantine", "--limit", "2", "--json").rows
@@ -267,15 +272,15 @@ def test_a_person_quarantines_what_waits_and_what_failed(
 
 
 @pytest.mark.clause("WAL-10", "SEC-02")
-def test_a_switch_is_on_until_it_is_taken_back_or_expires(call: Call, deployment: Pipeline) -> None:
+def test_a_switch_is_engaged_until_it_is_released_or_expires(call: Call, deployment: Pipeline) -> None:
     assert call("kill-switch", "list", "--json").out == ""
     before = datetime.now(UTC)
     assert call("kill-switch", "on", "nexrad-l2", *WHY, "--expires", "90m").code == ExitCode.DONE
     assert call("kill-switch", "on", "all", *WHY, *CHANGE).code == ExitCode.DONE
-    everything, one = call("kill-switch", "list", "--json").rows
+    everything, single = call("kill-switch", "list", "--json").rows
     assert (everything["dataset"], everything["expires_at"], everything["change_ref"]) == ("all", None, "CHG-9")
-    assert (one["dataset"], one["engaged_by"], one["reason"]) == ("nexrad-l2", "jane", "seen by eye")
-    lasting = datetime.fromisoformat(one["expires_at"]) - before
+    assert (single["dataset"], single["engaged_by"], single["reason"]) == ("nexrad-l2", "jane", "seen by eye")
+    lasting = datetime.fromisoformat(single["expires_at"]) - before
     assert timedelta(minutes=90) <= lasting < timedelta(minutes=95)
     assert own_tx(deployment.ledger.switches).off(["goes-abi"]) == {"goes-abi"}
 
@@ -286,11 +291,11 @@ def test_a_switch_is_on_until_it_is_taken_back_or_expires(call: Call, deployment
     actions = [row["action"] for row in call("governance", "log", "--json").rows]
     assert actions == ["kill_switch_off", "kill_switch_off", "kill_switch_on", "kill_switch_on"]
     changes = [row["change"] for row in call("governance", "log", "--json").rows]
-    assert changes == [None, None, "until it is released", f"until {one['expires_at']}"]
+    assert changes == [None, None, "until it is released", f"until {single['expires_at']}"]
 
 
 @pytest.mark.clause("BEY-06")
-def test_quarantine_show_tells_the_evidence_to_people_and_to_scripts(
+def test_quarantine_show_prints_the_evidence_as_text_and_json(
     call: Call, deployment: Pipeline, units: dict[str, Envelope], tmp_path: Path
 ) -> None:
     unit = units["quarantined"]
@@ -308,7 +313,7 @@ def test_quarantine_show_tells_the_evidence_to_people_and_to_scripts(
     assert "evidence: lost" in call("quarantine", "show", unit.wal_id).out
 
 
-def test_wal_show_tells_the_whole_story_of_a_unit(
+def test_wal_show_prints_a_unit_s_full_history(
     call: Call, deployment: Pipeline, units: dict[str, Envelope], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = units["quarantined"].evolve(
@@ -330,7 +335,7 @@ def test_wal_show_tells_the_whole_story_of_a_unit(
         assert shown in text
 
 
-def test_a_table_cuts_nothing_and_takes_nothing_for_markup(
+def test_a_table_shortens_no_value_and_interprets_no_markup(
     call: Call, deployment: Pipeline, units: dict[str, Envelope]
 ) -> None:
     reason = "[red]see https://noaa.gov/" + "x" * 300 + "[/red]"

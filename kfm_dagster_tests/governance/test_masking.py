@@ -1,4 +1,4 @@
-"""Masking: what is shown keeps its bounds, and nothing that is hashed or shown depends on where a site exactly is."""
+"""Masking: shown places keep their bounds, and no hash or shown value depends on a site's exact place."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def vector(latitude: float, longitude: float) -> tuple[float, float, float]:
     return math.cos(phi) * math.cos(lam), math.cos(phi) * math.sin(lam), math.sin(phi)
 
 
-def metres(one: Sequence[float], other: Sequence[float]) -> float:
-    """The distance of two points, by H3's own function."""
-    return float(h3.great_circle_distance(tuple(one), tuple(other), unit="m"))
+def metres(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the distance of two points by H3's function."""
+    return float(h3.great_circle_distance(tuple(first), tuple(second), unit="m"))
 
 
 def moved_within(cell: str, shares: Sequence[float]) -> ExactLocation:
-    """Another place in a cell: a mean of its centre and corners."""
+    """Return another place in a cell, a mean of its centre and corners."""
     corners = [h3.cell_to_latlng(cell), *h3.cell_to_boundary(cell)]
     weights = [*shares, *[0.0] * len(corners)][: len(corners)]
     x, y, z = (
@@ -83,7 +83,7 @@ def place(location: ExactLocation | MaskedLocation) -> tuple[float, float]:
 
 
 def published(mask: Masking, site: str, location: ExactLocation) -> str:
-    """All that a node makes public of a masked site, and its content hash."""
+    """Return all public values of a masked site, and its content hash."""
     shown = masked(mask, site, location)
     content = json.dumps([shown.group, *place(shown), 12.5]).encode()
     entry = masked_entry("soil", shown, content)
@@ -95,28 +95,30 @@ def published(mask: Masking, site: str, location: ExactLocation) -> str:
 @pytest.mark.clause("IEN-12")
 @pytest.mark.parametrize("mask", MASKS, ids=["h3", "donut", "narrow donut"])
 @given(site=SITES, location=LOCATIONS, shares=st.lists(st.floats(0.01, 1), min_size=3, max_size=7))
-def test_nothing_public_and_no_hash_changes_while_a_site_moves_under_its_mask(
+def test_no_public_value_or_hash_changes_while_a_site_moves_within_its_mask(
     mask: Masking, site: str, location: ExactLocation, shares: list[float]
 ) -> None:
     resolution = anchor_resolution(mask) if mask.resolution is None else mask.resolution
     cell = h3.latlng_to_cell(*place(location), resolution)
-    other = moved_within(cell, shares)
-    assume(h3.latlng_to_cell(*place(other), resolution) == cell)
-    assert published(mask, site, other) == published(mask, site, location)
+    moved = moved_within(cell, shares)
+    assume(h3.latlng_to_cell(*place(moved), resolution) == cell)
+    assert published(mask, site, moved) == published(mask, site, location)
 
 
 @pytest.mark.clause("IEN-12")
 @given(location=LOCATIONS, resolution=st.integers(0, FINEST_RESOLUTION))
-def test_a_cell_holds_the_site_and_shows_only_its_centre(location: ExactLocation, resolution: int) -> None:
+def test_a_mask_by_cell_contains_the_site_and_shows_only_the_cell_s_centre(
+    location: ExactLocation, resolution: int
+) -> None:
     shown = masked(h3_mask(resolution), "site", location)
     cell = shown.group.removeprefix("h3:")
     assert h3.get_resolution(cell) == resolution
     centre, corners = h3.cell_to_latlng(cell), h3.cell_to_boundary(cell)
-    # No other cell has its centre nearer; one that crosses an edge of the icosahedron bulges by a little.
+    # No other cell's centre is nearer, except slightly for cells across an icosahedron's edge.
     away = metres(place(location), centre)
     assert away <= 1.01 * max(metres(centre, corner) for corner in corners) + 1
-    others = [h3.cell_to_latlng(other) for other in h3.grid_ring(cell, 1)]
-    assert away <= 1.2 * min(metres(place(location), other) for other in others) + 1
+    others = [h3.cell_to_latlng(neighbour) for neighbour in h3.grid_ring(cell, 1)]
+    assert away <= 1.2 * min(metres(place(location), other_centre) for other_centre in others) + 1
     assert metres(place(shown), centre) < 1
 
 
@@ -137,7 +139,7 @@ def test_a_donut_keeps_its_distance(
 
 @given(location=LOCATIONS)
 @pytest.mark.parametrize("mask", MASKS, ids=["h3", "donut", "narrow donut"])
-def test_the_antimeridian_and_the_poles_are_places_like_others(mask: Masking, location: ExactLocation) -> None:
+def test_masks_work_at_the_antimeridian_and_the_poles(mask: Masking, location: ExactLocation) -> None:
     shown = masked(mask, "site", location)
     assert -90 <= shown.latitude <= 90
     assert -180 <= shown.longitude <= 180
@@ -148,7 +150,7 @@ def test_the_antimeridian_and_the_poles_are_places_like_others(mask: Masking, lo
     assert masked(mask, "site", east) == masked(mask, "site", west)
 
 
-def test_no_corner_is_further_from_its_cell_than_the_ring_is_narrowed() -> None:
+def test_a_cell_s_corners_are_within_the_margin_of_the_ring() -> None:
     for resolution in range(16):
         bound = CELL_RADIUS * h3.average_hexagon_edge_length(resolution, unit="m")
         cells = {h3.latlng_to_cell(latitude, 0.7 * latitude * 2, resolution) for latitude in range(-90, 91)}
@@ -157,7 +159,7 @@ def test_no_corner_is_further_from_its_cell_than_the_ring_is_narrowed() -> None:
         assert worst < bound
 
 
-def test_a_displacement_is_the_same_each_time_and_another_for_each_site_salt_and_ring() -> None:
+def test_a_displacement_is_reproducible_and_differs_by_site_salt_and_ring() -> None:
     home = ExactLocation(latitude=38.5, longitude=-98.0)
     shown = {
         "first": masked(DONUT, "site", home),
@@ -167,18 +169,20 @@ def test_a_displacement_is_the_same_each_time_and_another_for_each_site_salt_and
     }
     assert masked(DONUT, "site", home) == shown["first"]
     assert len({location.group for location in shown.values()}) == len({place(each) for each in shown.values()}) == 4
-    assert ring_radius_m(3, 4, 0.5) == pytest.approx(math.sqrt((9 + 16) / 2), rel=1e-9), "half of a ring lies within"
+    assert ring_radius_m(3, 4, 0.5) == pytest.approx(math.sqrt((9 + 16) / 2), rel=1e-9), (
+        "half of the ring's area lies within"
+    )
     assert [ring_radius_m(2_000, 8_000, share) for share in (0, 1)] == pytest.approx([2_000, 8_000])
-    # Computed once and written down: another release must not move what has been published.
+    # Pinned values: a release must not move published places.
     assert shown["first"] == MaskedLocation(group="donut:0892cd1608f3464c", latitude=38.47862, longitude=-97.94804)
 
 
 @pytest.mark.clause("IEN-12")
 def test_neither_a_salt_nor_an_exact_location_is_in_any_text() -> None:
     home = ExactLocation(latitude=38.123456, longitude=-98.654321)
-    told = f"{home!r} {DONUT!r} {published(DONUT, 'site-of-the-heron', home)} {DONUT.parameters}"
+    text = f"{home!r} {DONUT!r} {published(DONUT, 'site-of-the-heron', home)} {DONUT.parameters}"
     for secret in ("38.123", "98.654", SALT.hex(), repr(SALT), "site-of-the-heron"):
-        assert secret not in told
+        assert secret not in text
     with pytest.raises(ConfigurationError) as refused:
         ExactLocation(latitude=98.123456, longitude=0)
     assert "98.123" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""In prod an override waits for a second person; the database itself lets nobody past (WSM-21)."""
+"""In prod an override needs a second person's approval, which the database enforces (WSM-21)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from kfm_dagster_tests.transactions import own_tx
 
 DAY = "2025-12-03"
 MADE = datetime(2025, 6, 9, tzinfo=UTC)
-"""When a backfill's objects were written, days after their own."""
+"""The time at which a backfill's objects were written, days after their own time."""
 JANE = Decision(actor="jane", reason="the source is fixed", change_ref="CHG-9")
 WHY = ["--reason", "the source is fixed", "--change-ref", "CHG-9"]
 APPROVING = ["--actor", "bob", "--reason", "seen the evidence", "--change-ref", "CHG-9"]
 REPAIR = ["replay", "run", "--mode", "repair-and-replace", "--allow-repair-and-replace", "--confirm", "--detach", *WHY]
 OUT = envelope(0)
-"""The unit that is quarantined in `prod`."""
+"""The quarantined unit in `prod`."""
 pytestmark = pytest.mark.clause("WSM-21")
 
 
@@ -65,7 +65,7 @@ def proposed(answer: Answer) -> str:
     return answer.out.split()[1]
 
 
-def test_a_release_in_prod_is_done_by_the_second_person_and_the_log_names_both(call: Call, prod: Pipeline) -> None:
+def test_a_release_in_prod_needs_a_second_person_and_the_log_names_both(call: Call, prod: Pipeline) -> None:
     number = proposed(call("release", OUT.wal_id, *WHY))
     assert status(prod, OUT) is Status.QUARANTINED
     [waits] = call("governance", "pending", "--json").rows
@@ -107,7 +107,7 @@ def test_a_replay_of_successes_in_prod_starts_with_the_approval_and_each_overrid
 def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_batch(
     call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More units than a selection by other times may hold; a release makes their Items otherwise."""
+    """More units than other selections may have; another release changes their Items."""
     narrow = replace(LIMITS[Environment.PROD], max_selection_records=2, default_batch_size=2, max_batches=1)
     monkeypatch.setattr(engine, "LIMITS", {Environment.PROD: narrow})
     start = datetime(2025, 6, 1, 23, 59, 58, tzinfo=UTC)
@@ -133,7 +133,7 @@ def test_one_approved_decision_covers_a_dataset_and_a_range_of_days_batch_by_bat
     assert {entry.wal_id for entry in entries} == {unit.wal_id for unit in units}
 
 
-def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(call: Call, prod: Pipeline) -> None:
+def test_a_replay_of_failed_units_and_a_kill_switch_need_one_person(call: Call, prod: Pipeline) -> None:
     own_tx(prod.ledger).ensure([envelope(2)])
     brakes = (
         ["quarantine", "add", envelope(2).wal_id, "--reason-code", "odd"],
@@ -146,7 +146,7 @@ def test_a_replay_of_failed_units_and_an_emergency_brake_are_one_person_s(call: 
         assert call(*command, *WHY).code == ExitCode.DONE, command
 
 
-def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod: Pipeline) -> None:
+def test_an_impossible_approval_is_one_line_and_changes_no_row(call: Call, prod: Pipeline) -> None:
     def a_proposal() -> str:
         return proposed(call("release", OUT.wal_id, *WHY))
 
@@ -160,8 +160,8 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
         return str(own_tx(review).propose(Command.RELEASE, JANE, {GovernanceAction.RELEASE: {OUT.wal_id: 2}}))
 
     def moved() -> str:
-        number, other = a_proposal(), a_proposal()
-        assert call("governance", "approve", other, *APPROVING).code == ExitCode.DONE
+        number, second = a_proposal(), a_proposal()
+        assert call("governance", "approve", second, *APPROVING).code == ExitCode.DONE
         return number
 
     cases: dict[str, tuple[Callable[[], str], list[str], str]] = {
@@ -174,19 +174,19 @@ def test_what_cannot_be_approved_is_one_line_and_changes_no_row(call: Call, prod
         "moved": (moved, [], f"changed since it was read; observed {OUT.wal_id} at another version"),
         "used": (lambda: str(_last(prod).proposal_id), [], "was decided on; observed override_approved by bob"),
     }
-    for name, (make, more, said) in cases.items():
+    for name, (make, more, expected) in cases.items():
         number = make()
         before = every_row(prod.database)
         answer = call("governance", "approve", number, *APPROVING, *more)
         assert answer.code in {ExitCode.REFUSED, ExitCode.USAGE}, name
         assert (answer.out, answer.err.count("\n")) == ("", 1), name
-        assert said in answer.err, name
+        assert expected in answer.err, name
         assert every_row(prod.database) == before, name
-    # Its own proposer's two, the one without a reason and the one that moved; the expired one waits no more.
+    # Pending: two by the same proposer, one without a reason, one whose unit moved; the expired one is not.
     assert len(call("governance", "pending", "--json").rows) == 4
 
 
-def test_a_replay_that_would_take_other_units_than_were_approved_is_refused(call: Call, prod: Pipeline) -> None:
+def test_a_replay_of_other_units_than_approved_is_refused(call: Call, prod: Pipeline) -> None:
     window = ["--event-time-start", "2025-12-01", "--event-time-end", "2025-12-30"]
     number = proposed(call(*REPAIR, "--dataset", "nexrad-l2", "--status", "succeeded", *window))
     own_tx(prod.ledger).ensure([envelope(5)])
@@ -198,13 +198,13 @@ def test_a_replay_that_would_take_other_units_than_were_approved_is_refused(call
     assert every_row(prod.database) == before
 
 
-def test_a_client_that_calls_itself_dev_cannot_go_alone_over_a_database_of_prod(
+def test_a_client_set_to_dev_cannot_override_alone_on_a_prod_database(
     call: Call, prod: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFM_ENV", "dev")
     number = proposed(call("release", OUT.wal_id, *WHY))
     assert call("governance", "approve", number, "--reason", "my own").code == ExitCode.REFUSED
-    # And so the library that a command calls.
+    # The library behind the commands refuses it, too.
     before = every_row(prod.database)
     with pytest.raises(IllegalTransitionError, match=r"override_is_reviewed.*expected an approval by a second person"):
         release(prod, OUT.wal_id, 2, JANE)
@@ -229,7 +229,7 @@ WHERE wal_id = :wal_id
 """
 
 
-def test_the_database_takes_no_forged_approval(prod: Pipeline) -> None:
+def test_the_database_refuses_forged_approvals(prod: Pipeline) -> None:
     def entry(**changes: Any) -> dict[str, Any]:
         right = {
             "at": rfc3339(prod.clock()), "actor": "jane", "action": "release", "wal_id": OUT.wal_id, "version": 3,
@@ -273,7 +273,7 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline) -> None:
         with pytest.raises(DBAPIError):
             typed(*rows)
         assert every_row(prod.database) == before, name
-    # No unit comes to a proposal that somebody has decided on, or to an entry that is none.
+    # No unit can be added to a decided proposal or to an entry that is not a proposal.
     with prod.database.transaction() as tx:
         prod.ledger.review.withdraw(another, JANE, tx=tx)
     for proposal_id in (another, 1):
@@ -285,7 +285,7 @@ def test_the_database_takes_no_forged_approval(prod: Pipeline) -> None:
     assert status(prod, OUT) is Status.PENDING
 
 
-def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prod_deployment_marks_its_database_as_prod(deployment: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not own_tx(deployment.ledger.review).required(deployment.settings, JANE)
     monkeypatch.setenv("KFM_ENV", "prod")
     open_pipeline(Settings.load(), SqsQueueResource()).close()
@@ -294,7 +294,7 @@ def test_a_deployment_of_prod_makes_the_database_prod_s(deployment: Pipeline, mo
 
 
 @pytest.mark.clause("SEC-10")
-def test_the_dagster_ui_releases_nothing_by_itself_in_any_environment(call: Call, deployment: Pipeline) -> None:
+def test_the_dagster_ui_alone_releases_nothing_in_any_environment(call: Call, deployment: Pipeline) -> None:
     ledger, wal_id = deployment.ledger, envelope(0).wal_id
     own_tx(ledger).ensure([envelope(0)])
     own_tx(ledger).quarantine([wal_id], reason_code="looked_odd", decision=JANE)

@@ -1,4 +1,4 @@
-"""Governance rules alone: what each decides of a unit, and what a generalised header still tells."""
+"""Governance rules: decisions on units, and the remaining content of generalised headers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def governance(**declared: Any) -> Governance:
 
 
 def read(unit: Envelope, **properties: Any) -> Envelope:
-    """The unit as metadata-extract leaves it."""
+    """Return the unit after metadata-extract."""
     done = finished(unit).evolve(stac=None, provenance=None)
-    told = {**done.metadata.stac_properties, **properties}
-    return done.evolve(metadata=dataclasses.replace(done.metadata, stac_properties=told))
+    properties_read = {**done.metadata.stac_properties, **properties}
+    return done.evolve(metadata=dataclasses.replace(done.metadata, stac_properties=properties_read))
 
 
 UNIT = read(envelope())
-"""Observed at START, by its key and by its header."""
+"""A unit observed at START by its key and header."""
 LATER = read(envelope(), end_datetime="2025-12-05T00:06:24Z")
 NOWHERE = UNIT.evolve(metadata=Metadata(status=CheckStatus.SUSPECT, stac_properties={"datetime": "x"}))
 ENDLESS = read(envelope(), end_datetime="9999-12-31T23:59:59Z")
@@ -80,7 +80,7 @@ RULINGS: dict[str, tuple[dict[str, Any], Envelope, datetime, RuleId | None]] = {
 
 @pytest.mark.clause("SEC-03")
 @pytest.mark.parametrize(("declared", "unit", "at", "rule"), RULINGS.values(), ids=RULINGS)
-def test_what_the_rules_say_of_a_unit(
+def test_the_rules_decide_on_a_unit(
     declared: dict[str, Any], unit: Envelope, at: datetime, rule: RuleId | None
 ) -> None:
     rules = Rules(governance=governance(**declared), at=at)
@@ -147,7 +147,7 @@ def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
 @example(box=(-180.0, -90.0, 180.0, -89.0), resolution=0)
 @example(box=(180.0, 10.0, 180.0, 10.0), resolution=5)
 @example(box=(-180.0, 10.0, -180.0, 10.0), resolution=5)
-def test_a_generalised_footprint_is_valid_and_holds_the_place(
+def test_a_generalised_footprint_is_valid_and_contains_the_place(
     box: tuple[float, float, float, float], resolution: int
 ) -> None:
     metadata = Metadata(
@@ -157,11 +157,11 @@ def test_a_generalised_footprint_is_valid_and_holds_the_place(
     west, south, east, north = shown.bbox
     assert footprint(shown.geometry, decimals=5)[1] == shown.bbox
     latitude = (box[1] + box[3]) / 2
-    # The sides of a cell are arcs of great circles: those of the largest cells bulge beyond the box of their corners.
+    # A cell's sides are great circles, which for large cells bulge beyond the box of the corners.
     slack = 3.0 / 2**resolution
     assert south - slack <= latitude <= north + slack
     middle = box[0] + ((box[2] - box[0]) % 360 if box[0] > box[2] else box[2] - box[0]) / 2
-    # Nearer to a pole so many degrees are no distance any more.
+    # Near a pole, degrees of longitude are no measure of distance.
     if abs(latitude) < 60:
         width = (east - west) % 360
         assert (middle - west + slack) % 360 <= width + 2 * slack
@@ -169,7 +169,7 @@ def test_a_generalised_footprint_is_valid_and_holds_the_place(
 
 
 @pytest.mark.clause("SEC-03")
-def test_a_box_is_cut_at_the_antimeridian() -> None:
+def test_a_box_is_split_at_the_antimeridian() -> None:
     for box, parts in (
         ((10.0, 0.0, 11.0, 1.0), [(10.0, 11.0)]),
         ((179.0, 0.0, 180.0, 1.0), [(179.0, 180.0)]),
@@ -181,12 +181,12 @@ def test_a_box_is_cut_at_the_antimeridian() -> None:
         footprint(shown, decimals=5)
         polygons = shown["coordinates"] if shown["type"] == "MultiPolygon" else [shown["coordinates"]]
         assert [(ring[0][0], ring[1][0]) for [ring] in polygons] == parts
-    # A place without extent is kept.
+    # A point stays a point.
     assert outline((-97.5, 38.0, -97.5, 38.0)) == {"type": "Polygon", "coordinates": [[[-97.5, 38.0]] * 5]}
 
 
 @pytest.mark.clause("SEC-03")
-def test_of_a_masked_header_only_its_cell_times_and_named_properties_are_kept() -> None:
+def test_a_masked_header_keeps_only_cell_times_and_listed_properties() -> None:
     issue = Issue(code="time_mismatch", severity=Severity.SUSPECT, message="the header of 38.123456 says noon")
     shifted = []
     for nudge in (0.0, 0.01):
@@ -201,11 +201,11 @@ def test_of_a_masked_header_only_its_cell_times_and_named_properties_are_kept() 
     assert shifted[0] == shifted[1]
     metadata = shifted[0].metadata
     assert metadata.stac_properties.keys() <= {*TIMES, "platform"}
-    assert [(one.code, one.message) for one in metadata.issues] == [("time_mismatch", WITHHELD)]
+    assert [(reported.code, reported.message) for reported in metadata.issues] == [("time_mismatch", WITHHELD)]
 
 
 @pytest.mark.clause("SEC-03")
-def test_a_unit_that_failed_before_keeps_its_reason_and_loses_its_place() -> None:
+def test_an_already_failed_unit_keeps_its_reason_without_its_place() -> None:
     rules = Rules(governance=governance(**SHIELDED, embargo={"until": NOON}), at=START)
     broken = failed(UNIT)
     after = rules.applied(broken)

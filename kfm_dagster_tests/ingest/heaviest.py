@@ -1,9 +1,9 @@
-"""The heaviest messages that SQS carries, and one tick over some of them, measured in a process of its own.
+"""The largest messages that SQS delivers, and one tick over some of them, measured in a separate process.
 
     python -m kfm_dagster_tests.ingest.heaviest KIND HOME MESSAGES [DSN]
 
-Prints the report, seconds and the peak of its memory as JSON. Belongs here: what such messages hold. Does not belong
-here: what a tick over them may cost (`test_heaviest.py`).
+Prints the report, seconds and peak memory as JSON. Belongs here: the content of the messages. Does not belong
+here: the limits of a tick over them (`test_heaviest.py`).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ KINDS: dict[str, Callable[[int], str]] = {
                                        "noaa-hrrr-bdp-pds"),
     "escapes": lambda _: '"\\u0000"',
 }  # fmt: skip
-"""What each record of a message is, by its number."""
+"""Kind > the n-th record of a message."""
 
 
 def heaviest(kind: str, messages: int) -> Iterator[SqsMessage]:
-    """Messages of 1 MiB with as many records of a kind as fit."""
+    """Yield messages of 1 MiB with as many records of a kind as fit."""
     numbers = count()
     for index in range(messages):
         records: list[str] = []
@@ -71,13 +71,13 @@ def heaviest(kind: str, messages: int) -> Iterator[SqsMessage]:
 
 
 def peak_mib() -> int:
-    """Return the peak of this process's resident memory; getrusage tells that of the process which forked it, too."""
+    """Return the peak of this process's resident memory; getrusage would include the forking process's."""
     [kilobytes] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     return int(kilobytes) // 1024
 
 
 def main(kind: str, home: Path, messages: int, dsn: str = "") -> None:
-    """Take them in, and measure."""
+    """Take the messages in, and measure."""
     queue = FakeQueue(waiting=list(heaviest(kind, messages)))
     pipeline = open_pipeline(home, home, url=dsn, queue=queue, sns_verify="off")
     before = peak_mib()

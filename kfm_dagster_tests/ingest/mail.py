@@ -1,9 +1,9 @@
-"""Mail: batches of messages as a queue may deliver them - valid, broken and hostile ones side by side - from a seed.
+"""Mail: seeded batches of messages as a queue may deliver them, with valid, broken and hostile ones.
 
     python -m kfm_dagster_tests.ingest.mail --messages N --database sqlite|postgresql [--seed N]
 
-Takes batches of up to ten in, one after the other, and holds after each that every message is accounted for and every
-good unit is pending. Belongs here: drawing and checking. Does not belong here: how many are drawn where
+Takes in batches of up to ten, and checks after each that every message is accounted for and every
+good unit is pending. Belongs here: drawing and checking. Does not belong here: the numbers of messages
 (`test_mail.py`, `benchmarks/soak.py`).
 """
 
@@ -61,7 +61,7 @@ BODIES = (
 
 @dataclass
 class Mail:
-    """A source of batches. The units of `good` must be pending once their batch is taken in."""
+    """A source of batches. Units of `good` must be pending after intake of their batch."""
 
     rng: random.Random
     topic: str
@@ -70,11 +70,11 @@ class Mail:
     _messages: int = 0
 
     def batch(self) -> list[SqsMessage]:
-        """Draw one to ten messages; now and then one comes twice."""
-        found = [self._message() for _ in range(self.rng.randint(1, MAX_BATCH))]
-        if len(found) < MAX_BATCH and self.rng.random() < 0.05:
-            found.append(self.rng.choice(found))
-        return found
+        """Draw one to ten messages; sometimes one is repeated."""
+        messages = [self._message() for _ in range(self.rng.randint(1, MAX_BATCH))]
+        if len(messages) < MAX_BATCH and self.rng.random() < 0.05:
+            messages.append(self.rng.choice(messages))
+        return messages
 
     def _message(self) -> SqsMessage:
         kind = self.rng.choice((self._valid, self._valid, self._mixed, self._broken, self._hostile))
@@ -88,21 +88,21 @@ class Mail:
         return self._wrapped([self._good() for _ in range(self.rng.choice((1, 1, 1, 2, 4)))])
 
     def _mixed(self) -> str:
-        """Good records beside hostile ones, under texts of the sender that no column would hold."""
+        """Return good records beside hostile ones, with sender's texts that fit no column."""
         records = [self._good(), *(self._bad() for _ in range(self.rng.randint(1, 4)))]
         self.rng.shuffle(records)
         odd = {} if self.rng.random() < 0.5 else {"Subject": self.rng.choice(VALUES)}
         return self._wrapped(records, **odd)
 
     def _broken(self) -> str:
-        """A body that is none, or one that was cut."""
+        """Return an invalid or truncated body."""
         if self.rng.random() < 0.5:
             return self.rng.choice(BODIES)
         body = self._wrapped([self._bad()])
         return body[: self.rng.randrange(len(body))]
 
     def _hostile(self) -> str:
-        """Any field of the envelope replaced; what it names is promised to nobody."""
+        """Replace any field of the envelope; its units need not be recorded."""
         field_name = self.rng.choice(("Type", "MessageId", "TopicArn", "Message", "Timestamp", "Subject"))
         outer = json.loads(self._enveloped([self._bad()]))
         outer[field_name] = self.rng.choice(VALUES)
@@ -127,7 +127,7 @@ class Mail:
         return _text(outer | changes)
 
     def _good(self) -> dict[str, Any]:
-        """A record of a volume that nobody else announces, or of one that was announced before."""
+        """Return a record of a new volume or of one announced before."""
         self._number += 1
         number = self._number if self.rng.random() < 0.9 else self.rng.randint(1, self._number)
         at = FIRST + timedelta(seconds=number)
@@ -139,7 +139,7 @@ class Mail:
         return _record(BUCKET, key, eTag=etag, size=number, sequencer=f"{number:016X}")
 
     def _bad(self) -> Any:
-        """A record with something that it should not have; some of them are units, none has to be."""
+        """Return a record with a fault; it may or may not give a unit."""
         return self.rng.choice((self._bad_field, self._bad_key, self._no_record))()
 
     def _no_record(self) -> Any:
@@ -152,15 +152,15 @@ class Mail:
         return _record(HRRR, changed, eTag="0" * 32)
 
     def _bad_field(self) -> Any:
-        found = _record(HRRR, "hrrr.20250101/conus/hrrr.t00z.wrfsfcf00.grib2", eTag=f"{self.rng.getrandbits(60):x}")
-        place = self.rng.choice((found, found["s3"], found["s3"]["bucket"], found["s3"]["object"]))
+        record = _record(HRRR, "hrrr.20250101/conus/hrrr.t00z.wrfsfcf00.grib2", eTag=f"{self.rng.getrandbits(60):x}")
+        place = self.rng.choice((record, record["s3"], record["s3"]["bucket"], record["s3"]["object"]))
         name = self.rng.choice((*place, "size", "sequencer", "eTag", "versionId"))
         place[name] = self.rng.choice(VALUES)
-        return found
+        return record
 
 
 def _text(value: Any) -> str:
-    # Half of a surrogate pair stays as it is: written as an escape, it makes the whole body no JSON (RFC 8259, 8.2).
+    # Keep lone surrogates unescaped: as an escape they would make the body invalid JSON (RFC 8259, 8.2).
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -175,18 +175,20 @@ def _record(bucket: str, key: str, **described: Any) -> dict[str, Any]:
 
 def topic_of(pipeline: Pipeline) -> str:
     """Return a topic that announces the volumes."""
-    return next(name for name, found in pipeline.registry.topics.items() if any(c.id == "nexrad-l2" for c in found))
+    return next(
+        name for name, datasets in pipeline.registry.topics.items() if any(c.id == "nexrad-l2" for c in datasets)
+    )
 
 
 def take_in_and_check(pipeline: Pipeline, mail: Mail) -> int:
-    """Take one batch in. Returns its messages; raises AssertionError when one, or a good unit, is not accounted for."""
+    """Take one batch in; return its number of messages. Raises AssertionError for an unaccounted message or unit."""
     earlier = mail.good.copy()
     batch = mail.batch()
     report = record(pipeline, batch, ALL_ON)
     assert report.received == len(batch)
     ids = {message.message_id for message in batch}
     states = pipeline.deliveries.states(ids)
-    assert states.keys() == ids, "a message left no trace"
+    assert states.keys() == ids, "a message is not recorded"
     assert set(states.values()) <= {DeliveryState.IN_FLIGHT, DeliveryState.REJECTED, DeliveryState.IGNORED}
     fresh = mail.good - earlier
     statuses = own_tx(pipeline.ledger).statuses(fresh)
@@ -195,7 +197,7 @@ def take_in_and_check(pipeline: Pipeline, mail: Mail) -> int:
 
 
 def check_balance(pipeline: Pipeline, mail: Mail) -> None:
-    """Hold the ledger's account, and every good unit that was ever announced."""
+    """Check the ledger's account and every announced good unit."""
     balance = pipeline.deliveries.conservation()
     assert (balance.residual_units, balance.residual_messages) == (0, 0)
     statuses = own_tx(pipeline.ledger).statuses(mail.good)
@@ -203,7 +205,7 @@ def check_balance(pipeline: Pipeline, mail: Mail) -> None:
 
 
 def take_in_mail(pipeline: Pipeline, *, messages: int, seed: int, say: Callable[[int], None] = lambda _: None) -> int:
-    """Take in so many messages, and check after every batch; returns their number. The seed and the batch replay it."""
+    """Take in and check batches of `messages` messages; return their number. Seed and batch reproduce a failure."""
     mail = Mail(rng=random.Random(seed), topic=topic_of(pipeline))
     taken = batches = 0
     while taken < messages:
@@ -220,28 +222,28 @@ def take_in_mail(pipeline: Pipeline, *, messages: int, seed: int, say: Callable[
 
 
 def main() -> None:
-    """Take the mail in that the command line asks for, in ledgers of bounded size."""
+    """Take in the mail of the command line's options, in ledgers of bounded size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
     parser.add_argument("--seed", type=int, default=0, help="of the first ledger; the next ones count on")
-    given = parser.parse_args()
-    begun, taken, seed = time.process_time(), 0, given.seed
+    arguments = parser.parse_args()
+    begun, taken, seed = time.process_time(), 0, arguments.seed
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kfm-mail-")))
         folder.chmod(0o755)
-        server = stack.enter_context(embedded_postgres(folder / "data")) if given.database == "postgresql" else None
-        while taken < given.messages:
+        server = stack.enter_context(embedded_postgres(folder / "data")) if arguments.database == "postgresql" else None
+        while taken < arguments.messages:
             with ExitStack() as ledger:
                 home = Path(ledger.enter_context(tempfile.TemporaryDirectory(dir=folder)))
                 url = ledger.enter_context(databases.created(server)) if server else ""
-                pipeline = open_pipeline(home, home, url=url, sns_verify="off")  # nobody signed this mail
+                pipeline = open_pipeline(home, home, url=url, sns_verify="off")  # these messages are unsigned
                 ledger.callback(pipeline.close)
-                taken += take_in_mail(pipeline, messages=min(50_000, given.messages - taken), seed=seed)
+                taken += take_in_mail(pipeline, messages=min(50_000, arguments.messages - taken), seed=seed)
             seed += 1
     print(  # noqa: T201
-        f"{taken} messages on {given.database}, seeds {given.seed} to {seed - 1}: every one is accounted for, every "
-        f"good unit is pending; {time.process_time() - begun:.0f} s CPU"
+        f"{taken} messages on {arguments.database}, seeds {arguments.seed} to {seed - 1}: every one is accounted for, "
+        f"every good unit is pending; {time.process_time() - begun:.0f} s CPU"
     )
 
 

@@ -1,4 +1,4 @@
-"""A tick over the heaviest messages that SQS carries ends, accounts for all of them, and stays within its memory."""
+"""A tick over the largest messages of SQS ends, accounts for all, and stays within its memory limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kfm_dagster.operators.message_parse import MAX_REJECTIONS
 from kfm_dagster_tests.ingest.heaviest import KINDS, heaviest
 
 MAX_MIB = 512
-"""Peak of a process that does nothing else; a third of it is the program itself."""
+"""The allowed peak of a process; a third of it is the program itself."""
 
 
 def _tick(kind: str, home: Path, *, messages: int, dsn: str = "") -> dict[str, Any]:
@@ -39,7 +39,7 @@ def test_a_tick_over_the_heaviest_messages_stays_within_its_memory(kind: str, me
 
 
 @pytest.mark.clause("SEC-08")
-def test_the_heaviest_messages_fit_postgresql_too(tmp_path: Path, postgres_url: str) -> None:
+def test_the_heaviest_messages_are_stored_on_postgresql_too(tmp_path: Path, postgres_url: str) -> None:
     for kind, messages in (("foreign", 10), ("versions-without-order", 2)):
         report = _tick(kind, tmp_path / kind, messages=messages, dsn=postgres_url)
         assert report["peak_mib"] < MAX_MIB

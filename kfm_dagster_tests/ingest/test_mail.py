@@ -1,4 +1,4 @@
-"""Any batch of messages ends with every message accounted for and every good unit pending, on both databases."""
+"""After any batch, every message is accounted for and every good unit pending, on both databases."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kfm_dagster_tests.ingest.mail import take_in_mail
 from kfm_dagster_tests.integration.chain import open_pipeline
 
 MESSAGES = 1_000
-"""On each database; half a million in `make soak`."""
+"""Messages on each database; half a million in `make soak`."""
 
 
 @pytest.mark.clause("SEC-05", "BEY-03", "BEY-08")
-def test_any_batch_ends_with_every_message_accounted_for_and_every_good_unit_pending(
+def test_after_any_batch_every_message_is_accounted_for_and_every_good_unit_pending(
     tmp_path: Path, database_url: str
 ) -> None:
     pipeline = open_pipeline(tmp_path / "home", tmp_path, url=database_url, sns_verify="off")

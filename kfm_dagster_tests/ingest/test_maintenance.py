@@ -1,4 +1,4 @@
-"""Maintenance: a step that fails keeps no other from being done."""
+"""Maintenance: a failing step does not prevent the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_steps_do_not_depend_on_each_other(failing: str, tmp_path: Path, mon
     assert done == list(STEPS)
     assert list(due) == ([] if failing == "retry_due" else [("hrrr", "2025-04-02")])
     assert ["OverflowError" in line and "secret" not in line for line in warnings] == [True]
-    # Without the database no step goes.
+    # Without the database no step works.
     for error in (OperationalError("SELECT", {}, Exception("away")), DatabaseUnavailableError()):
         with pytest.raises((type(error), DatabaseUnavailableError)):
             maintain(pipeline, ProcessState(), dead=lambda _: (), warn=warnings.append)

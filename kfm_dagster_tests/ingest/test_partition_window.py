@@ -1,4 +1,4 @@
-"""The partition window, and the runs that follow from what is pending."""
+"""The partition window, and the runs planned for pending units."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def window(database: Database, **settings: object) -> PartitionWindow:
 
 
 @pytest.mark.clause("DAG-12")
-def test_the_first_day_is_made_once_and_stays_while_days_go_by(database: Database) -> None:
+def test_the_first_day_is_set_once_and_does_not_move_with_time(database: Database) -> None:
     window(database).make()
     later = PartitionWindow(database=database, settings=Settings(first_day=FIRST), clock=lambda: NOW + DEFAULT_DAYS)
     later.make()
@@ -59,18 +59,16 @@ def test_the_first_day_is_made_once_and_stays_while_days_go_by(database: Databas
 @pytest.mark.parametrize(
     ("set_to", "first"), [(FIRST, FIRST), (NOW.date(), NOW.date()), (date(2099, 1, 1), NOW.date()), (None, None)]
 )
-def test_the_first_day_is_what_is_set_but_never_in_the_future(
+def test_the_first_day_is_the_configured_one_but_never_in_the_future(
     database: Database, set_to: date | None, first: date | None
 ) -> None:
-    made = window(database, first_day=set_to)
-    made.make()
-    assert made.first_day() == (first or NOW.date() - DEFAULT_DAYS)
+    initial = window(database, first_day=set_to)
+    initial.make()
+    assert initial.first_day() == (first or NOW.date() - DEFAULT_DAYS)
 
 
 @pytest.mark.clause("OPR-27", "DAG-12")
-def test_partitions_begin_with_the_first_of_the_datasets_at_the_earliest(
-    home: Path, contracts: ContractRegistry
-) -> None:
+def test_partitions_begin_no_earlier_than_the_first_dataset(home: Path, contracts: ContractRegistry) -> None:
     first = min(contract.storage.first_day for contract in contracts)
     with closing(Pipeline.open(Settings.load(first_day=first))) as pipeline:
         assert pipeline.window.first_day() == first == date(1901, 1, 1)
@@ -80,20 +78,20 @@ def test_partitions_begin_with_the_first_of_the_datasets_at_the_earliest(
 
 @pytest.mark.clause("DAG-12")
 def test_an_earlier_day_lowers_the_window_and_a_later_one_does_not(database: Database) -> None:
-    made = window(database, first_day=FIRST)
+    initial = window(database, first_day=FIRST)
     for day, lowered in ((FIRST, False), (FIRST + timedelta(days=1), False), (FIRST - timedelta(days=1), True)):
-        assert own_tx(made).lower(day, actor="ada", reason="x") is lowered
-    assert made.first_day() == FIRST - timedelta(days=1)
+        assert own_tx(initial).lower(day, actor="ada", reason="x") is lowered
+    assert initial.first_day() == FIRST - timedelta(days=1)
 
 
 @pytest.mark.clause("DAG-12")
 def test_the_window_is_never_raised_by_hand(database: Database) -> None:
-    made = window(database, first_day=FIRST)
-    made.make()
+    initial = window(database, first_day=FIRST)
+    initial.make()
     for typed in ("UPDATE deployment SET value = '2025-06-01' WHERE fact = 'first_day'", "DELETE FROM deployment"):
         with pytest.raises(DBAPIError, match="deployment_is_kept"), database.engine.begin() as connection:
             connection.execute(sa.text(typed))
-        assert made.first_day() == FIRST
+        assert initial.first_day() == FIRST
 
 
 @pytest.mark.clause("DAG-12", "BEY-03")
@@ -101,18 +99,18 @@ def test_the_window_is_never_raised_by_hand(database: Database) -> None:
     ("day", "first"),
     [(date(1901, 1, 1), date(1901, 1, 1)), (date(2025, 6, 1), FIRST)],
 )
-def test_units_that_are_there_stay_within_the_window_that_is_made(
+def test_a_new_window_includes_existing_units(
     database: Database, contracts: ContractRegistry, day: date, first: date
 ) -> None:
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     own_tx(make_bench(database, contracts).ledger).ensure([envelope(1, time_range_start=start, time_range_end=start)])
-    made = window(database, first_day=FIRST)
-    made.make()
-    assert made.first_day() == first
+    initial = window(database, first_day=FIRST)
+    initial.make()
+    assert initial.first_day() == first
 
 
 @pytest.mark.clause("DAG-12")
-def test_the_window_holds_its_first_day_to_two_days_ahead() -> None:
+def test_the_window_includes_its_first_day_to_two_days_ahead() -> None:
     window = DayWindow(first=FIRST, today=NOW.date())
     for day, sent_at, held in (
         (FIRST, NOW, True),
@@ -122,7 +120,7 @@ def test_the_window_holds_its_first_day_to_two_days_ahead() -> None:
         (NOW.date() + timedelta(days=2), None, True),
         (NOW.date() + timedelta(days=3), None, False),
         (NOW.date() + timedelta(days=2), NOW - timedelta(days=9), True),
-        # The clock of this machine is behind: a message that the queue has by then is not of the future.
+        # This machine's clock is late: a message already in the queue is not of the future.
         (date(2027, 5, 3), datetime(2027, 5, 1, tzinfo=UTC), True),
         (date(2027, 5, 4), datetime(2027, 5, 1, tzinfo=UTC), False),
         (date.min, datetime.min.replace(tzinfo=UTC), False),
@@ -132,18 +130,18 @@ def test_the_window_holds_its_first_day_to_two_days_ahead() -> None:
 
 
 @pytest.mark.clause("DAG-12")
-def test_what_dagster_does_not_know_is_counted_by_day_and_not_planned() -> None:
+def test_days_without_a_dagster_partition_are_counted_and_not_planned() -> None:
     pending = [
         PendingPartition(dataset=dataset, partition=day, lane=Lane.LIVE, units=units)
         for dataset, day, units in (("a", "1990-12-31", 2), ("b", "1990-12-31", 3), ("a", "2025-12-03", 1))
     ]
-    known, unknown = of_known_days(pending, lambda day: day >= "2025-01-01")
-    assert [entry.partition for entry in known] == ["2025-12-03"]
-    assert unknown == {"1990-12-31": 5}
+    of_known, of_unknown = of_known_days(pending, lambda day: day >= "2025-01-01")
+    assert [entry.partition for entry in of_known] == ["2025-12-03"]
+    assert of_unknown == {"1990-12-31": 5}
 
 
 @pytest.mark.clause("DAG-12")
-def test_what_waits_for_its_day_says_what_helps() -> None:
+def test_the_message_on_unknown_days_names_the_remedy() -> None:
     waiting: list[tuple[dict[str, int], str]] = [
         ({}, ""),
         ({"1990-12-31": 5}, "5 units of 1990-12-31 on hold: the code location was loaded before"),
@@ -154,14 +152,14 @@ def test_what_waits_for_its_day_says_what_helps() -> None:
         ({"2025-12-04": 2}, "2 units of 2025-12-04 on hold until the day begins"),
         ({"1990-12-31": 1, "2025-12-04": 2}, "reload it; 2 units of 2025-12-04 on hold until the day begins"),
     ]
-    for unknown, said in waiting:
+    for unknown, expected in waiting:
         shown = why_unknown(unknown, today="2025-12-03")
-        assert said in shown
-        assert bool(shown) == bool(said)
+        assert expected in shown
+        assert bool(shown) == bool(expected)
 
 
 @pytest.mark.clause("DAG-12")
-def test_looking_up_the_first_day_makes_no_database_and_needs_none(
+def test_reading_the_first_day_neither_creates_nor_needs_a_database(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert stored_first_day(Settings.load(), clock=lambda: NOW) == NOW.date() - DEFAULT_DAYS
@@ -207,17 +205,17 @@ def plan(
     most: int = 10,
     salt: str = "0",
 ) -> list[PlannedRun]:
-    """Plan for pending live and bulk units by (dataset, partition)."""
-    there = counter(coming, Lane.LIVE)
+    """Plan runs for pending live and bulk units by (dataset, partition)."""
+    coming_runs = counter(coming, Lane.LIVE)
     return plan_runs(
         [
             PendingPartition(dataset=dataset, partition=partition, lane=lane, units=units)
-            for lane, found in ((Lane.LIVE, pending), (Lane.BULK, bulk or {}))
-            for (dataset, partition), units in found.items()
+            for lane, counts in ((Lane.LIVE, pending), (Lane.BULK, bulk or {}))
+            for (dataset, partition), units in counts.items()
         ],
         runs=ActiveRuns(
-            active=(counter(active, Lane.LIVE) | there) + counter(active_bulk, Lane.BULK),
-            coming=there,
+            active=(counter(active, Lane.LIVE) | coming_runs) + counter(active_bulk, Lane.BULK),
+            coming=coming_runs,
         ),
         limits=limits,
         max_units_per_run=most,
@@ -234,7 +232,7 @@ def lanes(runs: list[PlannedRun]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.clause("DAG-03")
-def test_runs_follow_from_what_is_pending() -> None:
+def test_runs_are_planned_for_pending_units() -> None:
     cases: list[tuple[dict[str, Any], list[Any]]] = [
         ({"pending": {}}, []),
         ({"pending": {("a", DAY): 1}}, [(DAY, ("a",))]),
@@ -247,8 +245,8 @@ def test_runs_follow_from_what_is_pending() -> None:
             {"pending": {("a", DAY): 1, ("b", "2025-04-01"): 1}},
             [("2025-04-01", ("b",)), (DAY, ("a",))],
         ),
-        # Coming runs take their units; beside two active live runs, or a bulk run, a further one takes at least half of
-        # a run's most units, or a hundred.
+        # Requested runs cover their units; beside two active live runs or a bulk run, a further run must cover at least
+        # half of a run's maximum units, or a hundred.
         ({"pending": {("a", DAY): 10}, "coming": {DAY: 1}}, []),
         ({"pending": {("a", DAY): 11}, "coming": {DAY: 1}}, [(DAY, ("a",))]),
         ({"pending": {("a", DAY): 24}, "coming": {DAY: 2}}, []),
@@ -267,7 +265,7 @@ def test_runs_follow_from_what_is_pending() -> None:
 
 
 def test_a_run_key_is_the_same_in_every_release() -> None:
-    """Dagster remembers run keys for ever: a release that renamed runs would start finished ones again."""
+    """Dagster keeps run keys permanently: a release with other keys would start finished runs again."""
     [run] = plan({("goes-abi", DAY): 1})
     assert run.run_key == "a6b6647be105c5ebd33e440524012d6789a475769737e3dd7671ea850597e5bd"
 
@@ -275,10 +273,10 @@ def test_a_run_key_is_the_same_in_every_release() -> None:
 @pytest.mark.clause("BEY-14")
 def test_a_lane_gets_its_share_of_runs_and_no_more() -> None:
     cases: list[tuple[dict[str, Any], list[Any]]] = [
-        # A run takes units of one lane, live ones are asked for first.
+        # A run has units of one lane; live runs are requested first.
         ({"pending": {("a", DAY): 1}, "bulk": {("a", DAY): 1}}, [("live", DAY), ("bulk", DAY)]),
         ({"pending": {("a", DAY): 1}, "bulk": {("a", "1999-01-01"): 1}}, [("live", DAY), ("bulk", "1999-01-01")]),
-        # However much bulk work waits, it gets what its limit leaves; live work is not counted against it.
+        # Bulk work gets only its limit, however much is pending; live work does not count against it.
         ({"pending": {}, "bulk": {("a", DAY): 60_000}, "limits": {Lane.BULK: 2}}, [("bulk", DAY)] * 2),
         (
             {"pending": {("a", DAY): 25}, "bulk": {("a", DAY): 60_000}, "limits": {Lane.BULK: 1}},
@@ -286,9 +284,9 @@ def test_a_lane_gets_its_share_of_runs_and_no_more() -> None:
         ),
         ({"pending": {}, "bulk": {("a", DAY): 60}, "limits": {Lane.BULK: 2}, "active_bulk": {"1999-01-01": 2}}, []),
         ({"pending": {}, "bulk": {("a", DAY): 60}, "limits": {Lane.BULK: 0}}, []),
-        # Bulk runs of a partition hold up no live run of it.
+        # Bulk runs of a partition do not delay its live runs.
         ({"pending": {("a", DAY): 1}, "active_bulk": {DAY: 3}}, [("live", DAY)]),
-        # While bulk work waits, live work leaves it a slot.
+        # Live work leaves a slot for pending bulk work.
         (
             {"pending": {("a", DAY): 60_000}, "bulk": {("b", DAY): 1}, "limits": {Lane.LIVE: 2, Lane.BULK: 1}},
             [("live", DAY), ("live", DAY), ("bulk", DAY)],
@@ -333,5 +331,5 @@ def test_run_keys_are_distinct_and_stable(pending: Pending, active: dict[str, in
     assert {run.run_key for run in plan({}, bulk=pending, most=most)}.isdisjoint(
         run.run_key for run in plan(pending, most=most)
     )
-    # A run may be asked for again once an earlier one of its partition has come.
+    # A run may be requested again once an earlier one of its partition exists.
     assert {run.run_key for run in plan(pending, active=active, most=most, salt="1")}.isdisjoint(keys)

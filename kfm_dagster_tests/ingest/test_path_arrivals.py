@@ -1,4 +1,4 @@
-"""A day's table of arrivals: what is in it, when it is made again, and what it leaves out."""
+"""A day's table of arrivals: its content, its recomputation, and left out volumes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BEAMS = len(set(ELEVATIONS))
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     opened = open_pipeline(tmp_path / "home", tmp_path / "objects")
-    # A TDWR's has no arrivals: band and gates are others.
+    # A TDWR's volume has no arrivals: its band and gates differ.
     tdwr = good(BUCKET, *make_nexrad_level2(site="TMCI", start=datetime.combine(DAY, time(6), UTC)))
     put(tmp_path / "objects", [*volumes(3), tdwr])
     run_chain(opened, DATASET, PARTITION, RUNS[0])
@@ -57,12 +57,12 @@ def table(pipeline: Pipeline, batch: StageBatch, name: str = "product") -> list[
 
 
 @pytest.mark.clause("PCS-11")
-def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline) -> None:
-    found = compute(pipeline)
-    assert (found.state.outcome, len(found.envelopes), found.restricted) == (Outcome.SUCCESS, 3, ())
-    assert found.state.validation_summary["rows"] == 3 * BEAMS
-    rows = table(pipeline, found)
-    assert {row["wal_id"] for row in rows} == {unit.wal_id for unit in found.envelopes}
+def test_every_volume_of_the_day_has_one_row_per_elevation(pipeline: Pipeline) -> None:
+    computed = compute(pipeline)
+    assert (computed.state.outcome, len(computed.envelopes), computed.restricted) == (Outcome.SUCCESS, 3, ())
+    assert computed.state.validation_summary["rows"] == 3 * BEAMS
+    rows = table(pipeline, computed)
+    assert {row["wal_id"] for row in rows} == {unit.wal_id for unit in computed.envelopes}
     assert {row["delta_form"] for row in rows} == {"general"}
     for row in rows:
         assert row["t_arr_s"] == pytest.approx(row["optical_path_m"] / row["c_ref_m_s"], rel=1e-12, abs=0)
@@ -73,20 +73,20 @@ def test_every_volume_of_the_day_has_a_row_for_each_elevation(pipeline: Pipeline
 
 
 @pytest.mark.clause("PCS-22")
-def test_each_row_leads_to_what_its_integrals_are_of(pipeline: Pipeline) -> None:
-    found = compute(pipeline)
-    paths = {row["path_id"]: row for row in table(pipeline, found, "paths")}
-    rows = table(pipeline, found)
-    # The volumes are of several sites: each has its own paths, and none stands twice.
+def test_each_row_refers_to_the_path_of_its_integrals(pipeline: Pipeline) -> None:
+    computed = compute(pipeline)
+    paths = {row["path_id"]: row for row in table(pipeline, computed, "paths")}
+    rows = table(pipeline, computed)
+    # The volumes are of several sites; each site has its own paths, each listed once.
     assert set(paths) == {row["path_id"] for row in rows}
-    starts = {unit.wal_id: unit.time_range_start for unit in found.envelopes}
+    starts = {unit.wal_id: unit.time_range_start for unit in computed.envelopes}
     for row in rows:
         path = paths[row["path_id"]]
         ell, gamma, d_ell, n_eff = (np.array(path[name]) for name in ("ell_m", "gamma_ell_m", "d_ell_m", "n_eff"))
         assert len(ell) == len(gamma) == len(d_ell) == len(n_eff) >= 2
         assert gamma[-1] == pytest.approx([row["end_distance_m"], row["end_height_m"]], rel=1e-12)
         assert d_ell.sum() == pytest.approx(row["extent_m"], rel=1e-12)
-        # A gate of 250 m, there and back; no element is longer than light goes within a sample.
+        # A gate of 250 m, both ways; no element is longer than light travels in a sample.
         assert row["f_s_hz"] == pytest.approx(299_792_458 / 500)
         assert d_ell.max() <= row["c_ref_m_s"] / row["f_s_hz"] / n_eff.max()
         assert row["t_arr_s"] == pytest.approx(float((n_eff * d_ell).sum()) / row["c_ref_m_s"], rel=1e-12)
@@ -94,7 +94,7 @@ def test_each_row_leads_to_what_its_integrals_are_of(pipeline: Pipeline) -> None
         assert row["phi_rad"] == pytest.approx(wave_number * float((n_eff * d_ell).sum()), rel=1e-12)
         begin, end = row["reference_window_m"]
         assert (begin, end) == (2_000, 2_250)
-        # Phi less its mean over the window, by a quadrature of its own.
+        # Phi without its mean over the window, by an independent quadrature.
         at = np.linspace(begin, end, 1001)
         optical = np.cumsum(n_eff * d_ell)
         mean = np.trapezoid(np.interp(at, np.cumsum(d_ell), optical), at) / (end - begin)
@@ -106,15 +106,15 @@ def test_each_row_leads_to_what_its_integrals_are_of(pipeline: Pipeline) -> None
 
 
 @pytest.mark.clause("PCS-12")
-def test_the_dimensional_report_has_the_newest_path_quantities_beside_those_of_the_metadata(
+def test_the_dimensional_report_has_path_quantities_beside_those_of_the_metadata(
     pipeline: Pipeline, tmp_path: Path
 ) -> None:
-    def told() -> dict[str, Any]:
+    def report_lines() -> dict[str, Any]:
         return dimensional_closure(pipeline, since=pipeline.clock() - timedelta(days=1))
 
-    assert [report["stage"] for report in told()["datasets"]] == [MetadataExtract.operator]
+    assert [report["stage"] for report in report_lines()["datasets"]] == [MetadataExtract.operator]
     compute(pipeline)
-    both = told()
+    both = report_lines()
     assert [(report["dataset"], report["stage"]) for report in both["datasets"]] == [
         (DATASET, MetadataExtract.operator), (DATASET, NODE),
     ]  # fmt: skip
@@ -123,22 +123,22 @@ def test_the_dimensional_report_has_the_newest_path_quantities_beside_those_of_t
     lines = {line["quantity"]: line for line in path["quantities"]}
     assert {line["values"] for line in lines.values()} == {3}
     assert {"T_arr", "Phi", "n_eff", "T_arr = ( ∫ ( n_eff / c_ref ) d ell )"} <= set(lines)
-    # The newest stands for the dataset, and a unit that is not in its table is not counted.
+    # The newest table counts for the dataset; units outside it are not counted.
     put(tmp_path / "objects", volumes(5))
     run_chain(pipeline, DATASET, PARTITION, RUNS[1])
     compute(pipeline, RUNS[1])
-    later = told()["datasets"][1]
+    later = report_lines()["datasets"][1]
     assert (later["run_id"], {line["values"] for line in later["quantities"]}) == (RUNS[1], {5})
 
 
 @pytest.mark.clause("IEN-07")
-def test_the_same_metadata_are_not_computed_again_and_more_of_them_are(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_only_changed_metadata_are_computed_again(pipeline: Pipeline, tmp_path: Path) -> None:
     first = compute(pipeline)
     assert compute(pipeline).skipped is SkipCause.ALREADY_SUCCEEDED
-    again = compute(pipeline, RUNS[1])
-    assert (again.skipped, again.applied_by) == (SkipCause.CONTENT_APPLIED, RUNS[0])
-    assert table(pipeline, again) == table(pipeline, first)
-    # Another run of the day brings one more volume: the table is of both runs' units.
+    repeated = compute(pipeline, RUNS[1])
+    assert (repeated.skipped, repeated.applied_by) == (SkipCause.CONTENT_APPLIED, RUNS[0])
+    assert table(pipeline, repeated) == table(pipeline, first)
+    # Another run of the day adds a volume; the table has the units of both runs.
     put(tmp_path / "objects", volumes(4))
     run_chain(pipeline, DATASET, PARTITION, RUNS[1])
     more = compute(pipeline, RUNS[1])
@@ -146,7 +146,7 @@ def test_the_same_metadata_are_not_computed_again_and_more_of_them_are(pipeline:
 
 
 @pytest.mark.clause("PCS-05")
-def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come_since(
+def test_a_retry_uses_the_metadata_of_the_failed_attempt(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
@@ -156,7 +156,7 @@ def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come
     put(tmp_path / "objects", volumes(4))
     run_chain(pipeline, DATASET, PARTITION, RUNS[1])
     assert len(compute(pipeline, RUNS[1]).envelopes) == 3
-    # Once it has succeeded, the same run may be asked for what is there now.
+    # After its success, the same run may be executed for the current units.
     assert len(compute(pipeline, RUNS[1]).envelopes) == 4
     attempts = [
         row for row in own_tx(pipeline.stages.lifecycle.store).of_run(RUNS[1]) if row.stage == f"{DATASET}.{NODE}"
@@ -168,7 +168,7 @@ def test_a_retry_takes_the_metadata_of_the_attempt_that_failed_whatever_has_come
 
 
 @pytest.mark.parametrize(("action", "code"), [("fail_units", "gate_path_invalid"), ("restrict", None)])
-def test_a_volume_without_a_sound_path_has_no_row_and_is_named(
+def test_a_volume_without_a_sound_path_has_no_row_and_is_reported(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, action: str, code: str | None
 ) -> None:
     numbers, facts_of = count(), path_arrivals.facts_of
@@ -180,11 +180,11 @@ def test_a_volume_without_a_sound_path_has_no_row_and_is_named(
 
     monkeypatch.setattr(path_arrivals, "facts_of", refusing)
     under(pipeline, "G3: {on_failure: fail_units", f"G3: {{on_failure: {action}")
-    found = compute(pipeline)
-    assert (found.state.outcome, found.state.validation_summary["failed"]) == (Outcome.PARTIAL, 1)
-    assert found.restricted == (("G3",) if action == "restrict" else ())
-    refused = {unit.wal_id: unit.failure for unit in found.envelopes} | {
-        row["wal_id"]: 0 for row in table(pipeline, found)
+    computed = compute(pipeline)
+    assert (computed.state.outcome, computed.state.validation_summary["failed"]) == (Outcome.PARTIAL, 1)
+    assert computed.restricted == (("G3",) if action == "restrict" else ())
+    refused = {unit.wal_id: unit.failure for unit in computed.envelopes} | {
+        row["wal_id"]: 0 for row in table(pipeline, computed)
     }
     [why] = [failure for failure in refused.values() if failure != 0]
     assert (why.code if why else None) == code
@@ -202,8 +202,8 @@ def test_a_unit_that_failed_has_no_path_and_a_day_without_units_an_empty_table(t
     opened.close()
 
 
-def test_lineage_names_the_table_as_what_the_step_made(pipeline: Pipeline, tmp_path: Path) -> None:
-    made = product_of(compute(pipeline).state.validation_summary)
+def test_lineage_names_the_table_as_the_step_s_output(pipeline: Pipeline, tmp_path: Path) -> None:
+    product = product_of(compute(pipeline).state.validation_summary)
     pipeline.lineage.publish_staged()
-    told = "".join(file.read_text() for file in (tmp_path / "home").glob("lineage/**/*.ndjson"))
-    assert made.uri in told
+    lineage_text = "".join(file.read_text() for file in (tmp_path / "home").glob("lineage/**/*.ndjson"))
+    assert product.uri in lineage_text

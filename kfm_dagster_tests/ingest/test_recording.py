@@ -1,6 +1,6 @@
-"""What the database refuses stands alone: rejected with the database's words, and nobody else's loss.
+"""A value refused by the database is rejected alone, with the database's message.
 
-The refusals are made by triggers of the tests' own, because no value that is known to be refused gets so far.
+Triggers of the tests cause the refusals, since known bad values are rejected earlier.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BAD = "KBAD"
 
 @pytest.fixture
 def refuse(pipeline: Pipeline) -> Callable[[str, str], None]:
-    """Have the database refuse rows of a table for which a condition over NEW holds."""
+    """Return a function that makes the database refuse rows for which a condition over NEW holds."""
     return lambda table, condition: refuse_rows(pipeline.database, table, condition)
 
 
@@ -75,11 +75,14 @@ def test_a_unit_that_the_database_refuses_is_rejected_alone(
     report = record(pipeline, messages, ALL_ON)
     assert (report.received, report.created, report.rejected) == (8, 8, 3)
     assert uris(pipeline) == {f"s3://{event(n).bucket}/{event(n).key}" for n in (0, 1, 2, 3, 4, 5, 7, 10)}
-    kept = sorted((str(one.message_id), one.record_index, one.reason_code) for one in pipeline.deliveries.rejected())
+    rejected = sorted(
+        (str(rejection.message_id), rejection.record_index, rejection.reason_code)
+        for rejection in pipeline.deliveries.rejected()
+    )
     refused = ParseIssue.DATABASE_REFUSED
     ids = {message.body: message.message_id for message in messages}
-    assert kept == sorted([(ids[messages[5].body], 1, refused), (ids[messages[6].body], 0, refused)])
-    [both] = [one for one in pipeline.deliveries.rejected() if one.record_index == 1]
+    assert rejected == sorted([(ids[messages[5].body], 1, refused), (ids[messages[6].body], 0, refused)])
+    [both] = [rejection for rejection in pipeline.deliveries.rejected() if rejection.record_index == 1]
     shown = rejected_message(pipeline.deliveries, pipeline.landing, str(both.message_id))
     assert (both.records, shown) == (2, messages[5].body)
     assert "no_such_place" in both.detail
@@ -87,7 +90,7 @@ def test_a_unit_that_the_database_refuses_is_rejected_alone(
     assert [states[message.message_id] for message in messages[4:]] == [
         DeliveryState.IN_FLIGHT, DeliveryState.REJECTED, DeliveryState.REJECTED, DeliveryState.IN_FLIGHT,
     ]  # fmt: skip
-    # What gave nothing but a rejection comes at once, so that the redrive policy takes it.
+    # A message with only rejections becomes visible at once, for the redrive policy.
     assert queue.visibility == [(messages[6].receipt_handle, 0)]
     assert_conserved(pipeline)
 
@@ -104,17 +107,21 @@ def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are
     }
     refuse(table, condition[table])
     foreign = {"s3": {"bucket": {"name": "elsewhere"}, "object": {"key": "a"}}}
-    other = json.loads(json.dumps(event(3).record()))
-    other["s3"]["object"]["key"] += "_MDM"
-    inner = json.dumps({"Records": [event(2).record(), foreign, other]})
+    other_body = json.loads(json.dumps(event(3).record()))
+    other_body["s3"]["object"]["key"] += "_MDM"
+    inner = json.dumps({"Records": [event(2).record(), foreign, other_body]})
     [topic, *_] = [name for name, contracts in pipeline.registry.topics.items() if contracts[0].id == "nexrad-l2"]
     outer = {"Type": "Notification", "MessageId": "sns-bad", "TopicArn": topic, "Message": inner}
     culprit = raw_message(json.dumps(outer), name="culprit")
     record(pipeline, [message("first", event(1)), culprit, message("last", event(4))], ALL_ON)
     assert len(uris(pipeline)) == 3
-    [kept] = [one for one in pipeline.deliveries.rejected() if one.reason_code == ParseIssue.DATABASE_REFUSED]
-    assert kept.message_id == culprit.message_id
-    assert "no_such_place" in kept.detail
+    [single] = [
+        rejection
+        for rejection in pipeline.deliveries.rejected()
+        if rejection.reason_code == ParseIssue.DATABASE_REFUSED
+    ]
+    assert single.message_id == culprit.message_id
+    assert "no_such_place" in single.detail
     assert pipeline.deliveries.counts() == {
         **dict.fromkeys(DeliveryState, 0), DeliveryState.IN_FLIGHT: 2, DeliveryState.REJECTED: 1,
     }  # fmt: skip
@@ -122,7 +129,7 @@ def test_a_message_that_the_database_refuses_is_rejected_alone_and_its_units_are
 
 
 @pytest.mark.clause("SEC-05")
-def test_a_listed_object_that_the_database_refuses_costs_the_day_no_other(
+def test_only_the_listed_object_that_the_database_refuses_is_left_out(
     pipeline: Pipeline,
     refuse: Callable[[str, str], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -171,11 +178,11 @@ BOUNDED = {
     "nodd_wal_deliveries": "message_id queue landing_sha256 sns_message_id topic_arn receipt_handle",
 }
 LONGER = {"object_uri": 1400, "receipt_handle": 4096}
-"""Characters that a field may have besides 320."""
+"""Limits of fields other than 320 characters."""
 
 
 @pytest.mark.clause("SEC-08")
-def test_the_database_itself_bounds_every_text_of_a_record(database: Database) -> None:
+def test_the_database_enforces_the_length_of_every_text_of_a_record(database: Database) -> None:
     with database.engine.connect() as connection, connection.begin() as typing:
         fields = [(table, field) for table, names in BOUNDED.items() for field in names.split()]
         for number, (table, field) in enumerate(fields):
@@ -191,7 +198,7 @@ def test_the_database_itself_bounds_every_text_of_a_record(database: Database) -
 
 def _count_writes(database: Database, items: Sequence[int], refused: frozenset[int]) -> tuple[int, list[int], set[int]]:
     writes = 0
-    taken: list[int] = []
+    written: list[int] = []
 
     def write(part: Sequence[int]) -> list[int]:
         nonlocal writes
@@ -201,10 +208,10 @@ def _count_writes(database: Database, items: Sequence[int], refused: frozenset[i
         return list(part)
 
     with database.transaction() as tx:
-        parts, left = write_all_but_refused(tx, items, write)
+        parts, refused_items = write_all_but_refused(tx, items, write)
     for part in parts:
-        taken += part
-    return writes, taken, {item for item, _ in left}
+        written += part
+    return writes, written, {item for item, _ in refused_items}
 
 
 def test_one_refused_item_costs_few_writes_and_the_order_stays(database: Database) -> None:
@@ -217,7 +224,7 @@ def test_one_refused_item_costs_few_writes_and_the_order_stays(database: Databas
 
 
 @pytest.mark.clause("SEC-05")
-def test_a_database_that_does_not_answer_refuses_nothing(database: Database) -> None:
+def test_an_unreachable_database_does_not_count_as_a_refusal(database: Database) -> None:
     def gone(_: Sequence[int]) -> None:
         raise OperationalError("INSERT", {}, Exception("server closed the connection unexpectedly"))
 

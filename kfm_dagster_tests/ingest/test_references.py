@@ -1,4 +1,4 @@
-"""What the first node asks for outside is in its inputs_hash: query, window, and what was found."""
+"""The first node's inputs_hash includes its source's query, window and results."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def node(pipeline: Pipeline, source: Source, run_id: str = "run-1", **more: Any)
 
 
 def references(pipeline: Pipeline, source: Source, **more: Any) -> Sequence[InputReference]:
-    found = node(pipeline, source, **more)
-    assert [entry.uri for entry in found.inputs()] != []
-    return found.references()
+    stage_node = node(pipeline, source, **more)
+    assert [entry.uri for entry in stage_node.inputs()] != []
+    return stage_node.references()
 
 
 @pytest.mark.clause("RSP-17")
-def test_each_source_says_what_it_asks_with_query_and_window(pipeline: Pipeline) -> None:
+def test_each_source_is_referenced_with_query_and_window(pipeline: Pipeline) -> None:
     [bucket] = pipeline.registry[DATASET].storage.buckets
     prefix = f"{DAY:%Y/%m/%d}/"
     [listing] = references(pipeline, Source.LISTING)
@@ -54,13 +54,13 @@ def test_each_source_says_what_it_asks_with_query_and_window(pipeline: Pipeline)
         WINDOW,
     )
     assert listing.checksum is not None
-    # It takes objects in while it lists.
+    # A listing records objects while it lists.
     account = DayListing(clock=pipeline.clock, backfill_id="bf-1", dataset=DATASET, day=DAY.isoformat())
     [backfill] = references(pipeline, Source.LISTING, account=account)
     assert backfill == InputReference(uri=listing.uri, query=listing.query, window=WINDOW)
-    asked = {"status": "pending", "lane": "live", "limit": "9"}
+    expected_query = {"status": "pending", "lane": "live", "limit": "9"}
     assert references(pipeline, Source.LEDGER, lane=Lane.LIVE) == [
-        InputReference(uri=f"ledger:{DATASET}@{DAY}", query=asked, window=WINDOW)
+        InputReference(uri=f"ledger:{DATASET}@{DAY}", query=expected_query, window=WINDOW)
     ]
 
 
@@ -83,7 +83,7 @@ def test_a_listing_is_hashed_with_etag_and_last_modified_of_each_object(pipeline
 
 
 @pytest.mark.clause("RSP-17")
-def test_a_listing_that_fails_is_a_failed_stage_and_the_next_attempt_lists_again(
+def test_a_failed_listing_fails_the_stage_and_the_next_attempt_lists_again(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(*_: Any) -> Any:
@@ -101,7 +101,7 @@ def test_a_listing_that_fails_is_a_failed_stage_and_the_next_attempt_lists_again
 
 
 @pytest.mark.clause("OPR-27", "BEY-05")
-def test_a_day_before_the_dataset_begins_lacks_nothing(pipeline: Pipeline) -> None:
+def test_a_day_before_the_dataset_begins_is_not_missing(pipeline: Pipeline) -> None:
     begins = pipeline.registry[DATASET].storage.first_day
     before = begins - timedelta(days=1)
     for day in (before, begins):

@@ -1,4 +1,4 @@
-"""Threads over a batch: results in its order, no more at once than configured, an error ends the batch."""
+"""Threads over a batch: results in order, at most the configured number at once, an error ends the batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_results_are_in_the_order_of_the_batch(most: int) -> None:
     working = threading.Semaphore(most)
 
     def work(number: int) -> int:
-        assert working.acquire(blocking=False), "more threads work than configured"
+        assert working.acquire(blocking=False), "more threads run than configured"
         try:
             threading.Event().wait(0.001 * (number % 3))
             return number * 2
@@ -26,7 +26,7 @@ def test_results_are_in_the_order_of_the_batch(most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 4])
-def test_an_error_is_raised_and_no_thread_begins_more(most: int) -> None:
+def test_an_error_is_raised_and_no_thread_starts_further_work(most: int) -> None:
     begun: list[int] = []
 
     def work(number: int) -> None:
@@ -46,7 +46,7 @@ def test_as_many_threads_work_as_configured() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "ticks"), [(True, 1), (False, 0)])
-def test_the_first_call_is_at_once_or_after_an_interval(*, at_once: bool, ticks: int) -> None:
+def test_the_first_call_is_immediate_or_after_an_interval(*, at_once: bool, ticks: int) -> None:
     calls, called = [], threading.Event()
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the lineage's tests: the schemas that documents are held against."""
+"""Fixtures of the lineage's tests: the schemas of documents."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SPEC = Path(__file__).resolve().parents[2] / "docs" / "spec"
 
 @pytest.fixture(scope="module")
 def schemas() -> dict[str, Any]:
-    """Our published facet schemas by `$id`."""
+    """Return our published facet schemas by `$id`."""
     loaded = [json.loads(path.read_text(encoding="utf-8")) for path in SPEC.glob("kfm-*-facet.schema.json")]
     return {schema["$id"]: schema for schema in loaded}
 
 
 @pytest.fixture(scope="module")
 def official(shared_data: Path, schemas: dict[str, Any]) -> dict[str, Any]:
-    """The official schemas and ours by `$id`."""
+    """Return the official schemas and ours by `$id`."""
     files = (shared_data / "schemas" / "openlineage").rglob("*.json")
     loaded = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     return {schema["$id"]: schema for schema in loaded} | schemas

@@ -12,7 +12,7 @@ def prov_json(document: bytes) -> dict[str, Any]:
     import prov.model
 
     with warnings.catch_warnings():
-        # rdflib 7.6 uses deprecated classes of its own when it reads JSON-LD, and when prov 3.2 reads RDF.
+        # rdflib 7.6 uses its own deprecated classes to read JSON-LD, also through prov 3.2.
         warnings.simplefilter("ignore", DeprecationWarning)
         read = prov.model.ProvDocument.deserialize(content=document.decode(), format="rdf", rdf_format="json-ld")
     text = read.serialize(format="json")

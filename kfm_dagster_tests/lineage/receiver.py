@@ -1,4 +1,4 @@
-"""A real HTTP receiver of OpenLineage events on the loopback interface, whose answers a test decides."""
+"""An HTTP receiver of OpenLineage events on loopback, whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 
 class Receiver:
-    """Answers every event with what `answer` says; None hangs until the receiver is closed."""
+    """Answers every event by `answer`; None hangs until the receiver is closed."""
 
     def __init__(self, server: WebServer) -> None:
         self.url = server.url("")
@@ -29,11 +29,11 @@ class Receiver:
         server.answers = self._answered
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """How often each event, by the id that OpenLineage gives it, was taken."""
+        """Count how often each event was accepted, by OpenLineage's id."""
         return Counter((event["eventType"], event["run"]["facets"]["kfmWal"]["wal_id"]) for event in self.taken)
 
     def bodies(self) -> set[str]:
-        """Distinct events taken, byte for byte."""
+        """Return the distinct accepted events as text."""
         return {json.dumps(event, sort_keys=True) for event in self.taken}
 
     def _answered(self, request: WebRequest) -> WebAnswer:
@@ -55,7 +55,7 @@ def receiving() -> Iterator[Receiver]:
 
 
 def transport(url: str, *, timeout: float = 5.0) -> dict[str, str]:
-    """Environment of openlineage-python's own HTTP transport."""
+    """Return the environment of openlineage-python's HTTP transport."""
     return {
         "OPENLINEAGE__TRANSPORT__TYPE": "http",
         "OPENLINEAGE__TRANSPORT__URL": url,
@@ -73,7 +73,7 @@ _opened: list[ClientBackend] = []
 
 
 def opened_backend() -> ClientBackend:
-    """The backend that the environment describes; `receiving` closes its connections."""
+    """Return the environment's backend; `receiving` closes its connections."""
     opened = ClientBackend.from_environment()
     _opened.append(opened)
     return opened

@@ -20,8 +20,8 @@ def facets(event: Event) -> dict[str, dict[str, Any]]:
     }
 
 
-def validate(schema_url: str, instance: Any, known: dict[str, Any]) -> None:
-    registry = jsonschema_rs.Registry(list(known.items()))
+def validate(schema_url: str, instance: Any, all_schemas: dict[str, Any]) -> None:
+    registry = jsonschema_rs.Registry(list(all_schemas.items()))
     validator = jsonschema_rs.validator_for(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": schema_url},
         registry=registry,

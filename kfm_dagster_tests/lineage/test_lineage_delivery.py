@@ -1,4 +1,4 @@
-"""The way to the OpenLineage backend: late, at least once, never lost, whatever is down, killed or in a bad mood."""
+"""Delivery to the OpenLineage backend: at least once, never lost, over outages, crashes and refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def lineage(open_lineage: Open, receiver: Receiver, monkeypatch: pytest.MonkeyPa
 
 
 def emit(lineage: Lineage, contract: DatasetContract, first: int, stop: int) -> None:
-    """Record a batch; whatever the backend is like, every unit is done."""
+    """Record a batch; check that every unit is done with any backend."""
     results = lineage.emit(units(first, stop), run=ingest_run(), contract=contract, fence=open_fence)
     assert {result.status for result in results.values()} == {ProvenanceStatus.OK}
 
@@ -73,7 +73,7 @@ def nothing_waits(lineage: Lineage) -> bool:
 
 @pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("how", ["refused connection", "500", "hangs"])
-def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
+def test_an_unreachable_backend_fails_no_unit_and_later_gets_each_event_once(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_dead_backend_costs_no_unit_and_gets_each_event_once_when_it_is_back(
     assert (waiting.backend.batches, waiting.backend.units) == (3, 6)
     assert waiting.backend.oldest == Clock().now
     assert {failing.destination for failing in waiting.failing} == {"backend"}
-    # One request a tick, not one for every event that waits.
+    # One request per tick, not one per pending event.
     assert len(receiver.requests) == (0 if how == "refused connection" else 3)
     receiver.answer = lambda _event: TAKEN
     clock.advance(600)
@@ -109,26 +109,26 @@ def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
     emit(lineage, contract, 2, 4)
     with dying(at=dies_at, only=Failpoint.LINEAGE_SEND_AFTER) as death:
         lineage.deliver()
-    # The backend has the event, and its sender will never know.
+    # The backend has the event, but its sender died before recording that.
     assert death.died
     assert receiver.counts().total() == dies_at
-    # The dead one's batch is its own until its lease is over; nobody has to be told that it died.
+    # The dead sender's batch is leased until its lease expires.
     lineage.deliver()
     clock.advance(LEASE.total_seconds())
     lineage.deliver()
     assert receiver.counts().keys() == both(0, 4).keys()
     assert max(receiver.counts().values()) <= 2
-    # What came twice is the same event, byte for byte.
+    # Repeated events are equal, byte for byte.
     assert len(receiver.bodies()) == 8
     assert nothing_waits(lineage)
 
 
 @pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("status", [400, 422, 500])
-def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
+def test_an_event_that_the_backend_never_accepts_blocks_no_other_and_stays_visible(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, status: int
 ) -> None:
-    """Refused for good, or one that the backend dies of every time."""
+    """An event that is always refused, or that always crashes the backend."""
     bad = units(1, 2)[0].wal_id
     receiver.answer = lambda event: status if wal_id(event) == bad else TAKEN
     emit(lineage, contract, 0, 4)
@@ -145,11 +145,11 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
     assert str(status) in failing.last_error
     assert failing.attempts >= 2
     assert failing.next_attempt_at > clock.now - timedelta(seconds=120)
-    asked = len(receiver.requests)
-    # Its time has not come: a tick costs nothing. When it has, only what was not taken is offered.
+    requests_before = len(receiver.requests)
+    # Before the next attempt is due a tick sends nothing; then only undelivered events are sent.
     clock.now = failing.next_attempt_at - timedelta(seconds=1)
     assert lineage.deliver() == 0
-    assert len(receiver.requests) == asked
+    assert len(receiver.requests) == requests_before
     receiver.answer = lambda _event: TAKEN
     clock.advance(1)
     assert lineage.deliver() == 2
@@ -157,7 +157,7 @@ def test_an_event_that_the_backend_never_takes_keeps_no_other_and_stays_visible(
     assert nothing_waits(lineage)
 
 
-def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
+def test_a_backend_that_refuses_everything_gets_a_bounded_number_of_requests(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock
 ) -> None:
     receiver.answer = lambda _event: 422
@@ -171,7 +171,7 @@ def test_a_backend_that_refuses_everything_is_asked_a_bounded_number_of_times(
 
 
 @pytest.mark.clause("BEY-07")
-def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
+def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
     database: Database, receiver: Receiver, contract: DatasetContract, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Clock()
@@ -183,18 +183,18 @@ def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
     lineage = Lineage(database, str(root), backend=backend_at(receiver.url, monkeypatch), clock=look)
     emit(lineage, contract, 0, 20)
     sent = []
-    while taken := lineage.deliver(within=timedelta(seconds=4)):
-        sent.append(taken)
+    while delivered := lineage.deliver(within=timedelta(seconds=4)):
+        sent.append(delivered)
     assert max(sent) <= 10
     assert sum(sent) == 40
     assert receiver.counts() == both(0, 20)
     assert nothing_waits(lineage)
-    # And it tries a bounded number of batches.
+    # The number of batches per tick is bounded.
     for number in range(20, 25):
         emit(lineage, contract, number, number + 1)
     assert lineage.deliver(most_batches=2) == 4
     assert lineage.deliver(most_batches=9) == 6
-    # Without a backend nothing waits for one.
+    # Without a backend no event is pending.
     alone = Lineage(database, str(root), clock=look)
     emit(alone, contract, 25, 26)
     assert alone.deliver() == 0
@@ -205,7 +205,7 @@ def test_a_tick_ends_in_its_time_and_the_next_one_goes_on_where_it_ended(
 def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stood still for longer than its lease in the middle of a batch, which another one took and finished."""
+    """It stalled in a batch for longer than its lease, and another deliverer took over and finished the batch."""
     quick = open_lineage(backend_at(receiver.url, monkeypatch))
     emit(quick, contract, 0, 3)
     overtaken: list[int] = []
@@ -218,7 +218,7 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     with meanwhile(Failpoint.LINEAGE_SEND_AFTER, overtake):
         slow.deliver(within=timedelta(hours=1))
     assert overtaken == [6]
-    # It sends the event that it had in hand, and stops.
+    # It sends its current event and stops.
     assert set(receiver.counts()) == set(both(0, 3))
     assert sum(receiver.counts().values()) == 7
     assert nothing_waits(quick)
@@ -233,7 +233,7 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
     root.write_text("a file where the root has to be")
     emit(lineage, contract, 0, 1)
     assert lineage.deliver() == 0
-    # The backend has missed nothing: its turn has not come.
+    # No event is overdue for the backend: files come first.
     assert {failing.destination for failing in lineage.undelivered().failing} == {"files"}
     root.unlink()
     clock.advance(600)
@@ -253,10 +253,8 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
 
 
 @pytest.mark.clause("BEY-07")
-def test_a_transport_that_loses_what_it_was_given_is_given_it_again(
-    open_lineage: Open, contract: DatasetContract, clock: Clock
-) -> None:
-    """A background transport takes every event at once and tells at the flush that some did not get there."""
+def test_events_lost_by_a_transport_are_sent_again(open_lineage: Open, contract: DatasetContract, clock: Clock) -> None:
+    """A background transport accepts all events at once and reports failed ones at the flush."""
     background = Mock(**{"send.return_value": None, "flush.side_effect": [BackendUnavailableError, None]})
     lineage = open_lineage(background)
     emit(lineage, contract, 0, 3)
@@ -284,15 +282,13 @@ def test_a_backend_receives_what_was_recorded(backend: ClientBackend, receiver: 
     assert [backend.send(event) for event in events] == [None] * 4
     backend.flush()
     for event in receiver.taken:
-        event["run"]["facets"].pop("tags")  # the client's own version, which it adds
+        event["run"]["facets"].pop("tags")  # the client adds its own version
     assert [without_empty(event) for event in receiver.taken] == [without_empty(event) for event in events]
 
 
 @pytest.mark.clause("BEY-07")
-def test_what_is_about_the_event_is_told_from_what_is_about_the_backend(
-    backend: ClientBackend, receiver: Receiver
-) -> None:
-    for asked, status in enumerate((301, 401, 403, 404, 408, 429, 500, 503, *ABOUT_THE_EVENT), 1):
+def test_refusals_of_an_event_differ_from_failures_of_the_backend(backend: ClientBackend, receiver: Receiver) -> None:
+    for expected_requests, status in enumerate((301, 401, 403, 404, 408, 429, 500, 503, *ABOUT_THE_EVENT), 1):
         receiver.answer = lambda _event, status=status: status  # type: ignore[misc]
         if status in ABOUT_THE_EVENT:
             assert str(status) in str(backend.send(EVENT))
@@ -300,14 +296,14 @@ def test_what_is_about_the_event_is_told_from_what_is_about_the_backend(
             with pytest.raises(BackendUnavailableError, match="http transport") as down:
                 backend.send(EVENT)
             assert "\n" not in str(down.value)
-        assert len(receiver.requests) == asked, "the outbox tries again, not the client"
+        assert len(receiver.requests) == expected_requests, "the outbox retries, not the client"
 
 
 @pytest.mark.clause("BEY-07")
-def test_an_event_is_taken_only_when_every_part_of_a_composite_has_it(
+def test_an_event_is_delivered_only_when_every_part_of_a_composite_accepted_it(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's composite reports success when one of its parts took the event."""
+    """The client's composite reports success if one of its parts accepted the event."""
     parts = {
         "first": {"type": "http", "url": receiver.url},
         "second": {"type": "http", "url": "http://127.0.0.1:9"},
@@ -321,9 +317,7 @@ def test_an_event_is_taken_only_when_every_part_of_a_composite_has_it(
 
 
 @pytest.mark.clause("BEY-07")
-def test_what_a_transport_gives_up_in_the_background_is_not_swallowed(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_failures_of_a_transport_are_reported(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "async_http")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", receiver.url)
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
@@ -340,18 +334,18 @@ def test_what_a_transport_gives_up_in_the_background_is_not_swallowed(
 
 @pytest.mark.clause("SEC-14", "BEY-07")
 @pytest.mark.parametrize("status", [401, 422, None], ids=["unauthorized", "refused", "no connection"])
-def test_what_a_backend_says_has_no_credentials_of_its_address(
+def test_a_backend_s_error_has_no_credentials_of_its_address(
     status: int | None, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = "127.0.0.1:9" if status is None else receiver.url.removeprefix("http://")
     opened = backend_at(f"http://kfm:tr0ub4dor@{host}/?code=c0rrecthorse", monkeypatch)
     receiver.answer = lambda _event: status
     try:
-        said = opened.send(EVENT)
+        text = opened.send(EVENT)
     except BackendUnavailableError as error:
-        said = "".join(traceback.format_exception(error))
-    assert "HTTPError" in said or "ConnectionError" in said
-    assert [secret for secret in ("tr0ub4dor", "c0rrecthorse") if secret in said] == []
+        text = "".join(traceback.format_exception(error))
+    assert "HTTPError" in text or "ConnectionError" in text
+    assert [secret for secret in ("tr0ub4dor", "c0rrecthorse") if secret in text] == []
 
 
 @pytest.mark.parametrize(
@@ -369,7 +363,7 @@ def test_without_configuration_nothing_leaves_the_machine(
 
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
-    # The client writes aliases of OPENLINEAGE_URL into the environment; set first, they are taken back afterwards.
+    # The client writes aliases of OPENLINEAGE_URL into the environment; setting them first restores them later.
     for alias in ("TYPE", "URL"):
         monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}", "x")
         monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__{alias}")
@@ -379,7 +373,7 @@ def test_without_configuration_nothing_leaves_the_machine(
 
 
 def without_empty(value: Any) -> Any:
-    """The client writes empty facets where we write none."""
+    """Remove empty values: the client writes empty facets where we write none."""
     if isinstance(value, dict):
         return {name: without_empty(item) for name, item in value.items() if item not in ({}, [])}
     return [without_empty(item) for item in value] if isinstance(value, list) else value

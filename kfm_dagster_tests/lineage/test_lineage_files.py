@@ -29,7 +29,7 @@ def test_publishing_again_changes_nothing(files: LineageFiles) -> None:
         assert files.read(HREF) == b"content"
 
 
-def test_a_file_that_cannot_take_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_published_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "prov").write_text("a file where a folder has to be")
     with pytest.raises(PublishError):
         LineageFiles.open(str(tmp_path)).publish(HREF, b"content")

@@ -1,4 +1,4 @@
-"""Lineage: once per unit and path, whatever crashes, fails or runs at the same time."""
+"""Lineage is recorded once per unit and path, over crashes, failures and concurrent runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_crash_at_any_moment_leaves_each_unit_once_after_the_next_emit(
         expected += batch
         with dying(database, at=death):
             Lineage(database, str(root)).emit(batch, run=ingest_run(), contract=contract, fence=open_fence)
-        # What a reader finds between crash and retry is never double and never half a batch.
+        # Between crash and retry, readers never find duplicates or a partial batch.
         assert set(readable(root).values()) <= {1}
         retried = Lineage(database, str(root)).emit(
             batch, run=ingest_run(minute=9), contract=contract, fence=open_fence
@@ -90,7 +90,7 @@ OPENLINEAGE, PROV = "openlineage_emit_failed", "prov_store_unavailable"
     ],
     ids=["prov", "openlineage", "both"],
 )
-def test_a_path_failing_is_told_by_its_issue_and_a_replay_emits_what_is_missing(
+def test_a_failing_path_gives_an_issue_and_a_replay_emits_the_missing_lineage(
     lineage: Lineage, database: Database, root: Path, contract: DatasetContract, refused: list[LineagePath],
     codes: list[str], status: ProvenanceStatus, severity: Severity,
 ) -> None:  # fmt: skip
@@ -112,25 +112,25 @@ def test_a_path_failing_is_told_by_its_issue_and_a_replay_emits_what_is_missing(
 
 @pytest.mark.clause("OPR-11", "BEY-08")
 def test_a_unit_without_a_document_fails_alone(lineage: Lineage, root: Path, contract: DatasetContract) -> None:
-    raw = dataclasses.replace(registered(1).raw, topic_arn="\ud800")  # no UTF-8 form; only PROV tells the topic
+    raw = dataclasses.replace(registered(1).raw, topic_arn="\ud800")  # no UTF-8 form; only PROV has the topic
     batch = [
         registered(0),
         registered(1, raw=raw),
         registered(2, replay_run_id="\ud800"),
         registered(3),
     ]
-    told = [LineageUnit.of(envelope) for envelope in batch]
-    results = lineage.emit(told, run=ingest_run(), contract=contract, fence=open_fence)
-    assert [results[unit.wal_id].status for unit in told] == [
+    emitted = [LineageUnit.of(envelope) for envelope in batch]
+    results = lineage.emit(emitted, run=ingest_run(), contract=contract, fence=open_fence)
+    assert [results[unit.wal_id].status for unit in emitted] == [
         ProvenanceStatus.OK, ProvenanceStatus.PARTIAL, ProvenanceStatus.FAILED, ProvenanceStatus.OK,
     ]  # fmt: skip
-    assert readable(root) == once_each([told[0], told[3]]) + Counter(
-        {("START", told[1].wal_id): 1, ("COMPLETE", told[1].wal_id): 1}
+    assert readable(root) == once_each([emitted[0], emitted[3]]) + Counter(
+        {("START", emitted[1].wal_id): 1, ("COMPLETE", emitted[1].wal_id): 1}
     )
 
 
 @pytest.mark.clause("BEY-07")
-def test_runs_pay_for_a_dead_root_once_and_no_file_waits_behind_another(
+def test_an_unreachable_root_costs_a_run_one_attempt_and_delays_no_other_file(
     database: Database, root: Path, contract: DatasetContract
 ) -> None:
     clock = Clock()
@@ -146,7 +146,7 @@ def test_runs_pay_for_a_dead_root_once_and_no_file_waits_behind_another(
     waiting = lineage.undelivered()
     assert (waiting.files.batches, waiting.files.units, waiting.files.oldest) == (10, 10, Clock().now)
     assert "No space left" in waiting.failing[0].last_error
-    # The two that failed wait for their time; the others do not wait for them.
+    # The two failed ones wait for their retry and do not delay the others.
     assert lineage.publish_staged() == 8
     clock.advance(60)
     assert lineage.publish_staged() == 2
@@ -156,18 +156,18 @@ def test_runs_pay_for_a_dead_root_once_and_no_file_waits_behind_another(
 
 @pytest.mark.clause("BEY-02")
 @pytest.mark.parametrize("refusal", FenceIssue)
-def test_a_refused_unit_is_not_told_and_its_neighbours_are(
+def test_only_the_refused_unit_gets_no_lineage(
     lineage: Lineage, root: Path, contract: DatasetContract, refusal: FenceIssue
 ) -> None:
     batch = units(0, 3)
-    asked: list[dict[WalId, int]] = []
+    calls: list[dict[WalId, int]] = []
 
     def fence(tx: Transaction, attempts: Mapping[WalId, int]) -> Mapping[WalId, FenceIssue]:
-        asked.append(dict(attempts))
+        calls.append(dict(attempts))
         return {batch[1].wal_id: refusal}
 
     results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=fence)
-    assert asked == [{unit.wal_id: 1 for unit in batch}]
+    assert calls == [{unit.wal_id: 1 for unit in batch}]
     assert [results[unit.wal_id].status for unit in batch] == [
         ProvenanceStatus.OK, ProvenanceStatus.FAILED, ProvenanceStatus.OK,
     ]  # fmt: skip
@@ -176,7 +176,7 @@ def test_a_refused_unit_is_not_told_and_its_neighbours_are(
     assert (lost.activity_id, lost.openlineage_run_id, lost.entity_ids) == (None, None, ())
     assert readable(root) == once_each([batch[0], batch[2]])
     assert lineage.links_of(batch[1].wal_id) == []
-    # The worker that holds the claim now emits it.
+    # The current holder of the claim emits it.
     lineage.emit(batch, run=ingest_run(minute=9), contract=contract, fence=open_fence)
     assert readable(root) == once_each(batch)
 
@@ -185,12 +185,12 @@ def test_a_refused_unit_is_not_told_and_its_neighbours_are(
 def test_a_claim_lost_while_documents_are_built_publishes_nothing(
     lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
-    """The moment between what a run last knew of its claim and what it writes."""
+    """The claim is lost between the run's last check and its write."""
     ledger = Ledger(database, registry=ContractRegistry.of([contract]), worker_id="test", clock=Clock())
     own_tx(ledger).ensure([registered(number) for number in range(2)])
     claimed = own_tx(ledger).claim(dataset="goes-abi", partition="2025-12-03", run_id="slow", limit=10)
     batch = [LineageUnit.of(registered(number, attempt=claimed[0].attempt)) for number in range(2)]
-    # The first looks what is told already; the second records, with the claims locked.
+    # The first transaction reads recorded lineage; the second writes, with the claims locked.
     with meanwhile(Failpoint.DATABASE_BEGIN, lambda: own_tx(ledger).release_lost(run_ids=["slow"]), nth=2):
         results = lineage.emit(batch, run=ingest_run(), contract=contract, fence=ledger.leases.fence("slow"))
     assert {issue.code for result in results.values() for issue in result.issues} == {FenceIssue.CLAIM_LOST}
@@ -201,7 +201,7 @@ def test_a_claim_lost_while_documents_are_built_publishes_nothing(
 
 
 @pytest.mark.clause("OPR-11", "WAL-05")
-def test_workers_with_overlapping_units_emit_each_once(
+def test_workers_with_overlapping_units_emit_each_unit_once(
     database_url: str, root: Path, contract: DatasetContract
 ) -> None:
     Database.open(database_url).dispose()
@@ -210,13 +210,13 @@ def test_workers_with_overlapping_units_emit_each_once(
 
     def work(minute: int, first: int, stop: int) -> list[ProvenanceStatus]:
         database = Database.open(database_url)
-        mine = units(first, stop)
+        batch = units(first, stop)
         if minute % 2:
-            mine.reverse()
+            batch.reverse()
         try:
             ready.wait()
             worker = Lineage(database, str(root))
-            results = worker.emit(mine, run=ingest_run(minute=minute), contract=contract, fence=open_fence)
+            results = worker.emit(batch, run=ingest_run(minute=minute), contract=contract, fence=open_fence)
             return [result.status for result in results.values()]
         finally:
             database.dispose()
@@ -239,7 +239,7 @@ def test_a_batch_goes_to_a_file_per_partition(lineage: Lineage, root: Path, cont
 
 
 @pytest.mark.clause("WAL-14")
-def test_record_run_and_activity_lead_to_each_other(
+def test_record_run_and_activity_refer_to_each_other(
     lineage: Lineage, database: Database, root: Path, contract: DatasetContract
 ) -> None:
     batch = units(0, 3)
@@ -262,7 +262,7 @@ def test_record_run_and_activity_lead_to_each_other(
 
 
 @pytest.mark.clause("OPR-11", "RPL-05")
-def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_revision(
+def test_a_path_that_missed_a_repair_gets_it_later_in_the_same_revision(
     lineage: Lineage, root: Path, database: Database, contract: DatasetContract
 ) -> None:
     lineage.emit([LineageUnit.of(registered())], run=ingest_run(), contract=contract, fence=open_fence)
@@ -272,13 +272,13 @@ def test_a_path_that_missed_a_repair_is_told_it_later_in_the_same_revision(
     [result] = lineage.emit([LineageUnit.of(later)], run=ingest_run(), contract=contract, fence=open_fence).values()
     second = LineageUnit.of(repaired("replay-1"), revision="replay-1")
     assert (result.openlineage_run_id, result.entity_ids) == (second.openlineage_run_id, second.entity_ids)
-    told = [(link.revision, link.path) for link in lineage.links_of(registered().wal_id)]
-    assert sorted(told) == [*product(("", "replay-1"), LineagePath)]
+    links = [(link.revision, link.path) for link in lineage.links_of(registered().wal_id)]
+    assert sorted(links) == [*product(("", "replay-1"), LineagePath)]
     first = LineageUnit.of(registered()).item_id
     assert [node["wasRevisionOf"] for node in nodes(root) if node["id"] == second.item_id] == [first]
 
 
-def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: DatasetContract, tmp_path: Path) -> None:
+def test_recorded_lineage_is_skipped_and_never_replaced(root: Path, contract: DatasetContract, tmp_path: Path) -> None:
     database = Database.open(f"sqlite:///{tmp_path / 'kfm.db'}")
     lineage = Lineage(database, str(root))
     lineage.emit(units(0, 1), run=ingest_run(), contract=contract, fence=open_fence)
@@ -299,7 +299,7 @@ def test_what_was_told_is_passed_over_and_never_replaced(root: Path, contract: D
 
 @contextmanager
 def refusing(database: Database, *paths: LineagePath) -> Iterator[None]:
-    """The database takes no batch of these paths: a quota, a broken index, a constraint of somebody's own."""
+    """Make the database refuse batches of these paths, as by a quota, a broken index or a foreign constraint."""
     refuse_rows(database, "lineage_batches", " OR ".join(f"NEW.path = '{path}'" for path in paths))
     yield
     on = "" if database.dialect == "sqlite" else " ON lineage_batches"
@@ -308,12 +308,12 @@ def refusing(database: Database, *paths: LineagePath) -> Iterator[None]:
 
 
 def nodes(root: Path) -> list[dict[str, Any]]:
-    """Every node of the published PROV documents."""
+    """Return every node of the published PROV documents."""
     return [node for path in root.glob("prov/**/*.jsonld") for node in json.loads(path.read_bytes())["@graph"]]
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """Everything below the root, by path."""
+    """Return every file below the root by path."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
@@ -322,7 +322,7 @@ RUNS = [f"{number}1111111-1111-4111-8111-111111111111" for number in range(3)]
 
 
 def work(pipeline: Pipeline, objects: Path) -> None:
-    """A unit of which the object is missing, beside one that succeeds, and one whose run dies."""
+    """Run a unit with a missing object, one that succeeds, and one whose run dies."""
     good, bad, lost = chain.volumes(3)
     chain.put(objects, [good, chain.missing(bad), lost])
     chain.take(pipeline, chain.announce([good.event(), bad.event()], registry=pipeline.registry))
@@ -341,7 +341,7 @@ def published(pipeline: Pipeline, root: Path) -> list[Event]:
 
 
 @pytest.mark.clause("RSP-16", "OPR-12")
-def test_each_failed_attempt_is_a_start_and_a_fail_that_fit_every_schema(
+def test_each_failed_attempt_is_a_valid_start_and_fail_event(
     pipeline: Pipeline, tmp_path: Path, official: dict[str, Any], schemas: dict[str, Any]
 ) -> None:
     work(pipeline, tmp_path / "objects")
@@ -354,13 +354,13 @@ def test_each_failed_attempt_is_a_start_and_a_fail_that_fit_every_schema(
     codes = {"missing_object": RUNS[0], "worker_lost": RUNS[1]}
     assert {event["run"]["facets"]["errorMessage"]["message"] for event in ends.values()} == codes.keys()
     for wal_id, event in ends.items():
-        mine = event["run"]["facets"]
-        run_id = codes[mine["kfmWal"]["last_error_code"]]
-        assert (mine["kfmRunState"]["outcome"], mine["kfmRunState"]["run_id"]) == ("failed", run_id)
-        [given] = event["inputs"]
-        assert f"{given['namespace']}/{given['name']}" == failed[wal_id].object_uri
-        own = [one for one in events if one["run"]["runId"] == event["run"]["runId"]]
-        [start] = [one for one in own if one["eventType"] == "START"]
+        run_facets = event["run"]["facets"]
+        run_id = codes[run_facets["kfmWal"]["last_error_code"]]
+        assert (run_facets["kfmRunState"]["outcome"], run_facets["kfmRunState"]["run_id"]) == ("failed", run_id)
+        [input_dataset] = event["inputs"]
+        assert f"{input_dataset['namespace']}/{input_dataset['name']}" == failed[wal_id].object_uri
+        own = [candidate for candidate in events if candidate["run"]["runId"] == event["run"]["runId"]]
+        [start] = [candidate for candidate in own if candidate["eventType"] == "START"]
         assert start["eventTime"] <= event["eventTime"]
         for one in (start, event):
             validate(OFFICIAL, one, official)
@@ -369,14 +369,14 @@ def test_each_failed_attempt_is_a_start_and_a_fail_that_fit_every_schema(
 
 
 @pytest.mark.clause("RSP-16")
-def test_a_failure_is_published_once_however_many_publish(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_concurrent_publishers_publish_a_failure_once(pipeline: Pipeline, tmp_path: Path) -> None:
     work(pipeline, tmp_path / "objects")
     root = tmp_path / "lineage"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: published(pipeline, root), range(4)))
     events = published(pipeline, root)
     assert len(events) == len({(event["run"]["runId"], event["eventType"]) for event in events}) == 4
-    # Failed again, the unit has another run of OpenLineage.
+    # A second failure gives the unit another run of OpenLineage.
     own_tx(pipeline.ledger).requeue([record.wal_id for record in own_tx(pipeline.ledger).find(code="missing_object")])
     chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), RUNS[2], Source.LEDGER)
     ends = [event["run"]["facets"] for event in published(pipeline, root) if event["eventType"] == "FAIL"]
@@ -396,7 +396,7 @@ def test_a_collection_names_the_run_that_wrote_its_newest_item(pipeline: Pipelin
         chain.put(tmp_path / "objects", [item])
         chain.run_chain(pipeline, DATASET, chain.DAY.isoformat(), run_id)
         assert written_by() == {"dataset_id": f"{DATASET}.stac_register", "run_id": run_id}
-    # What is taken back was not written, as far as the catalog tells.
+    # After an undo the catalog does not name the run.
     own_tx(pipeline.catalog).undo(DATASET, RUNS[1])
     assert written_by()["run_id"] == RUNS[0]
 
@@ -408,10 +408,10 @@ CONTENT, REPAIRED = f"{0:064x}", "e" * 64
 UNCHANGED, WITHOUT_HASH = {"write_status": StacStatus.NO_OP}, with_stac(FIRST, content_sha256=None)
 CHANGED = {"write_status": StacStatus.UPDATED, "content_sha256": REPAIRED}
 OTHERS = [registered(1), with_stac(registered(1, replay_run_id="r0"), **CHANGED)]
-"""Another unit, and its repair."""
+"""A second unit and its repair."""
 
 CASES: dict[str, tuple[list[Envelope | None], list[str], str | None]] = {
-    # emitted envelopes in their order: the unit's revisions, and the Item that the last revision revises or yields to
+    # emitted envelopes in order: the unit's revisions, and the Item that the last revises or is superseded by
     "first": ([FIRST], [""], None),
     "a failed unit's first lineage is its replay's": ([repaired("r1")], [""], None),
     "a replay of that lineage that changed nothing": ([repaired("r1"), repaired("r2", **UNCHANGED)], [""], None),

@@ -32,7 +32,7 @@ def events_of(name: str) -> tuple[Event, Event]:
 
 
 @pytest.mark.clause("OPR-12")
-def test_every_event_and_facet_fits_the_official_schema_that_it_names(official: dict[str, Any]) -> None:
+def test_every_event_and_facet_is_valid_by_its_official_schema(official: dict[str, Any]) -> None:
     for name in CASES:
         urls: list[str] = []
         for event in events_of(name):
@@ -41,12 +41,12 @@ def test_every_event_and_facet_fits_the_official_schema_that_it_names(official: 
             for facet in facets(event).values():
                 validate(facet["_schemaURL"], facet, official)
                 urls.append(facet["_schemaURL"])
-        # Ours: kfmWal twice, kfmRunState once.
+        # Our facets: kfmWal twice, kfmRunState once.
         assert sum("kfm.dev" in url for url in urls) == 3
 
 
 @pytest.mark.clause("RPL-05")
-def test_both_events_of_a_replay_name_it_and_a_unit_on_its_first_way_names_none() -> None:
+def test_both_events_of_a_replay_name_it_and_those_of_a_first_ingest_name_none() -> None:
     for event in events_of("a replay"):
         named = {"replay_run_id": "replay-1", "replay_reason": "incident", "revision": "replay-1"}
         assert named.items() <= facets(event)["kfmWal"].items()
@@ -57,8 +57,8 @@ def test_both_events_of_a_replay_name_it_and_a_unit_on_its_first_way_names_none(
 def test_a_unit_after_a_newer_one_has_no_output_and_one_without_an_item_no_lineage() -> None:
     _, complete = events_of("after a newer unit")
     assert complete["outputs"] == []
-    found = facets(complete)["kfmWal"]
-    assert (found["superseded"], found["superseded_by"]) == (True, registered(1).wal_id)
+    wal_facet = facets(complete)["kfmWal"]
+    assert (wal_facet["superseded"], wal_facet["superseded_by"]) == (True, registered(1).wal_id)
     for stac in [None, StacResult(write_status=StacStatus.FAILED)]:
         with pytest.raises(ValueError, match="no registered STAC Item"):
             LineageUnit.of(registered(stac=stac))
@@ -85,28 +85,28 @@ def test_events_name_the_job_the_object_the_collection_and_the_item() -> None:
         assert data_object["name"] == unit.envelope.key
     [output] = complete["outputs"]
     assert (output["namespace"], output["name"]) == ("kfm-stac", "goes-abi")
-    found = facets(complete)
-    assert found["subset"]["outputCondition"]["locations"] == ["goes-abi/2025/2025-12-03/scan-0.json"]
-    assert found["version"]["datasetVersion"] == unit.envelope.object_version
-    assert found["inputStatistics"]["size"] == 20_971_521  # as integrity-check saw it, not as announced
-    assert found["kfmWal"]["wal_id"] == unit.wal_id
-    assert found["kfmWal"]["prov_activity_id"] == unit.activity_id
-    assert {name: value for name, value in found["kfmRunState"].items() if not name.startswith("_")} == {
+    all_facets = facets(complete)
+    assert all_facets["subset"]["outputCondition"]["locations"] == ["goes-abi/2025/2025-12-03/scan-0.json"]
+    assert all_facets["version"]["datasetVersion"] == unit.envelope.object_version
+    assert all_facets["inputStatistics"]["size"] == 20_971_521  # as measured by integrity-check, not as announced
+    assert all_facets["kfmWal"]["wal_id"] == unit.wal_id
+    assert all_facets["kfmWal"]["prov_activity_id"] == unit.activity_id
+    assert {name: value for name, value in all_facets["kfmRunState"].items() if not name.startswith("_")} == {
         "dataset_id": "goes-abi.stac_register", "run_id": ingest_run().run_id, "outcome": "success",
     }  # fmt: skip
-    # The same unit and run give the same bytes.
+    # Equal unit and run give equal bytes.
     lines = event_lines((start, complete))
     assert lines == event_lines(openlineage_events(LineageUnit.of(registered()), ingest_run()))
     assert lines.count(b"\n") == 2
 
 
 @pytest.mark.clause("RPL-05")
-def test_ids_depend_on_stable_fields_only_and_a_further_edition_has_ids_of_its_own_for_what_it_made() -> None:
+def test_ids_depend_only_on_stable_fields_and_a_new_edition_has_new_ids_for_its_outputs() -> None:
     first = LineageUnit.of(registered())
-    again = LineageUnit.of(registered(attempt=4, queue="kfm-nodd-dlq", object_size=None))
-    # The same in every release.
+    retried = LineageUnit.of(registered(attempt=4, queue="kfm-nodd-dlq", object_size=None))
+    # These ids are equal in every release.
     agents = (agent_id("NOAA NESDIS"), invalidation_activity("batch"))
-    for unit in (first, again):
+    for unit in (first, retried):
         ids = (unit.openlineage_run_id, unit.activity_id, *unit.entity_ids, unit.masked_id, *agents)
         assert " ".join(name.removeprefix("urn:uuid:")[:8] for name in ids) == (
             "1c9f1959 fb658590 1721940e c250737b 7ba354c3 4901c13b c21dc548 d3c411ad 487cdbfb 30a20093"
@@ -114,7 +114,9 @@ def test_ids_depend_on_stable_fields_only_and_a_further_edition_has_ids_of_its_o
     of_listing = LineageUnit.of(CASES["from a listing"])
     assert (of_listing.notification_id, of_listing.message_id) == (None, None)
     second = LineageUnit.of(registered(), revision="replay-1")
-    made = [(unit.openlineage_run_id, unit.activity_id, unit.item_id, unit.qc_report_id) for unit in (first, second)]
-    assert not set(made[0]) & set(made[1])
+    unit_ids = [
+        (unit.openlineage_run_id, unit.activity_id, unit.item_id, unit.qc_report_id) for unit in (first, second)
+    ]
+    assert not set(unit_ids[0]) & set(unit_ids[1])
     used = [(unit.object_id, unit.notification_id, unit.message_id) for unit in (first, second)]
     assert used[0] == used[1]

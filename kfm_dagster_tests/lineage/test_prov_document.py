@@ -1,4 +1,4 @@
-"""PROV documents, read by rdflib and the package prov; and the withdrawal of lineage, whose files stay."""
+"""PROV documents, read by rdflib and the package prov; and the invalidation of lineage, which keeps its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
 ]
 
-# rdflib 7.6 uses deprecated classes and properties of its own when it reads JSON-LD, and when prov 3.2 reads RDF.
+# rdflib 7.6 uses its own deprecated classes to read JSON-LD, also through prov 3.2.
 
 PROV = "http://www.w3.org/ns/prov#"
 KFM = "https://kfm.dev/ns/nodd#"
@@ -50,7 +50,7 @@ def graph(document: bytes) -> Any:
 
 
 def relations(document: bytes) -> set[tuple[str, str, str]]:
-    """(subject, PROV relation, object) between things that have ids."""
+    """Return the triples (subject, PROV relation, object) between nodes with ids."""
     import rdflib
 
     return {
@@ -83,44 +83,47 @@ def test_rdf_links_notification_message_object_item_report_activity_and_agents(c
 
 
 @pytest.mark.clause("RPL-05")
-def test_rdf_of_a_repair_says_what_it_revises_and_why_it_was_made(contract: DatasetContract) -> None:
+def test_rdf_of_a_repair_names_the_revised_item_and_the_reason(contract: DatasetContract) -> None:
     import rdflib
 
     before = LineageUnit.of(registered())
     unit = LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=before.item_id)
-    told = document([unit], contract)
-    assert (unit.item_id, "wasRevisionOf", before.item_id) in relations(told)
+    repair_document = document([unit], contract)
+    assert (unit.item_id, "wasRevisionOf", before.item_id) in relations(repair_document)
     kfm, activity = rdflib.Namespace(KFM), rdflib.URIRef(unit.activity_id)
-    found = {
-        name: str(graph(told).value(activity, kfm[name])) for name in ("replay_run_id", "replayReason", "revision")
+    triples = {
+        name: str(graph(repair_document).value(activity, kfm[name]))
+        for name in ("replay_run_id", "replayReason", "revision")
     }
-    assert found == {"replay_run_id": "replay-1", "replayReason": "incident", "revision": "replay-1"}
+    assert triples == {"replay_run_id": "replay-1", "replayReason": "incident", "revision": "replay-1"}
 
 
 @pytest.mark.clause("BEY-01")
-def test_rdf_of_a_unit_that_came_late_generates_no_item(contract: DatasetContract) -> None:
+def test_rdf_of_a_superseded_unit_generates_no_item(contract: DatasetContract) -> None:
     standing = LineageUnit.of(registered(1)).item_id
     unit = LineageUnit.of(superseded(0, by=1), yields_to=standing)
-    told = document([unit], contract)
-    assert (unit.item_id, "alternateOf", standing) in relations(told)
-    assert {subject for subject, relation, _ in relations(told) if relation == "wasGeneratedBy"} == {unit.qc_report_id}
-    [item] = [node for node in json.loads(told)["@graph"] if node["id"] == unit.item_id]
+    late_document = document([unit], contract)
+    assert (unit.item_id, "alternateOf", standing) in relations(late_document)
+    assert {subject for subject, relation, _ in relations(late_document) if relation == "wasGeneratedBy"} == {
+        unit.qc_report_id
+    }
+    [item] = [node for node in json.loads(late_document)["@graph"] if node["id"] == unit.item_id]
     assert item["kfm:superseded"] is True
     assert not {"kfm:content_sha256", "kfm:stac_item_href"} & item.keys()
 
 
-def test_rdf_types_times_and_facts_are_those_of_the_unit(contract: DatasetContract) -> None:
+def test_rdf_has_the_unit_s_types_times_and_facts(contract: DatasetContract) -> None:
     import rdflib
     from rdflib.namespace import RDF, XSD
 
     unit = LineageUnit.of(registered())
-    found = graph(document([unit], contract))
+    rdf = graph(document([unit], contract))
     activity, item, report = (rdflib.URIRef(name) for name in (unit.activity_id, unit.item_id, unit.qc_report_id))
     prov, kfm = rdflib.Namespace(PROV), rdflib.Namespace(KFM)
-    assert set(found.objects(activity, RDF.type)) == {prov.Activity, kfm.Ingest}
-    assert set(found.objects(item, RDF.type)) == {prov.Entity, kfm.StacItem}
-    assert found.value(activity, prov.startedAtTime) == rdflib.Literal("2025-12-03T00:04:00Z", datatype=XSD.dateTime)
-    assert found.value(activity, prov.endedAtTime) == rdflib.Literal("2025-12-03T00:05:00Z", datatype=XSD.dateTime)
+    assert set(rdf.objects(activity, RDF.type)) == {prov.Activity, kfm.Ingest}
+    assert set(rdf.objects(item, RDF.type)) == {prov.Entity, kfm.StacItem}
+    assert rdf.value(activity, prov.startedAtTime) == rdflib.Literal("2025-12-03T00:04:00Z", datatype=XSD.dateTime)
+    assert rdf.value(activity, prov.endedAtTime) == rdflib.Literal("2025-12-03T00:05:00Z", datatype=XSD.dateTime)
     facts = {
         (activity, kfm.wal_id): unit.wal_id,
         (activity, kfm.run_id): RUN_ID,
@@ -134,14 +137,14 @@ def test_rdf_types_times_and_facts_are_those_of_the_unit(contract: DatasetContra
         (report, kfm.metadata_status): "suspect",
         (report, kfm.issue): "time_mismatch",
     }
-    assert {place: str(found.value(*place)) for place in facts} == facts
+    assert {place: str(rdf.value(*place)) for place in facts} == facts
 
 
-def test_no_message_is_invented(contract: DatasetContract) -> None:
+def test_a_listed_unit_has_no_message(contract: DatasetContract) -> None:
     for raw in [RawReference(), RawReference(sqs_message_id="m"), RawReference(sns_message_id="n")]:
         unit = LineageUnit.of(registered(raw=raw))
-        found = relations(document([unit], contract))
-        linked = {end for subject, _, target in found for end in (subject, target) if end.startswith("urn:uuid:")}
+        triples = relations(document([unit], contract))
+        linked = {end for subject, _, target in triples for end in (subject, target) if end.startswith("urn:uuid:")}
         entities = 3 + sum(1 for name in (raw.sqs_message_id, raw.sns_message_id) if name)
         assert linked == {unit.activity_id, *unit.entity_ids, SERVICE, OPERATOR, PRODUCER}
         assert len(unit.entity_ids) == entities
@@ -159,19 +162,19 @@ def test_a_message_of_two_objects_derives_from_its_notification_once(contract: D
 
 
 @pytest.mark.clause("OPR-12")
-def test_as_prov_json_a_document_has_its_elements_and_every_relation(contract: DatasetContract) -> None:
+def test_prov_json_has_every_element_and_relation_of_a_document(contract: DatasetContract) -> None:
     batch = [
         *units(0, 3),
         LineageUnit.of(repaired("replay-1"), revision="replay-1", revises=units(0, 1)[0].item_id),
         LineageUnit.of(superseded(4, by=2), yields_to=units(2, 3)[0].item_id),
     ]
-    told = document(batch, contract)
-    converted = prov_json(told)
+    batch_document = document(batch, contract)
+    converted = prov_json(batch_document)
     assert converted.keys() == {
         "prefix", "entity", "activity", "agent", "used", "wasGeneratedBy", "wasDerivedFrom", "alternateOf",
         "wasAssociatedWith", "wasAttributedTo", "actedOnBehalfOf",
     }  # fmt: skip
-    elements = {node["id"] for node in json.loads(told)["@graph"]}
+    elements = {node["id"] for node in json.loads(batch_document)["@graph"]}
     assert converted["entity"].keys() | converted["activity"].keys() | converted["agent"].keys() == elements
     ends = {
         "used": ("prov:activity", "prov:entity"),
@@ -187,8 +190,8 @@ def test_as_prov_json_a_document_has_its_elements_and_every_relation(contract: D
         for name, (subject, target) in ends.items()
         for relation in converted[name].values()
     }
-    # The package keeps a revision as an attribute.
-    assert related == {edge for edge in relations(told) if edge[1] in ends}
+    # The package stores a revision as an attribute.
+    assert related == {edge for edge in relations(batch_document) if edge[1] in ends}
     assert converted["entity"][batch[3].item_id]["prov:wasRevisionOf"]["$"] == batch[0].item_id
 
 
@@ -197,7 +200,7 @@ def test_the_same_batch_gives_the_same_bytes_and_needs_no_network_to_read(contra
     assert one == other
     context = json.loads(one)["@context"]
     assert context == CONTEXT
-    assert isinstance(context, dict)  # a string would be fetched
+    assert isinstance(context, dict)  # a string would be fetched as a URL
 
 
 AT = datetime(2025, 12, 3, 0, 30, tzinfo=UTC)
@@ -217,27 +220,27 @@ def view(lineage: Lineage, batch: Sequence[LineageUnit]) -> list[Link]:
 
 
 def events(root: Path) -> list[dict[str, Any]]:
-    found = sorted(root.glob("openlineage/**/*.ndjson"))
-    return [json.loads(line) for path in found for line in path.read_text(encoding="utf-8").splitlines()]
+    paths = sorted(root.glob("openlineage/**/*.ndjson"))
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told(
+def test_invalidating_a_run_restores_the_view_and_changes_no_published_file(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     everyone = units(0, 6)
     lineage.emit(units(0, 3), run=run("before"), contract=contract, fence=open_fence)
     standing, written = view(lineage, everyone), files(root)
     lineage.emit(units(2, 6), run=run("undone"), contract=contract, fence=open_fence)
-    told = files(root)
+    before = files(root)
     [activity] = {link.lineage_id for link in lineage.links_of(everyone[5].wal_id) if link.path == "prov"}
     assert own_tx(lineage).invalidate(run_id="undone", contract=contract, reason="S1") == 3
     assert view(lineage, everyone) == standing
     withdrawn = lineage.find(activity)
     assert (withdrawn.wal_id, withdrawn.invalidated_at) == (everyone[5].wal_id, AT)
     after = files(root)
-    assert written.items() <= told.items() <= after.items()
-    added = {Path(name).suffix: content for name, content in after.items() if name not in told}
+    assert written.items() <= before.items() <= after.items()
+    added = {Path(name).suffix: content for name, content in after.items() if name not in before}
     assert set(added) == {".jsonld", ".ndjson"}
     [rollback] = [node for node in json.loads(added[".jsonld"])["@graph"] if "kfm:Rollback" in node["type"]]
     assert rollback["startedAtTime"] == rollback["endedAtTime"] == rfc3339(AT)
@@ -247,7 +250,7 @@ def test_a_withdrawn_run_leaves_the_view_as_it_was_and_every_file_as_it_was_told
 
 
 @pytest.mark.clause("PCS-03")
-def test_only_the_runs_lineage_of_the_dataset_is_withdrawn(
+def test_only_the_runs_lineage_of_the_dataset_is_invalidated(
     lineage: Lineage, contract: DatasetContract, contracts: ContractRegistry
 ) -> None:
     lineage.emit(units(0, 1), run=run("mine"), contract=contract, fence=open_fence)
@@ -260,7 +263,7 @@ def test_only_the_runs_lineage_of_the_dataset_is_withdrawn(
 
 
 @pytest.mark.clause("PCS-03", "RPL-05")
-def test_a_unit_that_is_emitted_again_is_told_as_a_further_edition_each_time(
+def test_each_repeated_emission_of_a_unit_is_a_new_edition(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     batch = units(0, 2)
@@ -279,7 +282,7 @@ def test_a_unit_that_is_emitted_again_is_told_as_a_further_edition_each_time(
 
 
 @pytest.mark.clause("PCS-03")
-def test_what_is_told_of_a_withdrawal_keeps_to_the_official_schemas(
+def test_events_of_an_invalidation_are_valid_by_the_official_schemas(
     lineage: Lineage, root: Path, contract: DatasetContract, official: dict[str, Any]
 ) -> None:
     lineage.emit(units(0, 1), run=run("run"), contract=contract, fence=open_fence)
@@ -297,7 +300,7 @@ def test_what_is_told_of_a_withdrawal_keeps_to_the_official_schemas(
 
 
 @pytest.mark.clause("PCS-03")
-def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
+def test_prov_has_activity_and_time_of_each_invalidation(
     lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     import rdflib
@@ -315,7 +318,7 @@ def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
     generated = set(graph.subjects(PROV.wasGeneratedBy))
     assert invalidated == generated
     assert generated == set(graph.subjects(PROV.wasInvalidatedBy)) == set(graph.subjects(PROV.invalidatedAtTime))
-    # The superseded unit's Item never stood, so nothing invalidated it.
+    # The superseded unit's Item was never in the catalog, so it is not invalidated.
     assert len(generated) == 3
     [activity] = set(graph.objects(predicate=PROV.wasInvalidatedBy))
     assert (activity, rdflib.RDF.type, PROV.Activity) in graph
@@ -323,7 +326,7 @@ def test_prov_says_by_what_and_when_each_generated_entity_was_invalidated(
 
 
 @pytest.mark.clause("PCS-03")
-def test_a_withdrawal_that_dies_anywhere_is_told_once(
+def test_an_invalidation_that_dies_anywhere_is_published_once(
     database: Database, lineage: Lineage, root: Path, contract: DatasetContract
 ) -> None:
     for at, death in deaths():
@@ -335,6 +338,6 @@ def test_a_withdrawal_that_dies_anywhere_is_told_once(
         lineage.publish_staged()
         assert view(lineage, batch) == []
         facets = (event["run"]["facets"] for event in events(root))
-        told = [facet for facet in facets if facet.get("kfmInvalidation", {}).get("run_id") == name]
-        assert len(told) == 2, death
+        invalidations = [facet for facet in facets if facet.get("kfmInvalidation", {}).get("run_id") == name]
+        assert len(invalidations) == 2, death
     assert at > 15

@@ -1,4 +1,4 @@
-"""Steps of idempotent nodes: each end measured where it can be, and told once on both paths, whatever crashes."""
+"""Steps of idempotent nodes: each end is measured and published once on both paths, over crashes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECOND_RUN = "1f0e0d0c-0b0a-4908-8706-050403020100"
 MEASURED = Energy(kwh=0.25, gco2e=100.0, method="a meter, DEU")
 KFM = "https://kfm.dev/ns/nodd#"
 
-# rdflib 7.6 uses deprecated classes of its own when it reads JSON-LD.
+# rdflib 7.6 uses its own deprecated classes to read JSON-LD.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ConjunctiveGraph is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Dataset.[a-z_]+ is deprecated:DeprecationWarning"),
@@ -80,7 +80,7 @@ def ends(root: Path) -> list[dict[str, Any]]:
 
 
 def run_three_ways(nodes: IdempotentNodes, node: CountLines) -> None:
-    """One step that is APPLIED, one that is SKIPPED, one that is FAILED."""
+    """Run one step to APPLIED, one to SKIPPED and one to FAILED."""
     run_node(nodes, node, run_id=RUN, code=CODE)
     run_node(nodes, node, run_id=SECOND_RUN, code=CODE)
     node.minimum = 2
@@ -90,7 +90,7 @@ def run_three_ways(nodes: IdempotentNodes, node: CountLines) -> None:
 
 
 @pytest.mark.clause("IEN-11")
-def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
+def test_every_step_is_published_once_on_both_paths_with_its_measurements(
     database: Database, lineage: Lineage, root: Path, node: CountLines, official: dict[str, Any]
 ) -> None:
     energy = Mock(**{"begin.return_value.return_value": MEASURED})
@@ -99,25 +99,31 @@ def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
     assert lineage.publish_staged() == 4  # two runs, two paths
     assert lineage.publish_staged() == 0
 
-    told = events(root)
-    for event in told:
+    published = events(root)
+    for event in published:
         validate(event["schemaURL"], event, official)
         for facet in facets(event).values():
             validate(facet["_schemaURL"], facet, official)
-    assert [event["eventType"] for event in told].count("START") == 3
-    assert len({event["run"]["runId"] for event in told}) == 3
+    assert [event["eventType"] for event in published].count("START") == 3
+    assert len({event["run"]["runId"] for event in published}) == 3
     by_status = {end["status"]: end for end in ends(root)}
     assert set(by_status) == {"APPLIED", "SKIPPED", "FAILED"}
     for status in ("APPLIED", "FAILED"):
-        found = by_status[status]
-        assert (found["energy_kwh"], found["carbon_gco2e"], found["measured_by"]) == (0.25, 100.0, "a meter, DEU")
-        assert found["seconds"] > 0
-        assert found["cost_usd"] == pytest.approx(found["seconds"] * 0.01), "36 dollars an hour are a cent a second"
-        assert found["cpu_seconds"] >= 0
+        end_facet = by_status[status]
+        assert (end_facet["energy_kwh"], end_facet["carbon_gco2e"], end_facet["measured_by"]) == (
+            0.25,
+            100.0,
+            "a meter, DEU",
+        )
+        assert end_facet["seconds"] > 0
+        assert end_facet["cost_usd"] == pytest.approx(end_facet["seconds"] * 0.01), (
+            "36 dollars per hour are one cent per second"
+        )
+        assert end_facet["cpu_seconds"] >= 0
     assert (by_status["APPLIED"]["rows_out"], by_status["APPLIED"]["bytes_in"]) == (1, 10)
-    failed = next(event for event in told if event["eventType"] == "FAIL")
+    failed = next(event for event in published if event["eventType"] == "FAIL")
     assert failed["run"]["facets"]["errorMessage"]["message"] == "OSError"
-    assert "secret" not in json.dumps(told)
+    assert "secret" not in json.dumps(published)
 
     for file in root.glob("steps/prov/*/*.jsonld"):
         assert prov_json(file.read_bytes())["activity"]
@@ -127,11 +133,11 @@ def test_every_step_is_told_once_on_both_paths_with_all_that_was_measured(
     [(output, by)] = list(read.subject_objects(rdflib.PROV.wasGeneratedBy))
     assert str(by) == by_status["APPLIED"]["prov_activity_id"]
     users = {str(user) for user in read.subjects(rdflib.PROV.used, output)}
-    assert users == {by_status["SKIPPED"]["prov_activity_id"]}, "a skip relies on what was made before"
+    assert users == {by_status["SKIPPED"]["prov_activity_id"]}, "a skip uses the earlier output"
 
 
 @pytest.mark.clause("IEN-11")
-def test_documents_of_a_step_are_the_same_in_every_release() -> None:
+def test_documents_of_a_step_are_equal_in_every_release() -> None:
     facts = {"run_id": "r", "node": "d.n@2026-03-01", "step": "s", "status": "APPLIED", "content_hash": "h"}
     step = Step(
         **facts, wal_id=7, job="d.n", code_sha="c", started_at=NOON, ended_at=NOON, has_output=True, error="E",
@@ -171,7 +177,7 @@ def test_documents_of_a_step_are_the_same_in_every_release() -> None:
 
 
 @pytest.mark.clause("IEN-11", "IEN-17")
-def test_energy_that_no_meter_measures_is_that_of_the_cpu_by_an_assumption_that_is_named(
+def test_without_a_meter_energy_is_estimated_from_cpu_time_by_a_named_method(
     nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines, official: dict[str, Any]
 ) -> None:
     run_three_ways(nodes, node)
@@ -182,18 +188,18 @@ def test_energy_that_no_meter_measures_is_that_of_the_cpu_by_an_assumption_that_
     by_status = {end["status"]: end for end in ends(root)}
     for end in (by_status["APPLIED"], by_status["FAILED"]):
         assert end["cpu_seconds"] > 0
-        # 3.5 W for so many seconds, in kWh; 445 g for each.
+        # 3.5 W for the CPU time, in kWh; 445 g of CO2e per kWh.
         assert end["energy_kwh"] == pytest.approx(end["cpu_seconds"] * 3.5 / 3_600_000)
         assert end["carbon_gco2e"] == pytest.approx(end["energy_kwh"] * 445)
         assert end["measured_by"] == (
             "assumed: 3.5 W per busy core (AWS vCPU, Cloud Carbon Footprint), "
             "445 gCO2e/kWh (world 2024, IEA Electricity 2025)"
         )
-        assert "cost_usd" not in end, "nobody has set a price"
+        assert "cost_usd" not in end, "no price is set"
 
 
 @pytest.mark.clause("IEN-17")
-def test_the_chains_steps_have_energy_by_the_settings_and_cost_where_a_price_is_set(
+def test_the_chains_steps_have_energy_by_the_settings_and_cost_if_a_price_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"HOME": str(tmp_path), "WATTS_PER_CORE": "10", "GRID_GCO2E_PER_KWH": "50"}.items():
@@ -221,7 +227,7 @@ def test_a_dead_workers_step_and_its_replay_are_two_ends_of_one_intent(
     with pytest.raises(KeyboardInterrupt):
         run_node(nodes, node, run_id=RUN, code=CODE)
     lineage.publish_staged()
-    assert events(root) == [], "it may still be at work"
+    assert events(root) == [], "the worker may still be running"
     assert nodes.intents.fail_runs([RUN]) == 1
     lineage.publish_staged()
     [died] = ends(root)
@@ -232,7 +238,7 @@ def test_a_dead_workers_step_and_its_replay_are_two_ends_of_one_intent(
     assert len(ends(root)) == 2
 
 
-def test_a_failure_that_a_later_content_has_overtaken_is_told_as_given_up(
+def test_a_failure_superseded_by_later_content_is_published_as_given_up(
     nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
     reached = node.reached
@@ -246,11 +252,11 @@ def test_a_failure_that_a_later_content_has_overtaken_is_told_as_given_up(
     assert sorted(end["status"] for end in ends(root)) == ["APPLIED", "FAILED", "SKIPPED"]
     skipped = next(end["prov_activity_id"] for end in ends(root) if end["status"] == "SKIPPED")
     used = set(graph(root).objects(rdflib.URIRef(skipped), rdflib.PROV.used))
-    assert len(used) == 1, "its inputs, and no output: there is none"
+    assert len(used) == 1, "only its inputs, since it has no output"
 
 
 @pytest.mark.clause("IEN-11")
-def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
+def test_a_crash_while_publishing_steps_loses_and_duplicates_none(
     database: Database, nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
     for at, death in deaths():
@@ -263,7 +269,7 @@ def test_a_crash_while_steps_are_told_loses_none_and_doubles_none(
     assert len(ends(root)) == at
 
 
-def test_a_backend_gets_a_step_of_a_governed_dataset_under_its_public_name_with_many_inputs_counted(
+def test_a_step_of_a_governed_dataset_has_its_public_name_and_a_count_of_many_inputs(
     database: Database, nodes: IdempotentNodes, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = [tmp_path / f"{number}.txt" for number in range(101)]
@@ -288,22 +294,22 @@ def test_a_backend_gets_a_step_of_a_governed_dataset_under_its_public_name_with_
 
 
 @pytest.mark.clause("IEN-11")
-def test_runs_beside_one_another_are_told_each_in_a_batch_of_its_own(
+def test_concurrent_runs_are_published_in_separate_batches(
     nodes: IdempotentNodes, lineage: Lineage, root: Path, node: CountLines
 ) -> None:
     for minimum in range(6):
         node.minimum = minimum
         run_node(nodes, node, run_id=(RUN, SECOND_RUN)[minimum % 2], code=CODE)
     assert lineage.publish_staged() == 4  # two runs, two paths
-    told = [
+    batches = [
         {event["run"]["facets"]["parent"]["run"]["runId"] for event in map(json.loads, file.read_text().splitlines())}
         for file in root.glob("steps/openlineage/*/*.ndjson")
     ]
-    assert sorted(map(sorted, told)) == [[RUN], [SECOND_RUN]]
+    assert sorted(map(sorted, batches)) == [[RUN], [SECOND_RUN]]
     assert len({end["prov_activity_id"] for end in ends(root)}) == len(ends(root)) == 6
 
 
-def test_the_facet_schema_wants_energy_with_its_method(schemas: dict[str, Any]) -> None:
+def test_the_facet_schema_requires_a_method_with_energy(schemas: dict[str, Any]) -> None:
     address = "https://kfm.dev/schemas/kfm-step-facet.schema.json"
     facet = {
         "_producer": "https://kfm.dev/", "_schemaURL": address, "node": "n", "step": "s",
@@ -315,7 +321,7 @@ def test_the_facet_schema_wants_energy_with_its_method(schemas: dict[str, Any]) 
         validate(address, facet | {"energy_kwh": 1.0}, schemas)
 
 
-def test_work_that_another_intent_takes_over_is_measured_as_that_ones() -> None:
+def test_work_taken_over_by_another_intent_is_measured_for_that_intent() -> None:
     meter = StepMeter(usd_per_hour=1.0)
     meter.begin(1)
     meter.begin(2)
@@ -337,7 +343,7 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
     meter = open_energy_meter("USA/virginia")
     meter.prepare()
     end = meter.begin()
-    assert meter.begin() is None, "the same energy would be counted twice"
+    assert meter.begin() is None, "a second measurement would count the same energy twice"
     sum(range(2_000_000))
     measured = end()
     assert measured.kwh > 0
@@ -346,7 +352,7 @@ def test_codecarbon_measures_this_process_without_a_request(monkeypatch: pytest.
     assert meter.begin() is not None
 
 
-def test_a_grid_without_figures_is_refused_before_anything_is_made(
+def test_a_grid_without_figures_is_refused_before_anything_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("codecarbon")
@@ -380,7 +386,7 @@ def test_a_pipeline_measures_energy_on_the_grid_of_its_settings(
             assert pipeline.energy._method.endswith(f", {grid}")
 
 
-def test_a_meter_that_does_not_work_costs_no_step_and_a_missing_one_is_refused(
+def test_a_broken_meter_fails_no_step_and_a_missing_one_is_refused(
     database: Database, lineage: Lineage, root: Path, node: CountLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codecarbon = pytest.importorskip("codecarbon")

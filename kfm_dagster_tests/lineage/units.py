@@ -1,4 +1,4 @@
-"""Registered envelopes of a GOES scan, and a way to read what a lineage root shows its readers."""
+"""Registered envelopes of a GOES scan, and a reader of a lineage root."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ingest_run(*, minute: int = 5) -> IngestRun:
 
 
 def registered(number: int = 0, **changes: Any) -> Envelope:
-    """The envelope of scan `number`, as stac-register leaves it."""
+    """Return the envelope of scan `number` after stac-register."""
     key = f"ABI-L1b-RadC/2025/337/00/OR_ABI-L1b-RadC-M6C02_G19_s2025337000{number:05d}.nc"
     uri = f"s3://noaa-goes19/{key}"
     etag = f"{number:032x}"
@@ -79,7 +79,7 @@ def units(first: int, stop: int) -> list[LineageUnit]:
 
 
 def superseded(number: int, *, by: int) -> Envelope:
-    """The envelope of a scan that came after a newer one, as stac-register leaves it."""
+    """Return the envelope of a scan registered after a newer one."""
     return with_stac(
         registered(number),
         write_status=StacStatus.NO_OP,
@@ -90,7 +90,7 @@ def superseded(number: int, *, by: int) -> Envelope:
 
 
 def repaired(replay: str, **changes: Any) -> Envelope:
-    """Scan 0 as a repair leaves it that gave its Item another content."""
+    """Return scan 0 after a repair that changed its Item's content."""
     envelope = registered(attempt=2, replay_run_id=replay, replay_reason="incident")
     values = {"write_status": StacStatus.UPDATED, "content_sha256": "e" * 64, "replaces": envelope.wal_id}
     return with_stac(envelope, **{**values, **changes})
@@ -101,19 +101,19 @@ def with_stac(envelope: Envelope, **changes: Any) -> Envelope:
 
 
 def readable(root: Path) -> Counter[tuple[str, str]]:
-    """What readers of the published patterns find: how often each (event type or `activity`, wal_id) stands there."""
-    found: Counter[tuple[str, str]] = Counter()
+    """Count each (event type or `activity`, wal_id) in the published files."""
+    counts: Counter[tuple[str, str]] = Counter()
     for path in root.glob("openlineage/**/*.ndjson"):
         for line in path.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
-            found[event["eventType"], event["run"]["facets"]["kfmWal"]["wal_id"]] += 1
+            counts[event["eventType"], event["run"]["facets"]["kfmWal"]["wal_id"]] += 1
     for path in root.glob("prov/**/*.jsonld"):
         for node in json.loads(path.read_text(encoding="utf-8"))["@graph"]:
             if "Activity" in node["type"]:
-                found["activity", node["kfm:wal_id"]] += 1
-    return found
+                counts["activity", node["kfm:wal_id"]] += 1
+    return counts
 
 
 def once_each(expected: list[LineageUnit]) -> Counter[tuple[str, str]]:
-    """What `readable` gives when every unit stands there once."""
+    """Return the counts of `readable` if every unit is published once."""
     return Counter((kind, unit.wal_id) for unit in expected for kind in ("START", "COMPLETE", "activity"))

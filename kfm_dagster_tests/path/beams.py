@@ -1,4 +1,4 @@
-"""Beams for the tests: traced ones, made-up ones, and an integration of a ray that shares no code with the package."""
+"""Beams for tests: traced and synthetic ones, and an independent integration of a ray."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ TAU = timedelta(seconds=60)
 
 
 def beam(elevation_deg: float = 0.5, *, profile: Profile | None = None, **options: Any) -> BeamPath:
-    """One beam of an antenna at 400 m, 460 km long, through a vacuum unless told otherwise."""
+    """Return a beam of an antenna at 400 m, 460 km long, by default through a vacuum."""
     settings = {"antenna_height_m": 400.0, "range_m": 460_000.0, "splits_m": (2_000.0, 2_250.0), **options}
     (path,) = trace([elevation_deg], profile=profile or Exponential(n0=0), **settings)
     return path
 
 
 def changed(path: BeamPath, **fields: Any) -> BeamPath:
-    """The beam with other arrays."""
+    """Return the beam with other arrays."""
     return dataclasses.replace(path, **fields)
 
 
@@ -38,7 +38,7 @@ def aligned(path: BeamPath) -> PathAligned:
 
 
 def rectangles(points: int, *, extent_m: float = 1_000.0) -> BeamPath:
-    """A straight horizontal path in a vacuum, in equal elements."""
+    """Return a straight horizontal path in a vacuum, in equal elements."""
     step = np.full(points, extent_m / points)
     ell = (np.arange(points) + 0.5) * extent_m / points
     return BeamPath(
@@ -56,7 +56,7 @@ def rectangles(points: int, *, extent_m: float = 1_000.0) -> BeamPath:
 def integrated(
     elevation_deg: float, profile: Profile, *, antenna_height_m: float = 400.0, range_m: float = 460_000.0
 ) -> tuple[float, float, float]:
-    """Height and ground distance at the end of a traced ray, and the integral of n along it, by DOP853."""
+    """Return height and ground distance at a ray's end, and the integral of n along it, by DOP853."""
 
     def equations(_: float, state: np.ndarray) -> list[float]:
         height, angle, _, _ = state

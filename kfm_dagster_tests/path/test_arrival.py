@@ -1,4 +1,4 @@
-"""Arrival times and phases: closed forms, the order of alignment, each refusal; and how covariances propagate."""
+"""Arrival times and phases: closed forms, order of alignment, refusals, and propagated covariances."""
 
 from __future__ import annotations
 
@@ -58,24 +58,24 @@ def arrival(path: BeamPath, **options: Any) -> Arrival:
     elevation=st.floats(-0.5, 90),
     geometry=st.sampled_from(Geometry),
 )
-def test_in_a_constant_medium_the_way_divided_by_the_speed(
+def test_in_a_constant_medium_the_time_is_path_length_by_speed(
     refractivity: float, length: float, elevation: float, geometry: Geometry
 ) -> None:
     path = beam(
         elevation, profile=Exponential(n0=refractivity, scale_height_m=math.inf), range_m=length, geometry=geometry
     )
-    found = arrival(path)
+    result = arrival(path)
     optical = (1 + refractivity * 1e-6) * length
-    assert found.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=1e-13, abs=0)
-    assert found.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=1e-13, abs=0)
+    assert result.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=1e-13, abs=0)
+    assert result.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=1e-13, abs=0)
     beyond = 2 * math.pi * (optical - (1 + refractivity * 1e-6) * 2_125) / WAVELENGTH_M
-    assert math.remainder(found.phi_aligned_rad - beyond, 2 * math.pi) == pytest.approx(0, abs=1e-5)
-    assert 0 <= found.phi_aligned_rad < 2 * math.pi
+    assert math.remainder(result.phi_aligned_rad - beyond, 2 * math.pi) == pytest.approx(0, abs=1e-5)
+    assert 0 <= result.phi_aligned_rad < 2 * math.pi
 
 
 @pytest.mark.clause("PCS-11")
 @pytest.mark.parametrize("elevation", [0.0, 0.483, 2.417, 19.5])
-def test_along_a_slant_path_scipy_s_adaptive_integral(elevation: float) -> None:
+def test_on_a_slant_path_the_time_equals_scipy_s_adaptive_integral(elevation: float) -> None:
     profile, radius = Exponential(), 4 / 3 * 6_371_000.0
     sine = math.sin(math.radians(elevation))
 
@@ -86,14 +86,14 @@ def test_along_a_slant_path_scipy_s_adaptive_integral(elevation: float) -> None:
     from scipy.integrate import quad
 
     optical, _ = quad(index, 0, 460_000, epsabs=0, epsrel=1e-12, limit=200)
-    found = arrival(beam(elevation, profile=profile, geometry=Geometry.EFFECTIVE_EARTH))
-    assert found.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=RELATIVE, abs=0)
-    assert found.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=RELATIVE, abs=0)
+    result = arrival(beam(elevation, profile=profile, geometry=Geometry.EFFECTIVE_EARTH))
+    assert result.t_arr_s == pytest.approx(optical / SPEED_OF_LIGHT_M_S, rel=RELATIVE, abs=0)
+    assert result.phi_rad == pytest.approx(2 * math.pi * optical / WAVELENGTH_M, rel=RELATIVE, abs=0)
 
 
 @pytest.mark.clause("PCS-11")
 @given(elevation=st.floats(-0.5, 90), c_ref=st.floats(1e8, 3e8), n0=st.floats(0, 450))
-def test_both_forms_give_one_time_and_say_which_they_are(elevation: float, c_ref: float, n0: float) -> None:
+def test_both_forms_give_the_same_time_and_name_themselves(elevation: float, c_ref: float, n0: float) -> None:
     path = beam(elevation, profile=Exponential(n0=n0))
     general, factored = (arrival(path, c_ref_m_s=c_ref, delta_form=form) for form in DeltaForm)
     assert (general.delta_form, factored.delta_form) == (DeltaForm.GENERAL, DeltaForm.FACTORED)
@@ -118,13 +118,13 @@ def test_both_forms_give_one_time_and_say_which_they_are(elevation: float, c_ref
     ],
     ids=["path first", "path twice", "phase after time", "phase first", "phase left out", "path left out", "unaligned"],
 )
-def test_another_order_than_time_path_phase_is_refused(out_of_order: Callable[[], Any]) -> None:
+def test_any_order_other_than_time_path_phase_is_refused(out_of_order: Callable[[], Any]) -> None:
     with pytest.raises(PathError, match="the order is time, path, phase"):
         out_of_order()
 
 
 @pytest.mark.clause("PCS-11")
-def test_a_volume_that_is_not_in_its_time_is_refused() -> None:
+def test_a_volume_outside_its_time_window_is_refused() -> None:
     for away, more in ((TAU, timedelta(milliseconds=1)), (-TAU, -timedelta(milliseconds=1))):
         sound = align_time(ts_start=START + away, reference=START, tau=TAU, f_s_hz=1e4)
         assert sound.offset_s == away.total_seconds()
@@ -138,9 +138,9 @@ def test_a_volume_that_is_not_in_its_time_is_refused() -> None:
 
 
 def _moved(values: np.ndarray, value: float) -> np.ndarray:
-    other = values.copy()
-    other[1] = value
-    return other
+    copy = values.copy()
+    copy[1] = value
+    return copy
 
 
 GOOD = rectangles(8)
@@ -172,7 +172,7 @@ FAULTS: dict[str, tuple[BeamPath, str]] = {
 
 @pytest.mark.clause("PCS-11")
 @pytest.mark.parametrize(("path", "fault"), FAULTS.values(), ids=FAULTS)
-def test_arrays_that_make_no_path_are_refused(path: BeamPath, fault: str) -> None:
+def test_arrays_that_are_not_a_path_are_refused(path: BeamPath, fault: str) -> None:
     for sound in (GOOD, rectangles(MIN_POINTS), changed(GOOD, n_eff=_moved(GOOD.n_eff, MIN_INDEX))):
         assert path_faults(sound) == []
     with pytest.raises(PathError, match=fault):
@@ -181,7 +181,7 @@ def test_arrays_that_make_no_path_are_refused(path: BeamPath, fault: str) -> Non
 
 @pytest.mark.clause("PCS-11")
 @given(data=st.data(), elevation=st.floats(-0.5, 90))
-def test_elements_that_are_out_of_step_with_their_points_are_noticed(data: st.DataObject, elevation: float) -> None:
+def test_elements_inconsistent_with_their_points_are_detected(data: st.DataObject, elevation: float) -> None:
     path = beam(elevation, profile=Exponential())
     assert path_faults(path) == []
     shift = data.draw(st.integers(1, path.points - 1))
@@ -192,7 +192,7 @@ def test_elements_that_are_out_of_step_with_their_points_are_noticed(data: st.Da
 @pytest.mark.parametrize(
     "window", [(400.0, 750.0), (500.0, 700.0), (500.0, 500.0), (750.0, 500.0), (-1.0, 500.0), (0.0, math.nan)]
 )
-def test_a_reference_window_that_holds_no_whole_elements_is_refused(window: tuple[float, float]) -> None:
+def test_a_reference_window_without_whole_elements_is_refused(window: tuple[float, float]) -> None:
     sound = align_phase(aligned(GOOD), lambda_ref_m=0.1, reference_window_m=(500.0, 750.0))
     assert (sound.elements_before, sound.elements_within) == (4, 2)
     with pytest.raises(PathError, match="reference window"):
@@ -201,7 +201,7 @@ def test_a_reference_window_that_holds_no_whole_elements_is_refused(window: tupl
 
 @pytest.mark.clause("PCS-11", "PCS-22")
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_sampling_rate_wavelength_or_speed_that_is_none_is_refused(value: float) -> None:
+def test_an_invalid_sampling_rate_wavelength_or_speed_is_refused(value: float) -> None:
     with pytest.raises(PathError, match="f_s is not a sampling rate"):
         align_time(ts_start=START, reference=START, tau=TAU, f_s_hz=value)
     with pytest.raises(PathError, match="lambda_ref"):
@@ -211,7 +211,7 @@ def test_a_sampling_rate_wavelength_or_speed_that_is_none_is_refused(value: floa
 
 
 @pytest.mark.clause("PCS-22")
-def test_no_element_is_longer_than_what_light_goes_along_the_path_within_a_sample() -> None:
+def test_no_element_is_longer_than_light_travels_in_a_sample() -> None:
     dense = changed(GOOD, n_eff=np.full(GOOD.points, 1.25))
     # Elements of 125 m: in a vacuum at most c / 125 m samples a second, and less where the index is larger.
     for path, most in ((GOOD, SPEED_OF_LIGHT_M_S / 125), (dense, SPEED_OF_LIGHT_M_S / (1.25 * 125))):
@@ -230,14 +230,14 @@ def test_no_element_is_longer_than_what_light_goes_along_the_path_within_a_sampl
 @pytest.mark.clause("PCS-11")
 @pytest.mark.clause("PCS-12")
 def test_results_carry_units_and_their_dimensions_close() -> None:
-    found = arrival(beam(0.5, profile=Exponential()))
-    quantities = as_array_quantities([found, found])
+    result = arrival(beam(0.5, profile=Exponential()))
+    quantities = as_array_quantities([result, result])
     assert quantities.keys() == QUANTITIES.keys()
     assert quantities["T_arr"].to("microsecond").magnitude[0] == pytest.approx(1534.63, abs=0.01)
     assert quantities["Phi"].to("turn").magnitude[0] == pytest.approx(
-        found.optical_path_m / WAVELENGTH_M, rel=1e-12, abs=0
+        result.optical_path_m / WAVELENGTH_M, rel=1e-12, abs=0
     )
-    assert quantities["T_arr"].to("s").magnitude.tolist() == [found.t_arr_s] * 2
+    assert quantities["T_arr"].to("s").magnitude.tolist() == [result.t_arr_s] * 2
     report = dimensional_report(quantities)
     assert len(report) == len(QUANTITIES) + len(EQUATIONS)
     assert all(entry.ok for entry in report)
@@ -251,7 +251,7 @@ def test_a_quantity_of_another_dimension_fails_the_report() -> None:
     cases: list[tuple[dict[str, Any], set[str]]] = [
         ({"T_arr": pint.Quantity(1.0, "m")}, {"T_arr"}),
         ({"Phi": pint.Quantity(1.0, "m")}, {"Phi"}),
-        # A speed in metres would make every equation of time one of nothing.
+        # A speed in metres breaks the dimension of every equation of time.
         ({"c_ref": pint.Quantity(3e8, "m")}, {"c_ref", *(f"T_arr = {right}" for right in list(EQUATIONS)[:2])}),
         ({"lambda_ref": 0.1}, {"lambda_ref", *(f"{left} = {right}" for right, left in EQUATIONS.items())}),
         ({"T_arr": None}, {"T_arr"}),
@@ -275,34 +275,34 @@ def optical_paths(profile: Exponential, *, geometry: Geometry = Geometry.RAY_TRA
     return np.array([np.sum(beam.n_eff * beam.d_ell) for beam in beams_of(profile, geometry)])
 
 
-def test_the_sensitivities_are_the_derivatives_along_a_path_that_does_not_bend() -> None:
-    """Along the effective-earth beam d/dN0 and d/dh0 of the integral of N0 exp(-h / h0) can be written down."""
+def test_on_an_unbent_path_the_sensitivities_equal_the_derivatives() -> None:
+    """On the effective-earth beam, d/dN0 and d/dh0 of the integral of N0 exp(-h / h0) have closed forms."""
     profile = Exponential()
-    found = sensitivities(partial(optical_paths, geometry=Geometry.EFFECTIVE_EARTH), profile)
-    for traced, (by_n0, by_scale) in zip(beams_of(profile, Geometry.EFFECTIVE_EARTH), found, strict=True):
+    derivatives = sensitivities(partial(optical_paths, geometry=Geometry.EFFECTIVE_EARTH), profile)
+    for traced, (by_n0, by_scale) in zip(beams_of(profile, Geometry.EFFECTIVE_EARTH), derivatives, strict=True):
         thinned = 1e-6 * np.exp(-traced.height_m / profile.scale_height_m) * traced.d_ell
         assert by_n0 == pytest.approx(np.sum(thinned), rel=1e-6, abs=0)
         expected = profile.n0 * np.sum(thinned * traced.height_m) / profile.scale_height_m**2
         assert by_scale == pytest.approx(expected, rel=1e-5, abs=0)
 
 
-def test_a_bent_beam_is_as_sensitive_as_smaller_steps_say() -> None:
-    """Bending lets a denser atmosphere keep the beam lower: the sensitivity must have it, checked by other steps."""
+def test_a_bent_beam_s_sensitivities_equal_those_of_smaller_steps() -> None:
+    """A denser atmosphere bends the beam lower, which the sensitivity must include; checked by other steps."""
     profile = Exponential()
-    found = sensitivities(optical_paths, profile)
+    derivatives = sensitivities(optical_paths, profile)
     for column, (name, step) in enumerate((("n0", 0.05), ("scale_height_m", 2.0))):
         value = getattr(profile, name)
         ways = [optical_paths(replace(profile, **{name: value + turn * step})) for turn in (-2, -1, 1, 2)]
-        # Five points, an error of the fourth power of the step.
+        # The five-point rule, with an error of the fourth power of the step.
         expected = (ways[0] - 8 * ways[1] + 8 * ways[2] - ways[3]) / (12 * step)
-        assert found[:, column] == pytest.approx(expected, rel=1e-5, abs=0)
+        assert derivatives[:, column] == pytest.approx(expected, rel=1e-5, abs=0)
     straight = sensitivities(partial(optical_paths, geometry=Geometry.EFFECTIVE_EARTH), profile)
-    assert found[0, 0] > straight[0, 0] * 1.01
+    assert derivatives[0, 0] > straight[0, 0] * 1.01
 
 
 @pytest.mark.clause("PCS-11")
-def test_the_covariance_is_that_of_seeded_draws() -> None:
-    """400,000 volumes with inputs drawn at random, through the whole computation."""
+def test_the_covariance_equals_that_of_seeded_draws() -> None:
+    """400,000 volumes with random inputs through the whole computation."""
     draws, random = 400_000, np.random.default_rng(20240506)
     sigmas = Sigmas(n0=3.0, scale_height_m=50.0, range_m=2.0, clock_s=5e-9)
     profile = Exponential()
@@ -319,7 +319,7 @@ def test_the_covariance_is_that_of_seeded_draws() -> None:
         sigmas=sigmas,
     )
 
-    # Every draw traced would take a minute: the integral over a grid of atmospheres, interpolated by a quadratic.
+    # Tracing every draw takes a minute, so integrals on a grid of atmospheres are interpolated quadratically.
     n0 = random.normal(profile.n0, sigmas.n0, draws)
     scale = random.normal(profile.scale_height_m, sigmas.scale_height_m, draws)
     x, y = (n0 - profile.n0) / sigmas.n0, (scale - profile.scale_height_m) / sigmas.scale_height_m
@@ -334,7 +334,7 @@ def test_the_covariance_is_that_of_seeded_draws() -> None:
     wavelengths = WAVELENGTH_M * (1 + random.normal(0, LAMBDA_SIGMA, draws))
     phases = 2 * math.pi * lengths / wavelengths[:, None]
 
-    # Sampling leaves about 1 / sqrt(400,000) = 0.16 % of two variances, and three times that of a small covariance.
+    # The sampling error is about 1 / sqrt(400,000) = 0.16 % for variances and three times that for small covariances.
     assert np.cov(times.T) == pytest.approx(of_times, rel=0.02, abs=0)
     for number in range(len(ELEVATIONS)):
         drawn = np.cov(times[:, number], phases[:, number])
@@ -359,9 +359,9 @@ def test_the_covariance_is_that_of_seeded_draws() -> None:
         (np.empty((0, 0)), "not square"),
     ],
 )
-def test_what_is_no_covariance_says_why(matrix: Floats, fault: str) -> None:
-    (found,) = covariance_faults(matrix)
-    assert fault in found
+def test_an_invalid_covariance_gives_its_fault(matrix: Floats, fault: str) -> None:
+    (message,) = covariance_faults(matrix)
+    assert fault in message
 
 
 @given(data=st.data(), size=st.integers(1, 12))
@@ -370,6 +370,6 @@ def test_positive_definiteness_does_not_depend_on_units(data: st.DataObject, siz
     scales = 10.0 ** np.array(data.draw(st.lists(st.integers(-9, 9), min_size=size, max_size=size)))
     matrix = factor.reshape(size, size) @ factor.reshape(size, size).T + np.eye(size)
     assert not covariance_faults(matrix * scales * scales[:, None])
-    # A row that repeats another carries no information of its own.
+    # A repeated row makes the matrix singular.
     twice = np.block([[matrix, matrix[:, :1]], [matrix[:1], matrix[:1, :1]]])
     assert covariance_faults(twice)

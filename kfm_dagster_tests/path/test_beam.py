@@ -1,4 +1,4 @@
-"""Profiles and beams against closed forms, Bouguer's law, and integrations that share no code with the package."""
+"""Profiles and beams against closed forms, Bouguer's law, and independent integrations."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ELEVATIONS = (-0.2, 0.0, 0.483, 1.318, 5.098, 19.5, 45.0, 90.0)
         (90_000.0, 186.87, 1.8359e-3),
     ],
 )
-def test_the_reference_atmosphere_is_the_standard_one(
+def test_the_reference_atmosphere_equals_the_standard_one(
     height_m: float, temperature_k: float, pressure_hpa: float
 ) -> None:
     temperature, pressure, _ = reference_state(np.array([height_m]))
@@ -70,23 +70,23 @@ def test_the_reference_atmosphere_is_the_standard_one(
     assert pressure[0] == pytest.approx(pressure_hpa, rel=2e-4, abs=0)
 
 
-def test_refractivity_is_that_of_the_recommendation() -> None:
+def test_refractivity_equals_that_of_the_recommendation() -> None:
     # P.453-7's single-term form N = 77.6 / T (P + 4810 e / T) is within 0.02 % of it (P.453-14, Annex 1, section 1).
     for temperature, vapour in ((223.15, 0.03), (288.15, 9.97), (313.15, 30.0)):
-        found = refractivity(pressure_hpa=1013.25, temperature_k=temperature, vapour_pressure_hpa=vapour)
-        assert found == pytest.approx(77.6 / temperature * (1013.25 + 4810 * vapour / temperature), rel=2e-4, abs=0)
+        computed = refractivity(pressure_hpa=1013.25, temperature_k=temperature, vapour_pressure_hpa=vapour)
+        assert computed == pytest.approx(77.6 / temperature * (1013.25 + 4810 * vapour / temperature), rel=2e-4, abs=0)
     sea = np.array([0.0])
     assert (Exponential()(sea)[0] - 1) * 1e6 == pytest.approx(315)
     assert (MeanAnnualGlobal()(sea)[0] - 1) * 1e6 == pytest.approx(317.7, abs=0.1)
 
 
 @given(height=st.floats(-500, 120_000), profile=st.sampled_from([Exponential(), MeanAnnualGlobal()]))
-def test_a_gradient_is_its_profile_s_slope(height: float, profile: Profile) -> None:
+def test_a_gradient_equals_its_profile_s_slope(height: float, profile: Profile) -> None:
     step = 1.0
     around = np.array([height - step, height, height + step])
     n, slope = profile(around), profile.gradient(around)
     assert n.min() >= 1
-    # Between the slopes on both sides, where two layers meet.
+    # At a boundary of layers, between the slopes on both sides.
     low, high = slope.min() - 1e-15, slope.max() + 1e-15
     if abs(height - 100_000) > 2 * step and abs(height - 86_000) > 2 * step:
         assert low - abs(low) * 1e-3 <= (n[2] - n[0]) / (2 * step) <= high + abs(high) * 1e-3
@@ -96,7 +96,7 @@ def test_a_gradient_is_its_profile_s_slope(height: float, profile: Profile) -> N
 
 
 @given(length=st.floats(1_000, 500_000), split=st.floats(0.01, 0.99), degree=st.integers(0, 14))
-def test_the_elements_make_sums_integrals(length: float, split: float, degree: int) -> None:
+def test_sums_over_the_elements_approximate_integrals(length: float, split: float, degree: int) -> None:
     rule = quadrature(length, splits_m=(split * length,))
     assert np.sum(rule.ell**degree * rule.d_ell) == pytest.approx(
         length ** (degree + 1) / (degree + 1), rel=1e-12, abs=0
@@ -116,13 +116,13 @@ def test_the_elements_make_sums_integrals(length: float, split: float, degree: i
 @pytest.mark.parametrize(
     ("profile", "panel_m", "height_tolerance"), [(Exponential(), 30_000.0, 1e-4), (MeanAnnualGlobal(), 5_000.0, 0.2)]
 )
-def test_a_traced_ray_is_that_of_an_independent_integration(
+def test_a_traced_ray_equals_an_independent_integration(
     elevation: float, profile: Profile, panel_m: float, height_tolerance: float
 ) -> None:
     height, distance, optical = integrated(elevation, profile)
     path = beam(elevation, profile=profile, panel_m=panel_m, splits_m=(2_000.0,))
     assert np.sum(path.n_eff * path.d_ell) == pytest.approx(optical, rel=RELATIVE, abs=0)
-    # The last node is short of the end: a ray that ends there is the one to compare with.
+    # The last node is before the end, so compare with a ray that ends at that node.
     height, distance, _ = integrated(elevation, profile, range_m=float(path.ell[-1]))
     assert path.height_m[-1] == pytest.approx(height, abs=height_tolerance)
     assert path.distance_m[-1] == pytest.approx(distance, abs=height_tolerance)
@@ -133,7 +133,7 @@ def test_a_traced_ray_is_that_of_an_independent_integration(
 def test_a_traced_ray_obeys_bouguer_s_law(elevation: float, antenna: float) -> None:
     path = beam(elevation, profile=Exponential(), antenna_height_m=antenna)
     radius = EARTH_RADIUS_M + path.height_m
-    # cos(theta) = r dphi/dl, by the fourth differences that unequal nodes allow: from neighbours on a fine rule.
+    # cos(theta) = r dphi/dl, by finite differences between neighbouring nodes of a fine rule.
     fine = beam(elevation, profile=Exponential(), antenna_height_m=antenna, panel_m=2_000.0)
     rise = np.gradient(fine.height_m, fine.ell, edge_order=2)
     run = np.gradient(fine.distance_m, fine.ell, edge_order=2) * (EARTH_RADIUS_M + fine.height_m) / EARTH_RADIUS_M
@@ -154,7 +154,7 @@ def test_the_effective_earth_is_a_straight_line_over_a_larger_sphere(elevation: 
     assert path.distance_m == pytest.approx(radius * np.arctan2(x, y), abs=1e-5)
 
 
-def test_beams_traced_together_are_those_traced_alone() -> None:
+def test_beams_traced_together_equal_those_traced_alone() -> None:
     splits = (2_000.0, 2_250.0)
     together = trace(ELEVATIONS, antenna_height_m=400.0, range_m=460_000.0, splits_m=splits, profile=Exponential())
     for elevation, path in zip(ELEVATIONS, together, strict=True):
@@ -180,7 +180,7 @@ def test_beams_traced_together_are_those_traced_alone() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_beam_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_beam_is_refused(wrong: dict[str, Any]) -> None:
     options: dict[str, Any] = {"elevations_deg": [0.5], "antenna_height_m": 400.0, "range_m": 460_000.0} | wrong
     with pytest.raises(PathError, match="needs"):
         trace(options.pop("elevations_deg"), profile=Exponential(), **options)
@@ -194,11 +194,11 @@ FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS
 @pytest.mark.parametrize(
     ("properties", "expected"),
     [
-        # Split cuts make an elevation twice; the volume's own pattern wins over its number.
+        # Split cuts repeat an elevation; the volume's own pattern takes precedence over its number.
         ({"nexrad:elevations": [0.483, 0.483, 0.879, 19.512], "nexrad:vcp": 212}, (0.483, 0.879, 19.512)),
         ({"nexrad:elevations": [1.8, 0.5, -0.2]}, (-0.2, 0.5, 1.8)),
         ({"nexrad:elevations": [], "nexrad:vcp": 32}, (0.5, 1.5, 2.5, 3.5, 4.5)),
-        # Cuts that were made win over the pattern, of which a volume may have fewer.
+        # Recorded cuts take precedence over the pattern; a volume may have fewer of them.
         ({"nexrad:elevations": [0.5], "nexrad:pattern-elevations": [0.5, 1.5]}, (0.5,)),
         ({"nexrad:pattern-elevations": [0.5, 1.5], "nexrad:vcp": 212}, (0.5, 1.5)),
         ({"nexrad:vcp": 221}, PATTERNS[21]),
@@ -207,7 +207,7 @@ FACTS = VolumeFacts(site="KICT", antenna_height_m=427.0, elevations_deg=PATTERNS
         ({}, ()),
     ],
 )
-def test_elevations_are_the_volume_s_own_or_its_pattern_s(
+def test_elevations_come_from_the_volume_or_its_pattern(
     properties: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
     assert elevations_of(properties) == expected
@@ -221,7 +221,7 @@ def test_a_volume_without_its_frequency_has_the_band_s_middle_and_its_width() ->
     unstated = facts_of({"nexrad:site": "KTLX", "nexrad:height-m": 389.4, "nexrad:vcp": 21})
     assert 0.100 < unstated.lambda_ref_m < 0.111
     assert unstated.lambda_sigma == pytest.approx(0.030, abs=0.001)
-    # A volume that defines no beam is refused.
+    # A volume without a defined beam is refused.
     for properties in ({"nexrad:height-m": 400}, {"nexrad:vcp": 12}, {}):
         with pytest.raises(PathError, match="define no beam"):
             facts_of(properties)
@@ -229,60 +229,60 @@ def test_a_volume_without_its_frequency_has_the_band_s_middle_and_its_width() ->
 
 @pytest.mark.clause("PCS-11")
 def test_every_elevation_has_its_arrival_with_a_positive_definite_covariance() -> None:
-    found = path_arrival(FACTS, ts_start=START + timedelta(milliseconds=250), reference=START, tau=TAU)
-    assert [arrival.elevation_deg for arrival in found.arrivals] == list(FACTS.elevations_deg)
-    for arrival, path in zip(found.arrivals, found.beams, strict=True):
+    result = path_arrival(FACTS, ts_start=START + timedelta(milliseconds=250), reference=START, tau=TAU)
+    assert [arrival.elevation_deg for arrival in result.arrivals] == list(FACTS.elevations_deg)
+    for arrival, path in zip(result.arrivals, result.beams, strict=True):
         assert arrival.delta_form is DeltaForm.GENERAL
         assert (arrival.extent_m, arrival.time_offset_s) == (RANGE_M, 0.25)
         assert arrival.t_arr_s == pytest.approx(np.sum(path.n_eff * path.d_ell) / SPEED_OF_LIGHT_M_S, rel=1e-14, abs=0)
-    # The lower the beam, the more air.
-    times = [arrival.t_arr_s for arrival in found.arrivals]
+    # The lower the beam, the longer its way through air.
+    times = [arrival.t_arr_s for arrival in result.arrivals]
     assert times == sorted(times, reverse=True)
     assert min(times) > RANGE_M / SPEED_OF_LIGHT_M_S
-    assert not covariance_faults(found.t_covariance)
-    assert found.phase_covariance.shape == (len(times), 2, 2)
-    assert not any(covariance_faults(matrix) for matrix in found.phase_covariance)
-    assert np.diag(found.t_covariance) == pytest.approx(found.phase_covariance[:, 0, 0], rel=1e-12, abs=0)
+    assert not covariance_faults(result.t_covariance)
+    assert result.phase_covariance.shape == (len(times), 2, 2)
+    assert not any(covariance_faults(matrix) for matrix in result.phase_covariance)
+    assert np.diag(result.t_covariance) == pytest.approx(result.phase_covariance[:, 0, 0], rel=1e-12, abs=0)
 
 
 @pytest.mark.clause("PCS-11")
-def test_every_real_volume_from_1991_on_tells_its_beams(shared_data: Path, contracts: ContractRegistry) -> None:
+def test_every_real_volume_from_1991_on_gives_its_beams(shared_data: Path, contracts: ContractRegistry) -> None:
     grammar = KeyGrammarReader(contracts["nexrad-l2"])
     bucket = shared_data / "objects" / "unidata-nexrad-level2"
-    found: dict[str, PathArrival] = {}
+    arrivals: dict[str, PathArrival] = {}
     for file in sorted(path for path in bucket.rglob("*") if path.is_file()):
         key = file.relative_to(bucket).as_posix()
         match = grammar.match(key)
         header = header_of("nexrad-level2", file.read_bytes(), groups=match.groups)
         times = {"ts_start": match.start, "reference": header.datetime, "tau": nexrad_level2.TIME_TOLERANCE}
-        found[file.name[:12]] = path_arrival(facts_of(header.properties), **times)
-    assert len(found) == 9
-    for arrival in found.values():
+        arrivals[file.name[:12]] = path_arrival(facts_of(header.properties), **times)
+    assert len(arrivals) == 9
+    for arrival in arrivals.values():
         assert not covariance_faults(arrival.t_covariance)
-    assert found["KTLX19910605"].facts.elevations_deg == PATTERNS[21]
-    assert found["KDMX20250101"].facts.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.72e9)
+    assert arrivals["KTLX19910605"].facts.elevations_deg == PATTERNS[21]
+    assert arrivals["KDMX20250101"].facts.lambda_ref_m == pytest.approx(SPEED_OF_LIGHT_M_S / 2.72e9)
 
 
-def test_options_change_what_they_say() -> None:
+def test_each_option_changes_its_value() -> None:
     options = PathOptions(range_m=230_000.0, geometry=Geometry.EFFECTIVE_EARTH, delta_form=DeltaForm.FACTORED)
-    found = path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=options)
-    assert {(a.geometry, a.delta_form, a.extent_m) for a in found.arrivals} == {
+    result = path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=options)
+    assert {(a.geometry, a.delta_form, a.extent_m) for a in result.arrivals} == {
         (Geometry.EFFECTIVE_EARTH, DeltaForm.FACTORED, 230_000.0)
     }
     same = {"range_m": 230_000.0, "geometry": Geometry.EFFECTIVE_EARTH, "antenna_height_m": 427.0}
     alone = beam(0.5, profile=options.profile, panel_m=2_500.0, **same)
-    assert found.beams[0].height_m == pytest.approx(alone.height_m, abs=1e-6)
-    # The reach is that of the footprint.
+    assert result.beams[0].height_m == pytest.approx(alone.height_m, abs=1e-6)
+    # The range equals that of the footprint.
     assert PathOptions().range_m == RANGE_M == nexrad_radar.RANGE_M
     with pytest.raises(PathError, match="at least 2000"):
         path_arrival(FACTS, ts_start=START, reference=START, tau=TAU, options=PathOptions(min_points=2_000))
 
 
 def test_volumes_of_one_site_and_pattern_share_their_beams() -> None:
-    found = [
+    results = [
         path_arrival(FACTS, ts_start=START + timedelta(milliseconds=late), reference=START, tau=TAU)
         for late in range(0, 1000, 250)
     ]
     for shared in ("beams", "t_covariance", "phase_covariance"):
-        assert len({id(getattr(each, shared)) for each in found}) == 1
-    assert [{arrival.time_offset_s for arrival in each.arrivals} for each in found] == [{0.0}, {0.25}, {0.5}, {0.75}]
+        assert len({id(getattr(each, shared)) for each in results}) == 1
+    assert [{arrival.time_offset_s for arrival in each.arrivals} for each in results] == [{0.0}, {0.25}, {0.5}, {0.75}]

@@ -15,14 +15,14 @@ from kfm_dagster_tests.recovery.replays import Stand, open_stand
 @pytest.fixture
 def dlq_fixture(cloud_server: EmbeddedCloud, tmp_path: Path, database_url: str) -> Iterator[DlqFixture]:
     """Empty queues and an empty ledger, once on SQLite and once on PostgreSQL."""
-    found = open_graveyard(cloud_server, tmp_path / "home", database_url)
-    yield found
-    found.pipeline.close()
+    fixture = open_graveyard(cloud_server, tmp_path / "home", database_url)
+    yield fixture
+    fixture.pipeline.close()
 
 
 @pytest.fixture
 def stand(tmp_path: Path, database_url: str) -> Iterator[Stand]:
     """An empty ledger with a replay engine."""
-    found = open_stand(tmp_path / "home", database_url)
-    yield found
-    found.pipeline.close()
+    stand_ = open_stand(tmp_path / "home", database_url)
+    yield stand_
+    stand_.pipeline.close()

@@ -1,6 +1,6 @@
-"""A dead-letter queue full of every kind of message, behind a real queue server, with a ledger that knows most of them.
+"""A dead-letter queue with every kind of message on a queue server, and a ledger that knows most of them.
 
-Belongs here: what the tests of the dead-letter tooling share. Does not belong here: what they hold.
+Belongs here: helpers of dead-letter tests. Does not belong here: their assertions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEST_EVENT = '{"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "noaa-
 
 
 def event(number: int) -> ObjectEvent:
-    """The announcement of a volume that no other number announces."""
+    """Return the announcement of a volume unique to this number."""
     moment = START + timedelta(seconds=number)
     return ObjectEvent(
         bucket="unidata-nexrad-level2",
@@ -54,7 +54,7 @@ def event(number: int) -> ObjectEvent:
 
 @dataclass(kw_only=True)
 class DlqFixture:
-    """A pipeline with its primary and dead-letter queue; `bodies` are all that was ever sent."""
+    """A pipeline with its primary and dead-letter queue; `bodies` are all bodies ever sent."""
 
     pipeline: Pipeline
     cloud: EmbeddedCloud
@@ -62,7 +62,7 @@ class DlqFixture:
     bodies: set[str] = field(default_factory=set)
 
     def environment(self) -> dict[str, str]:
-        """The variables by which a command finds ledger, cloud and queues; the messages are made by hand."""
+        """Return the variables of ledger, cloud and queues for commands; messages are unsigned."""
         settings = self.pipeline.settings
         return self.cloud.environment() | {
             "KFM_SNS_VERIFY": "off",
@@ -73,23 +73,23 @@ class DlqFixture:
         }
 
     def body(self, *numbers: int) -> str:
-        """One message that announces the volumes of these numbers."""
+        """Return one message that announces the volumes of these numbers."""
         return announce([event(number) for number in numbers], registry=self.pipeline.registry).body
 
     def unit(self, number: int) -> Envelope:
-        """The unit of a number."""
+        """Return the unit of a number."""
         message = raw_message(self.body(number), name=str(number))
-        (found,) = parse_message(message, registry=self.pipeline.registry, queue="q").envelopes
-        return found
+        (unit,) = parse_message(message, registry=self.pipeline.registry, queue="q").envelopes
+        return unit
 
     def wal_ids(self, numbers: Iterable[int]) -> list[WalId]:
-        """The ids of units."""
+        """Return the ids of units."""
         return [self.unit(number).wal_id for number in numbers]
 
     def receive_and_let_die(self, bodies: Sequence[str]) -> None:
-        """Have intake receive messages from the primary queue, and SQS move them to the dead-letter queue.
+        """Receive messages from the primary queue until SQS moves them to the dead-letter queue.
 
-        Their units stay pending, because nothing is acknowledged in between.
+        Their units stay pending, since the messages are not acknowledged.
         """
         self._send(self.pipeline.queue.send(bodies), bodies)
         while take_in(self.pipeline, ProcessState()).received:
@@ -100,25 +100,25 @@ class DlqFixture:
         assert self.pipeline.queue.depth().total == 0
 
     def bury(self, bodies: Sequence[str]) -> None:
-        """Put messages on the dead-letter queue that the pipeline has never seen."""
+        """Put messages on the dead-letter queue that the pipeline never received."""
         self._send(self.pipeline.dead_letters.send(bodies), bodies)
 
     def bring_to(self, status: str, numbers: Iterable[int], *, code: str | None = None) -> None:
-        """Take pending units to another status, as runs do."""
+        """Bring pending units to another status, as runs do."""
         bring(self.pipeline.ledger, status, [self.unit(number) for number in numbers], code=code)
 
     def finish_everything(self) -> None:
-        """Work what is pending or in progress to its success, and acknowledge."""
+        """Ingest pending and running units successfully, and acknowledge."""
         ledger = self.pipeline.ledger
         own_tx(ledger).release_lost(run_ids=ledger.in_progress_runs())
-        # Units of runs that died are claimed apart.
+        # Units of dead runs are claimed separately.
         while claimed := own_tx(ledger).claim(dataset=DATASET, partition=PARTITION, run_id="last", limit=10_000):
             own_tx(ledger).settle([finished(unit) for unit in claimed], run_id="last")
         self.pipeline.acknowledger.acknowledge()
         self.assert_sound()
 
     def assert_sound(self) -> None:
-        """Both balances hold, and no message has left a queue before its units were terminal."""
+        """Check both balances, and that no message was deleted before its units were terminal."""
         assert_conserved(self.pipeline)
         early = self.ask(
             "SELECT delivery.message_id, record.status FROM nodd_wal_deliveries AS delivery "
@@ -129,14 +129,14 @@ class DlqFixture:
         assert early == []
 
     def dead_bodies(self) -> list[str]:
-        """Every body on the dead-letter queue, hidden or not."""
+        """Return every body on the dead-letter queue, hidden or not."""
         dlq = self.pipeline.dead_letters
         hidden = self.ask("SELECT receipt_handle FROM nodd_wal_deliveries WHERE queue = :dlq", dlq=self.dlq)
         dlq.change_visibility([(row.receipt_handle, 0) for row in hidden])
         return [message.body for message in dlq.look(10_000, budget_seconds=30)]
 
     def requeues(self) -> dict[str, int]:
-        """How often a drain let each unit in again."""
+        """Count how often a drain readmitted each unit."""
         rows = self.ask(
             "SELECT wal_id, count(*) AS times FROM nodd_wal_transitions WHERE reason = 'dlq-drain' "
             "AND to_status = 'pending' GROUP BY wal_id"
@@ -157,7 +157,7 @@ class DlqFixture:
 
 
 def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str) -> DlqFixture:
-    """Queues of its own on a running cloud, and a pipeline over a fresh database."""
+    """Create queues on a running cloud, and a pipeline over a fresh database."""
     name = secrets.token_hex(6)
     queues = create_queues(
         cloud.client("sqs"),
@@ -177,7 +177,7 @@ def open_graveyard(cloud: EmbeddedCloud, home: Path, url: str) -> DlqFixture:
 
 
 def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRegistry) -> Pipeline:
-    """A pipeline over queues of the cloud, with a clock that stands."""
+    """Open a pipeline over queues of the cloud, with a fixed clock."""
     sqs = cloud.client("sqs")
     pipeline = Pipeline(
         settings=settings,
@@ -193,7 +193,7 @@ def open_pipeline(cloud: EmbeddedCloud, settings: Settings, registry: ContractRe
 
 
 def reopened(dlq_fixture: DlqFixture, **changes: object) -> DlqFixture:
-    """The same queues and database under other settings, or under other contracts (`registry`)."""
+    """Return the same queues and database under other settings or contracts (`registry`)."""
     registry = changes.pop("registry", dlq_fixture.pipeline.registry)
     settings = dlq_fixture.pipeline.settings.model_copy(update=changes)
     return dataclasses.replace(dlq_fixture, pipeline=open_pipeline(dlq_fixture.cloud, settings, registry))

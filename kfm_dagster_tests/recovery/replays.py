@@ -1,6 +1,6 @@
-"""Replays on the bench: a ledger with units in any state, an engine, and a clock that stands until it is moved.
+"""Replays for tests: a ledger with units in any state, an engine, and a clock that a test moves.
 
-Belongs here: what several tests of the replay engine do. The dead-letter queue has a bench of its own
+Belongs here: helpers of the replay engine's tests. The dead-letter queue has its own
 (`dlq_fixture.py`).
 """
 
@@ -36,7 +36,7 @@ SCOPE: dict[str, Any] = {"datasets": ["nexrad-l2"], "status": ["failed"], "event
 
 
 def document(*, env: str = "dev", mode: str = "failed-only", labels: dict[str, str] | None = None, **spec: Any) -> Any:
-    """A selection spec over the bench's units; `filters`, `limits` and `options` are added to it."""
+    """Return a selection spec over the test units, with further `filters`, `limits` and `options`."""
     filters = SCOPE | spec.pop("filters", {})
     return {
         "apiVersion": "kfm.nodd.replay/v1",
@@ -47,19 +47,19 @@ def document(*, env: str = "dev", mode: str = "failed-only", labels: dict[str, s
 
 
 def selection(**changes: Any) -> Selection:
-    """The same, checked."""
+    """Return the spec as a validated selection."""
     return selection_of(document(**changes), source="the test")
 
 
 def repair(*statuses: str, **changes: Any) -> Selection:
-    """A selection of results to be replaced, allowed by its options."""
+    """Return a selection whose options allow replacing results."""
     options = {"allow_repair_and_replace": True} | changes.pop("options", {})
     filters = {"status": list(statuses or ("succeeded",))} | changes.pop("filters", {})
     return selection(mode="repair-and-replace", filters=filters, options=options, **changes)
 
 
 def another_result(unit: Envelope) -> Envelope:
-    """The unit as it ends when its Item comes out otherwise."""
+    """Return the finished unit with another Item content."""
     done = finished(unit)
     return done.evolve(stac=replace(done.stac, content_sha256="f" * 64))
 
@@ -73,7 +73,7 @@ class Stand:
     engine: ReplayEngine
 
     def bring(self, status: str, count: int = 1, *, first: int = 0, **changes: Any) -> list[Envelope]:
-        """Give units a record and take them to a state by legal transitions."""
+        """Record units and bring them to a state by legal transitions."""
         units = [envelope(number, **changes) for number in range(first, first + count)]
         bring(self.pipeline.ledger, status, units)
         return units
@@ -88,13 +88,13 @@ class Stand:
         )
 
     def work(self, ending: Callable[[Envelope], Envelope] = finished, *, run_id: str = "run-2") -> list[Envelope]:
-        """Do what a run does with everything that is pending."""
+        """Run all pending units."""
         claimed = self.claim(run_id=run_id)
         own_tx(self.pipeline.ledger).settle([ending(unit) for unit in claimed], run_id=run_id)
         return claimed
 
     def carry_out(self, replay_run_id: str, *, ending: Callable[[Envelope], Envelope] = finished) -> list[Advance]:
-        """Advance and work until nothing moves any more."""
+        """Advance and work until no state changes."""
         steps: list[Advance] = []
         for _ in range(200):
             step = self.engine.advance(replay_run_id)
@@ -112,18 +112,18 @@ class Stand:
         return Counter(record.status.value for record in self.records().values())
 
     def limited(self, env: Environment = Environment.DEV, **changes: Any) -> ReplayEngine:
-        """An engine with other limits."""
+        """Return an engine with other limits."""
         limits: dict[Environment, Limits] = {**LIMITS, env: replace(LIMITS[env], **changes)}
         return ReplayEngine(pipeline=self.pipeline, limits=limits)
 
     def type_by_hand(self, sql: str, **parameters: Any) -> int:
-        """Run SQL as a person with a database shell would; return the number of rows."""
+        """Run SQL as from a database shell; return the number of rows."""
         with self.pipeline.database.engine.begin() as connection:
             return connection.execute(sa.text(sql), parameters).rowcount
 
 
 def open_stand(home: Path, url: str, **settings: Any) -> Stand:
-    """An empty ledger with an engine."""
+    """Open an empty ledger with an engine."""
     pipeline = open_pipeline(home, home, url=url, **settings)
     pipeline.clock.now = NOW
     pipeline.window.make()  # as every ingesting process does

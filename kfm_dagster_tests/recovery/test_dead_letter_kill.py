@@ -1,4 +1,4 @@
-"""A drain or a redrive that is killed at any of its failpoints loses nothing, and the next one does nothing twice."""
+"""A drain or redrive killed at any failpoint loses nothing, and the next one repeats nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
 
 LEASE_SECONDS = 2
-"""What a killed process held comes back so soon."""
+"""Messages held by a killed process become visible after this time."""
 DRAIN_DEATHS = (
     (Failpoint.QUEUE_RECEIVE_AFTER, 1),
     (Failpoint.LANDING_PUT_AFTER, 1),
@@ -29,7 +29,7 @@ DRAIN_DEATHS = (
     (Failpoint.QUEUE_DELETE_AFTER, 1),
     (Failpoint.QUEUE_VISIBILITY_BEFORE, 1),
 )
-"""One process each; each begins where its predecessors have left off."""
+"""One process for each; each continues where the earlier ones stopped."""
 REDRIVE_DEATHS = (
     (Failpoint.QUEUE_RECEIVE_AFTER, 1),
     (Failpoint.DATABASE_COMMIT_AFTER, 1),
@@ -41,7 +41,7 @@ UNITS = 90
 
 
 def die_while(act: Callable[..., object], failpoint: Failpoint, nth: int, dlq_fixture: DlqFixture) -> None:
-    """Act until dead."""
+    """Act until the failpoint kills the process."""
     mortal = reopened(dlq_fixture, lease_seconds=LEASE_SECONDS)
     with dying(mortal.pipeline.database, at=nth, only=failpoint) as death:
         act(mortal.pipeline, decision=DECISION, bounds=Bounds(batch_size=20))
@@ -63,13 +63,13 @@ def bury_every_class(dlq_fixture: DlqFixture) -> None:
 @pytest.mark.clause("RPL-06", "WSM-12", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fixture: DlqFixture) -> None:
+def test_a_repeatedly_killed_drain_loses_and_duplicates_nothing(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in DRAIN_DEATHS:
         die_while(drain, failpoint, nth, dlq_fixture)
         dlq_fixture.assert_sound()
         wait_until_all_are_visible(dlq_fixture.pipeline.dead_letters)
-        # What is not on the queue is deleted, and only because nothing was left to do for it.
+        # Messages missing from the queue were deleted because their work was complete.
         gone = dlq_fixture.pipeline.deliveries.counts()[DeliveryState.DELETED]
         assert dlq_fixture.pipeline.dead_letters.depth().visible >= UNITS + 2 - 10
         assert gone <= 10
@@ -92,7 +92,7 @@ def test_a_drain_that_is_killed_again_and_again_loses_and_doubles_nothing(dlq_fi
 @pytest.mark.clause("RPL-06", "BEY-03")
 @pytest.mark.timeout(HANG_SECONDS)
 @pytest.mark.one_database
-def test_a_redrive_that_is_killed_has_every_message_on_one_of_the_queues(dlq_fixture: DlqFixture) -> None:
+def test_a_killed_redrive_leaves_every_message_on_one_of_the_queues(dlq_fixture: DlqFixture) -> None:
     bury_every_class(dlq_fixture)
     for failpoint, nth in REDRIVE_DEATHS:
         die_while(redrive, failpoint, nth, dlq_fixture)
@@ -103,6 +103,6 @@ def test_a_redrive_that_is_killed_has_every_message_on_one_of_the_queues(dlq_fix
     primary = dlq_fixture.cloud.client("sqs")
     primary.set_queue_attributes(
         QueueUrl=dlq_fixture.queues.queue_url, Attributes={"RedrivePolicy": ""}
-    )  # so that looking moves nothing
+    )  # so that reading the queue moves no message
     standing = dlq_fixture.pipeline.queue.look(1000, budget_seconds=30)
     assert {message.body for message in (*dead, *standing)} == dlq_fixture.bodies

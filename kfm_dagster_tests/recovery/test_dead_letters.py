@@ -1,4 +1,4 @@
-"""Dead letters: told apart, planned, drained, moved and given up, with nothing lost on the way."""
+"""Dead letters: classified, planned, drained, redriven and discarded without loss."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def bodies(dlq_fixture: DlqFixture, numbers: Iterable[int]) -> list[str]:
 
 
 def fill(dlq_fixture: DlqFixture) -> None:
-    """More than three hundred dead letters: most were received and died, some were never seen."""
+    """Create more than three hundred dead letters: most received before, some never."""
     dlq_fixture.receive_and_let_die([*bodies(dlq_fixture, range(200)), *map(malformed, range(10))])
     dlq_fixture.bury([*bodies(dlq_fixture, UNKNOWN), *map(malformed, range(10, 20)), TEST_EVENT])
     dlq_fixture.bring_to("succeeded", SUCCEEDED)
@@ -83,7 +83,7 @@ def of_class(report: DeadLetterWork) -> Counter[tuple[DeadLetterClass, LetterOut
 
 
 @pytest.mark.clause("WSM-12", "RPL-06", "BEY-03")
-def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_processes_three_hundred_dead_letters_of_every_class_in_place(dlq_fixture: DlqFixture) -> None:
     fill(dlq_fixture)
     steps: list[int] = []
 
@@ -112,13 +112,13 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     requeued = own_tx(ledger).get(dlq_fixture.wal_ids([MISSING[0]])[0])
     assert (requeued.replay_reason, requeued.replay_run_id) == ("dlq-drain", report.run_id)
     counted = dead_letters_counted(dlq_fixture)
-    # 210 had been received before; the units of those that failed and of those that were never seen were taken up.
+    # 210 had been received before; units of failed and of never received messages were readmitted.
     assert counted == {
         (Total.DEAD_LETTERS, DATASET): 200,
         (Total.DEAD_LETTERS, ""): 10,
         (Total.DEAD_LETTERS_REPROCESSED, ""): 200,
     }
-    # Every message can be received again, and a second drain does nothing twice.
+    # Every message is visible again, and a second drain repeats nothing.
     assert sorted(dlq_fixture.dead_bodies()) == sorted(
         dlq_fixture.bodies - {dlq_fixture.body(number) for number in (*SUCCEEDED, *QUARANTINED)} - {TEST_EVENT}
     )
@@ -137,9 +137,9 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
     assert sorted(dlq_fixture.dead_bodies()) == sorted(malformed(number) for number in range(20))
     counts = dlq_fixture.pipeline.deliveries.counts()
     assert (counts[DeliveryState.DELETED], counts[DeliveryState.DEAD_LETTERED]) == (301, 20)
-    kept = dlq_fixture.pipeline.deliveries.rejected(limit=100)
+    rejections = dlq_fixture.pipeline.deliveries.rejected(limit=100)
     pipeline = dlq_fixture.pipeline
-    bodies = {rejected_message(pipeline.deliveries, pipeline.landing, str(entry.message_id)) for entry in kept}
+    bodies = {rejected_message(pipeline.deliveries, pipeline.landing, str(entry.message_id)) for entry in rejections}
     assert bodies == {malformed(number) for number in range(20)}
     entries = [
         entry
@@ -152,15 +152,15 @@ def test_a_drain_works_three_hundred_dead_letters_of_every_class_where_they_lie(
 
 
 def dead_letters_counted(dlq_fixture: DlqFixture) -> dict[tuple[Total, str], float]:
-    """What the metrics say of dead letters."""
+    """Return the metrics of dead letters."""
     with dlq_fixture.pipeline.database.snapshot() as view:
-        kept = kept_totals(view)
-    wanted = {Total.DEAD_LETTERS, Total.DEAD_LETTERS_REPROCESSED}
-    return {(total, subject): amount for (total, subject, _), amount in kept.items() if total in wanted}
+        totals = kept_totals(view)
+    names = {Total.DEAD_LETTERS, Total.DEAD_LETTERS_REPROCESSED}
+    return {(total, subject): amount for (total, subject, _), amount in totals.items() if total in names}
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_takes_what_is_selected_and_leaves_the_rest_to_be_found(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_processes_only_selected_letters_and_leaves_the_rest_visible(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(12)])
     dlq_fixture.bring_to("failed", range(6))
     dlq_fixture.bring_to("failed", range(6, 12), code="stac_validation_failed")
@@ -189,7 +189,7 @@ def test_a_drain_takes_what_is_selected_and_leaves_the_rest_to_be_found(dlq_fixt
         (Bounds(batch_size=10), 10, End.IN_FLIGHT, 10),
     ],
 )
-def test_a_drain_ends_at_its_bounds(
+def test_a_drain_ends_at_its_limits(
     dlq_fixture: DlqFixture, bounds: Bounds, in_flight: int, end: End, drained: int
 ) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(30)])
@@ -201,7 +201,7 @@ def test_a_drain_ends_at_its_bounds(
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_stops_when_the_repaired_error_recurs(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(40)])
     dlq_fixture.bring_to("failed", range(40))
     rounds: list[DeadLetterWork] = []
@@ -219,25 +219,25 @@ def test_a_drain_stops_when_the_error_that_it_was_to_repair_comes_back(dlq_fixtu
 
     assert (report.end, report.exit_code) == (End.RECURRENCE, ExitCode.FINISHED_WITH_FAILURES)
     assert "missing_object" in report.detail
-    # Three came back after the first batch and three after the second, so there was no third.
+    # Three recurred after the first batch and three after the second, so there was no third batch.
     assert report.units["requeued"] == 20
-    # The next drain finds the same; a person may insist.
+    # The next drain stops likewise; a person may raise the limit.
     dlq_fixture.dead_bodies()
-    again = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=5)
-    assert (again.end, again.units["requeued"]) == (End.RECURRENCE, 0)
+    second = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=5)
+    assert (second.end, second.units["requeued"]) == (End.RECURRENCE, 0)
     accepted = drain(dlq_fixture.pipeline, decision=DECISION, bounds=Bounds(batch_size=40), stop_after=None)
     assert accepted.end is End.EMPTY
     assert accepted.units["requeued"] == 20 + 3 * len(rounds)
-    # Another error than before is no recurrence.
+    # A different error is not a recurrence.
     dlq_fixture.bring_to("failed", range(40), code="stac_validation_failed")
     dlq_fixture.dead_bodies()
-    other = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
-    # Units that came back have no attempt left.
-    assert (other.end, other.units["requeued"]) == (End.EMPTY, 40 - 3 * len(rounds))
+    third = drain(dlq_fixture.pipeline, decision=DECISION, stop_after=1)
+    # Recurring units have no attempt left.
+    assert (third.end, third.units["requeued"]) == (End.EMPTY, 40 - 3 * len(rounds))
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_drain_stops_when_a_drained_unit_gives_another_result_than_before(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_stops_when_a_unit_gives_another_result_than_before(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die(bodies(dlq_fixture, range(3)))
     dlq_fixture.bring_to("succeeded", range(3))
     ledger = dlq_fixture.pipeline.ledger
@@ -277,13 +277,13 @@ def test_a_failed_unit_that_no_policy_replays_is_quarantined_and_its_message_del
     strict.pipeline.close()
 
 
-def test_a_dead_letter_of_a_dataset_that_is_switched_off_is_left_alone(dlq_fixture: DlqFixture) -> None:
+def test_a_dead_letter_of_a_switched_off_dataset_is_skipped(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.bury([dlq_fixture.body(0), MALFORMED])
     dlq_fixture.pipeline.ledger.switches.engage(DATASET, DECISION)
     for act in (drain, redrive):
         report = act(dlq_fixture.pipeline, decision=DECISION)
-        (left,) = [message for message in report.messages if message["class"] is DeadLetterClass.UNKNOWN]
-        assert (left["outcome"], left["detail"]) == (LetterOutcome.LEFT, f"{DATASET} is switched off")
+        (unknown,) = [message for message in report.messages if message["class"] is DeadLetterClass.UNKNOWN]
+        assert (unknown["outcome"], unknown["detail"]) == (LetterOutcome.LEFT, f"{DATASET} is switched off")
     assert own_tx(dlq_fixture.pipeline.ledger).counts() == {}
     assert len(dlq_fixture.dead_bodies()) == 2
 
@@ -295,23 +295,23 @@ NOT_NEW = set(DeadLetterClass) - {DeadLetterClass.UNKNOWN}
 def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(dlq_fixture: DlqFixture) -> None:
     waiting, forged, genuine = (dlq_fixture.body(number) for number in range(3))
     dlq_fixture.bury([waiting, forged, genuine])
-    said = {
+    explanations = {
         waiting: SenderVerdict(authenticity=Authenticity.UNKNOWN, detail="its certificate cannot be fetched"),
         forged: SenderVerdict(authenticity=Authenticity.INVALID, detail="the signature is not of this message"),
     }
     dlq_fixture.pipeline.signatures = Mock(
-        verdicts=lambda messages, **_: [said.get(message.body, VERIFIED) for message in messages]
+        verdicts=lambda messages, **_: [explanations.get(message.body, VERIFIED) for message in messages]
     )
     for act in (redrive, drain):
         report = act(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(classes=frozenset(NOT_NEW)))
         (left,) = [message for message in report.messages if message["class"] is DeadLetterClass.WAITING]
         assert (left["outcome"], left["detail"]) == (LetterOutcome.LEFT, "its certificate cannot be fetched")
-    assert len(dlq_fixture.dead_bodies()) == 3, "nothing of them is lost"
+    assert len(dlq_fixture.dead_bodies()) == 3, "no letter is lost"
     report = drain(dlq_fixture.pipeline, decision=DECISION)
     assert report.units["created"] == 1
     assert {entry.reason_code for entry in dlq_fixture.pipeline.deliveries.rejected()} == {"signature_invalid"}
     assert dlq_fixture.pipeline.deliveries.counts()[DeliveryState.IGNORED] == 0
-    said.clear()
+    explanations.clear()
     assert drain(dlq_fixture.pipeline, decision=DECISION).units["created"] == 2
     dlq_fixture.finish_everything()
     assert dlq_fixture.dead_bodies() == []
@@ -319,7 +319,7 @@ def test_a_dead_letter_waits_for_its_certificate_and_a_forged_one_gives_no_unit(
 
 
 @pytest.mark.clause("RPL-06", "BEY-03")
-def test_a_message_that_is_half_readable_has_its_units_drained_and_stays_for_a_person(dlq_fixture: DlqFixture) -> None:
+def test_a_partly_readable_message_has_its_units_drained_and_stays_for_a_person(dlq_fixture: DlqFixture) -> None:
     records = [event(0).record(), {"no": "event"}, event(1).record()]
     dlq_fixture.bury([json.dumps({"Records": records})])
     report = drain(dlq_fixture.pipeline, decision=DECISION)
@@ -338,19 +338,19 @@ def test_a_message_that_is_half_readable_has_its_units_drained_and_stays_for_a_p
 
 
 @pytest.mark.clause("RPL-06")
-def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_said(dlq_fixture: DlqFixture) -> None:
+def test_a_discard_deletes_the_named_unreadable_letters_and_keeps_their_text(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.bury([malformed(0), malformed(1), dlq_fixture.body(0)])
     named = {letter.message.body: letter.message.message_id for letter in look(dlq_fixture.pipeline)}
-    wanted = frozenset({named[malformed(0)], named[dlq_fixture.body(0)]})
-    report = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=wanted))
+    selected = frozenset({named[malformed(0)], named[dlq_fixture.body(0)]})
+    report = discard(dlq_fixture.pipeline, decision=DECISION, selection=LetterSelection(message_ids=selected))
     outcomes = {message["message_id"]: message["outcome"] for message in report.messages}
     assert outcomes[named[malformed(0)]] is LetterOutcome.DISCARDED
     assert outcomes[named[dlq_fixture.body(0)]] is LetterOutcome.LEFT
     assert report.unmet == {named[dlq_fixture.body(0)]}
     assert report.exit_code is ExitCode.FINISHED_WITH_FAILURES
     assert sorted(dlq_fixture.dead_bodies()) == sorted([malformed(1), dlq_fixture.body(0)])
-    (kept,) = dlq_fixture.pipeline.deliveries.rejected()
-    assert kept.reason_code == "malformed_json"
+    (rejection,) = dlq_fixture.pipeline.deliveries.rejected()
+    assert rejection.reason_code == "malformed_json"
     (entry,) = own_tx(dlq_fixture.pipeline.ledger.log).entries(action=GovernanceAction.DLQ_DISCARD)
     assert entry.details["messages"] == [named[malformed(0)]]
     assert dlq_fixture.pipeline.landing.read(entry.details["landing_sha256"])[0].body == malformed(0)
@@ -360,13 +360,13 @@ def test_a_discard_takes_the_unreadable_ones_that_are_named_and_keeps_what_they_
 
 
 @pytest.mark.clause("RPL-04", "RPL-06", "BEY-03")
-def test_a_plan_counts_every_class_and_changes_nothing_and_a_redrive_moves_what_intake_can_work_on(
+def test_a_plan_counts_every_class_and_a_redrive_moves_letters_that_intake_can_process(
     dlq_fixture: DlqFixture,
 ) -> None:
     fill(dlq_fixture)
     before, depth = every_row(dlq_fixture.pipeline.database), dlq_fixture.pipeline.dead_letters.depth()
     planned = plan(dlq_fixture.pipeline, selection=LetterSelection())
-    found = status(dlq_fixture.pipeline)
+    shown = status(dlq_fixture.pipeline)
     assert {
         (group["class"], group["dataset"], group["error_code"]): (group["messages"], group["units"])
         for group in planned["groups"]
@@ -380,11 +380,11 @@ def test_a_plan_counts_every_class_and_changes_nothing_and_a_redrive_moves_what_
         (DeadLetterClass.DONE, DATASET, "test"): (20, 20),
         (DeadLetterClass.DONE, None, None): (1, 0),
     }
-    assert planned["looked_at"] == planned["selected"] == found["visible"] == 321
-    assert (found["looked_at"], found["max_receive_count"]) == (100, 1)
-    assert found["oldest_sent_at"] < found["drops_at"]
-    assert (found["retention_seconds"], found["ledger"][DeliveryState.REJECTED]) == (14 * 86_400, 10)
-    for document in (planned, found, *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
+    assert planned["looked_at"] == planned["selected"] == shown["visible"] == 321
+    assert (shown["looked_at"], shown["max_receive_count"]) == (100, 1)
+    assert shown["oldest_sent_at"] < shown["drops_at"]
+    assert (shown["retention_seconds"], shown["ledger"][DeliveryState.REJECTED]) == (14 * 86_400, 10)
+    for document in (planned, shown, *(letter.as_json() for letter in look(dlq_fixture.pipeline))):
         json.dumps(document)
     assert every_row(dlq_fixture.pipeline.database) == before
     assert dlq_fixture.pipeline.dead_letters.depth() == depth
@@ -411,7 +411,7 @@ def test_a_plan_counts_every_class_and_changes_nothing_and_a_redrive_moves_what_
 @pytest.mark.parametrize(
     ("deaf", "outcome"), [("queue", LetterOutcome.REFUSED), ("dead_letters", LetterOutcome.DOUBLED)]
 )
-def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
+def test_letters_refused_by_the_queue_stay_on_the_dead_letter_queue(
     dlq_fixture: DlqFixture, deaf: str, outcome: LetterOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlq_fixture.bury([dlq_fixture.body(number) for number in range(9)])
@@ -419,10 +419,13 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
     send, delete = pipeline.queue.send, pipeline.dead_letters.delete
 
     def send_most(bodies: Any) -> Any:
-        return [one if number % 3 else SendOutcome(refusal="InternalError") for number, one in enumerate(send(bodies))]
+        return [
+            outcome if number % 3 else SendOutcome(refusal="InternalError")
+            for number, outcome in enumerate(send(bodies))
+        ]
 
     def delete_most(receipts: Any) -> list[str]:
-        return [*delete([one for number, one in enumerate(receipts) if number % 3]), *list(receipts)[::3]]
+        return [*delete([receipt for number, receipt in enumerate(receipts) if number % 3]), *list(receipts)[::3]]
 
     target = getattr(pipeline, deaf)
     monkeypatch.setattr(target, *(("send", send_most) if deaf == "queue" else ("delete", delete_most)))
@@ -434,7 +437,7 @@ def test_what_a_queue_does_not_take_stays_on_the_dead_letter_queue(
 
 
 @pytest.mark.clause("RPL-06")
-def test_in_prod_nothing_is_done_without_a_change_reference(dlq_fixture: DlqFixture) -> None:
+def test_in_prod_dead_letter_actions_need_a_change_reference(dlq_fixture: DlqFixture) -> None:
     prod = reopened(dlq_fixture, env=Environment.PROD)
     act: Callable[..., DeadLetterWork]
     for act in (partial(discard, selection=LetterSelection(message_ids=frozenset({"some-id"}))), redrive, drain):
@@ -447,7 +450,7 @@ def test_in_prod_nothing_is_done_without_a_change_reference(dlq_fixture: DlqFixt
     prod.pipeline.close()
 
 
-def test_a_queue_that_looking_would_empty_is_refused(dlq_fixture: DlqFixture) -> None:
+def test_a_queue_whose_redrive_policy_would_move_read_letters_is_refused(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.bury([dlq_fixture.body(0)])
     policy = {"deadLetterTargetArn": dlq_fixture.queues.queue_arn, "maxReceiveCount": 1}
     dlq_fixture.cloud.client("sqs").set_queue_attributes(
@@ -463,7 +466,7 @@ def test_a_queue_that_looking_would_empty_is_refused(dlq_fixture: DlqFixture) ->
     same.pipeline.close()
 
 
-def test_a_ledger_that_has_lost_something_is_not_drained_into(dlq_fixture: DlqFixture) -> None:
+def test_a_ledger_with_unaccounted_records_refuses_a_drain(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(0)])
     with dlq_fixture.pipeline.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE nodd_wal_deliveries SET state = 'rejected'")
@@ -473,10 +476,10 @@ def test_a_ledger_that_has_lost_something_is_not_drained_into(dlq_fixture: DlqFi
 
 
 @pytest.mark.clause("WSM-12", "BEY-03")
-def test_a_message_that_was_acknowledged_in_vain_is_found_done_and_deleted(dlq_fixture: DlqFixture) -> None:
+def test_a_message_whose_deletion_had_no_effect_is_recognised_as_done_and_deleted(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(0)])
     dlq_fixture.bring_to("succeeded", [0])
-    # SQS takes a deletion by the receipt of the queue that the message has left, and deletes nothing.
+    # SQS accepts a deletion with a receipt of the former queue, and deletes nothing.
     (row,) = dlq_fixture.ask("SELECT message_id FROM nodd_wal_deliveries")
     dlq_fixture.pipeline.deliveries.mark_deleted([row.message_id])
     (letter,) = look(dlq_fixture.pipeline)
@@ -485,12 +488,12 @@ def test_a_message_that_was_acknowledged_in_vain_is_found_done_and_deleted(dlq_f
     assert dlq_fixture.dead_bodies() == []
 
 
-def test_without_its_dead_letter_queue_the_pipeline_acknowledges_what_came_today(dlq_fixture: DlqFixture) -> None:
+def test_without_a_dead_letter_queue_current_messages_are_still_acknowledged(dlq_fixture: DlqFixture) -> None:
     dlq_fixture.bury([dlq_fixture.body(0)])
     drain(dlq_fixture.pipeline, decision=DECISION)
     dlq_fixture.pipeline.queue.send([dlq_fixture.body(1)])
-    taken = dlq_fixture.pipeline.queue.receive(1, budget_seconds=20)
-    record(dlq_fixture.pipeline, taken, ALL_ON)
+    received = dlq_fixture.pipeline.queue.receive(1, budget_seconds=20)
+    record(dlq_fixture.pipeline, received, ALL_ON)
     dlq_fixture.bring_to("succeeded", [0, 1])
     gone = reopened(dlq_fixture)
     gone.pipeline.connect_dead_letters = lambda chosen: Queue(
@@ -502,7 +505,7 @@ def test_without_its_dead_letter_queue_the_pipeline_acknowledges_what_came_today
 
 
 @pytest.mark.clause("SEC-05")
-def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(dlq_fixture: DlqFixture) -> None:
+def test_a_drain_keeps_letters_refused_by_the_database_and_processes_the_rest(dlq_fixture: DlqFixture) -> None:
     culprit = dlq_fixture.unit(2)
     refuse_rows(dlq_fixture.pipeline.database, "nodd_wal_records", f"NEW.object_uri = '{culprit.object_uri}'")
     dlq_fixture.bury([dlq_fixture.body(1), dlq_fixture.body(2, 3), dlq_fixture.body(4)])
@@ -511,8 +514,8 @@ def test_a_drain_keeps_what_the_database_refuses_and_works_on_the_rest(dlq_fixtu
     assert (report.units["created"], outcomes) == (3, {LetterOutcome.WAITS: 2, LetterOutcome.KEPT: 1})
     ledger = dlq_fixture.pipeline.ledger
     assert {unit.wal_id for unit in own_tx(ledger).find(status=Status.PENDING)} == set(dlq_fixture.wal_ids([1, 3, 4]))
-    (kept,) = dlq_fixture.pipeline.deliveries.rejected()
-    assert (kept.reason_code, kept.record_index) == ("database_refused", 0)
+    (rejection,) = dlq_fixture.pipeline.deliveries.rejected()
+    assert (rejection.reason_code, rejection.record_index) == ("database_refused", 0)
     counts = dlq_fixture.pipeline.deliveries.counts()
     assert (counts[DeliveryState.IN_FLIGHT], counts[DeliveryState.DEAD_LETTERED]) == (2, 1)
     dlq_fixture.assert_sound()
@@ -526,6 +529,6 @@ def test_a_dead_letter_of_a_chunk_closes_the_volume_before_it(dlq_fixture: DlqFi
     record(pipeline, [notice(pipeline, first)], ALL_ON)
     dlq_fixture.bury([notice(pipeline, second).body])
     assert drain(pipeline, decision=DECISION).units["created"] == 1
-    found = {(unit.object_uri, unit.object_version) for unit in own_tx(pipeline.ledger).find(status=Status.PENDING)}
-    assert found == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
+    pending = {(unit.object_uri, unit.object_version) for unit in own_tx(pipeline.ledger).find(status=Status.PENDING)}
+    assert pending == {(first.uri, None), (first.uri, CLOSED), (second.uri, None)}
     dlq_fixture.assert_sound()

@@ -1,4 +1,4 @@
-"""`kfm replay` and `nodd-replay`: one line per refusal, documented exit codes, and looking that changes nothing."""
+"""`kfm replay` and `nodd-replay`: one line per refusal, exit codes, and read-only commands."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ START = ["--reason", "reader fixed", "--confirm"]
 
 @pytest.fixture
 def stand(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # what these tests announce is made by hand
-    found = open_stand(home, "")
+    monkeypatch.setenv("KFM_SNS_VERIFY", "off")  # these tests build unsigned messages
+    stand_ = open_stand(home, "")
     # The commands use the real clock, and so do their workers.
-    found.clock.now = datetime.now(UTC) - timedelta(hours=1)
-    yield found
-    found.pipeline.close()
+    stand_.clock.now = datetime.now(UTC) - timedelta(hours=1)
+    yield stand_
+    stand_.pipeline.close()
 
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run `kfm replay ...` in this process, with nobody at the terminal."""
+    """Run `kfm replay ...` in this process without a terminal."""
     monkeypatch.setattr("sys.stdin", StringIO())
 
     return caller(capfd, "replay")
 
 
 @pytest.mark.clause("RPL-04")
-def test_looking_changes_no_table_no_queue_and_no_file(
+def test_read_only_commands_change_no_table_queue_or_file(
     dlq_fixture: DlqFixture, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dlq_fixture.receive_and_let_die([dlq_fixture.body(number) for number in range(6)])
@@ -77,8 +77,8 @@ def test_looking_changes_no_table_no_queue_and_no_file(
     for name, value in dlq_fixture.environment().items():
         monkeypatch.setenv(name, value)
     engine = ReplayEngine(pipeline=dlq_fixture.pipeline)
-    wanted = document(filters={"event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}})
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(wanted))
+    spec = document(filters={"event_time": {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}})
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     monkeypatch.chdir(tmp_path)
 
     def everything() -> tuple[Any, ...]:
@@ -101,12 +101,12 @@ def test_looking_changes_no_table_no_queue_and_no_file(
     assert call("inspect", "--selection-file", "spec.yaml", "--json").document[0]["last_error_code"] == "size_mismatch"
     assert call("select", "--selection-file", "spec.yaml", "--json").document["records"] == 3
     assert call("dry-run", "--selection-file", "spec.yaml", "--env", "prod").code == 3
-    assert len(engine.plan(selection(filters=wanted["spec"]["filters"])).units) == 3
+    assert len(engine.plan(selection(filters=spec["spec"]["filters"])).units) == 3
     assert everything() == before
 
 
 @pytest.mark.clause("RPL-01")
-def test_a_selection_is_counted_broken_down_shown_and_saved_in_every_format(stand: Stand, call: Call) -> None:
+def test_a_selection_is_counted_grouped_shown_and_saved_in_every_format(stand: Stand, call: Call) -> None:
     stand.bring("failed", 7)
     answer = call("select", *SCOPE, "--batch-size", "3", "--save", "mine.yaml", "--json")
     assert answer.code == 0
@@ -115,9 +115,9 @@ def test_a_selection_is_counted_broken_down_shown_and_saved_in_every_format(stan
     assert document_["breakdown"] == [
         {"dataset": "nexrad-l2", "status": "failed", "error_code": "missing_object", "units": 7}
     ]
-    again = call("dry-run", "--selection-file", "mine.yaml", "--output", "yaml")
-    assert list(yaml.safe_load(again.out)) == list(document_)
-    assert yaml.safe_load(again.out) == document_
+    second = call("dry-run", "--selection-file", "mine.yaml", "--output", "yaml")
+    assert list(yaml.safe_load(second.out)) == list(document_)
+    assert yaml.safe_load(second.out) == document_
     table = call("select", "--selection-file", "mine.yaml").out
     assert "missing_object" in table
     assert document_["examples"][0]["wal_id"] in table
@@ -125,16 +125,16 @@ def test_a_selection_is_counted_broken_down_shown_and_saved_in_every_format(stan
 
 @contextmanager
 def working(stand: Stand, *, ending: Callable[..., Any] = finished) -> Iterator[None]:
-    """Somebody works the pending units meanwhile, as a deployment does."""
+    """Process pending units in another thread within the context, as a deployment does."""
     done = threading.Event()
-    other = open_stand(stand.pipeline.settings.home, "")
-    other.clock.now = datetime.now(UTC)
+    other_stand = open_stand(stand.pipeline.settings.home, "")
+    other_stand.clock.now = datetime.now(UTC)
 
     def work() -> None:
         while not done.wait(0.02):
-            other.work(ending, run_id="worker")
+            other_stand.work(ending, run_id="worker")
 
-    with closing(other.pipeline), ThreadPoolExecutor(1) as pool:
+    with closing(other_stand.pipeline), ThreadPoolExecutor(1) as pool:
         worker = pool.submit(work)
         try:
             yield
@@ -144,7 +144,7 @@ def working(stand: Stand, *, ending: Callable[..., Any] = finished) -> Iterator[
 
 
 @pytest.mark.clause("RPL-01", "RPL-05")
-def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
+def test_run_follows_a_replay_to_its_end_and_prints_the_outcome(
     stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "POLL_SECONDS", 0.02)
@@ -159,7 +159,7 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
     assert "5 succeeded" in shown
     rows = call("inspect", answer.document["replay_run_id"], "--fields", "position,outcome", "--json").document
     assert rows == [{"position": number, "outcome": "succeeded"} for number in range(1, 6)]
-    # A failure that no policy lets in again ends in quarantine at once.
+    # A failure without further attempts is quarantined at once.
     stand.bring("failed", 1, first=10)
     with working(stand, ending=partial(failed, code="governance_hard_fail")):
         answer = call("run", *SCOPE, *START, "--json")
@@ -167,12 +167,12 @@ def test_run_follows_a_replay_to_its_end_and_says_what_came_of_it(
 
 
 @pytest.mark.clause("RPL-01")
-def test_the_differences_of_a_replay_are_found_behind_those_of_a_later_one(stand: Stand, call: Call) -> None:
+def test_a_replays_differences_are_shown_even_if_a_later_one_has_some(stand: Stand, call: Call) -> None:
     started = []
     for first in (0, 10):
         [unit] = stand.bring("succeeded", 1, first=first)
-        wanted = repair(options={"must_match": True}, filters={"wal_ids": [unit.wal_id]})
-        run = stand.engine.start(wanted, PERSON)
+        selected = repair(options={"must_match": True}, filters={"wal_ids": [unit.wal_id]})
+        run = stand.engine.start(selected, PERSON)
         stand.clock.forward(60)
         assert stand.engine.advance(run.replay_run_id).admitted is not None
         stand.work(another_result, run_id=f"run-{first}")
@@ -203,7 +203,7 @@ def test_a_detached_replay_is_paused_resumed_and_stopped_by_its_id(stand: Stand,
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
-    # name: arguments, environment, exit code, what the line says
+    # name: arguments, environment, exit code, parts of the line
     "no scope": (["select", "--status", "failed"], {}, 3, ["guard scope", "no dataset"]),
     "a file and options": (
         ["run", "--selection-file", "s.yaml", "--dataset", "hrrr", *START], {}, 2, ["--dataset", "one of the two"],
@@ -258,7 +258,7 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
     for file, content in files.items():
         (tmp_path / file).write_text(yaml.safe_dump(content))
     before = (every_row(stand.pipeline.database), sorted(path.name for path in tmp_path.iterdir()))
-    for name, (arguments, environment, code, said) in REFUSED.items():
+    for name, (arguments, environment, code, parts) in REFUSED.items():
         with monkeypatch.context() as patched:
             for variable, value in environment.items():
                 patched.setenv(variable, value)
@@ -266,13 +266,13 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
         assert (name, answer.code, answer.out) == (name, code, "")
         assert answer.err.count("\n") == 1
         assert answer.err.startswith("kfm: ")
-        assert [part for part in said if part not in answer.err] == [], name
+        assert [part for part in parts if part not in answer.err] == [], name
         assert "secret" not in answer.err
         assert (every_row(stand.pipeline.database), sorted(path.name for path in tmp_path.iterdir())) == before, name
 
 
 @pytest.mark.clause("RPL-01")
-def test_options_win_over_the_environment_and_that_over_the_config_file(
+def test_options_override_the_environment_which_overrides_the_config_file(
     stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"home": str(tmp_path / "home"), "env": "stage"}))
@@ -287,7 +287,7 @@ def test_options_win_over_the_environment_and_that_over_the_config_file(
 
 
 @pytest.mark.clause("RPL-01")
-def test_the_commands_stand_alone_as_nodd_replay(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nodd_replay_has_the_same_commands(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["select", "--status", "failed"], command=replay, name="nodd-replay")
     assert ended.value.code == 3
@@ -295,7 +295,7 @@ def test_the_commands_stand_alone_as_nodd_replay(stand: Stand, capfd: pytest.Cap
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_follower_says_once_that_nobody_works_and_goes_on_waiting(stand: Stand) -> None:
+def test_following_a_replay_prints_once_that_no_process_works_and_keeps_waiting(stand: Stand) -> None:
     stand.bring("failed", 1)
     run = stand.engine.start(selection(), PERSON)
     seconds = iter(range(0, 10_000, int(IDLE_SECONDS)))
@@ -322,7 +322,7 @@ def test_a_follower_says_once_that_nobody_works_and_goes_on_waiting(stand: Stand
 
 
 @pytest.mark.clause("RPL-05")
-def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) -> None:
+def test_ctrl_c_leaves_the_replay_running_and_names_the_stop_command(stand: Stand) -> None:
     stand.bring("failed", 1)
     run = stand.engine.start(selection(), PERSON)
     shown = StringIO()
@@ -337,11 +337,11 @@ def test_ctrl_c_leaves_the_replay_running_and_says_how_to_stop_it(stand: Stand) 
 
 
 @pytest.mark.clause("RPL-01")
-def test_a_backfill_is_handed_over_and_a_dry_run_of_it_starts_nothing(stand: Stand, call: Call) -> None:
-    wanted = ["--mode", "backfill", *DAYS]
-    assert call("dry-run", *wanted, "--json").document["listings"] == 2
+def test_mode_backfill_starts_a_backfill_and_its_dry_run_starts_nothing(stand: Stand, call: Call) -> None:
+    arguments = ["--mode", "backfill", *DAYS]
+    assert call("dry-run", *arguments, "--json").document["listings"] == 2
     assert every_row(stand.pipeline.database)["replay_runs"] == []
-    answer = call("run", *wanted, *START, "--json")
+    answer = call("run", *arguments, *START, "--json")
     assert answer.code == 0
     [row] = [json.loads(text) for text in every_row(stand.pipeline.database)["replay_runs"]]
     assert (row["replay_run_id"], row["mode"]) == (answer.document["replay_run_id"], "backfill")

@@ -1,4 +1,4 @@
-"""Carrying replays out: every unit once whatever dies, pause and resume, conflicts, results that differ, the audit."""
+"""Executing replays: each unit once over crashes, pause and resume, conflicts, differing results, audit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WAIT = Decision(actor="operator", reason="the archive is slow", change_ref="INC-
 
 
 def admissions(stand: Stand, replay_run_id: str) -> Counter[str]:
-    """How often each unit was let in by a replay, by the ledger's history."""
+    """Count a replay's readmissions of each unit by the ledger's history."""
     return Counter(
         entry.wal_id
         for wal_id in stand.records()
@@ -62,13 +62,13 @@ def replays_counted(stand: Stand, *, days: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.clause("RPL-05", "WAL-10", "PCS-16", "PCS-17")
-def test_a_replay_lets_its_batches_in_one_by_one_and_ends_with_an_account(stand: Stand) -> None:
+def test_a_replay_admits_its_batches_one_by_one_and_ends_with_a_report(stand: Stand) -> None:
     units = stand.bring("failed", 5)
-    others = stand.bring("succeeded", 2, first=10)
+    other_units = stand.bring("succeeded", 2, first=10)
     assert replays_counted(stand, days=1) == ({"count": 0, "stages": 0}, 0)
     run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
     assert (run.state, run.batches, stand.statuses()) == (ReplayState.RUNNING, 3, {"failed": 5, "succeeded": 2})
-    # The report counts it from the moment when it was begun.
+    # The report counts the replay from its start.
     assert replays_counted(stand, days=1) == ({"count": 1, "stages": 0}, 1)
     assert replays_counted(stand, days=-1) == ({"count": 0, "stages": 0}, 0)
 
@@ -80,21 +80,21 @@ def test_a_replay_lets_its_batches_in_one_by_one_and_ends_with_an_account(stand:
     assert {(records[unit.wal_id].replay_reason, records[unit.wal_id].lane) for unit in units} == {
         ("incident", Lane.BULK)
     }
-    assert {records[unit.wal_id].attempts for unit in others} == {1}
+    assert {records[unit.wal_id].attempts for unit in other_units} == {1}
     assert outcomes(stand, run.replay_run_id) == {"succeeded": 5}
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.FINISHED
 
 
 @pytest.mark.clause("RPL-05")
-def test_the_units_that_a_replay_lets_in_say_so_and_keep_saying_so_when_a_worker_is_lost(stand: Stand) -> None:
+def test_readmitted_units_keep_their_replay_reason_when_a_worker_is_lost(stand: Stand) -> None:
     stand.bring("failed", 1)
     run = stand.engine.start(selection(), PERSON)
     stand.engine.advance(run.replay_run_id)
     [claimed] = stand.claim(run_id="run-2")
     assert (claimed.replay_run_id, claimed.replay_reason, claimed.lane) == (run.replay_run_id, "incident", Lane.BULK)
     own_tx(stand.pipeline.ledger).release_lost(run_ids=["run-2"])
-    [again] = stand.claim(run_id="run-3")
-    assert (again.replay_run_id, again.lane) == (run.replay_run_id, Lane.BULK)
+    [reclaimed] = stand.claim(run_id="run-3")
+    assert (reclaimed.replay_run_id, reclaimed.lane) == (run.replay_run_id, Lane.BULK)
 
 
 @pytest.mark.clause("RPL-05", "WSM-15")
@@ -110,7 +110,7 @@ def test_every_outcome_is_counted_and_the_counts_sum_to_the_selection(stand: Sta
     expected = {"succeeded": 1, "retrying": 1, "in_progress": 1, "quarantined": 1}
     assert outcomes(stand, run.replay_run_id) == expected
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.RUNNING
-    # What came of it does not change when the unit is let in once more, by somebody else.
+    # A later readmission of the unit by another actor does not change the outcome.
     version = stand.records()[units[0].wal_id].version
     own_tx(stand.pipeline.ledger).override(
         {claimed[units[0].wal_id].wal_id: version},
@@ -141,12 +141,12 @@ def test_a_replay_waits_for_retries_and_finishes_with_failures(stand: Stand) -> 
 
 
 @pytest.mark.clause("RPL-05")
-def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Stand) -> None:
+def test_units_that_changed_since_the_selection_are_skipped_and_counted(stand: Stand) -> None:
     units = stand.bring("failed", 3)
     succeeded = stand.bring("succeeded", 1, first=10)
     first = stand.engine.start(selection(), PERSON)
     second = stand.engine.start(repair("failed", "succeeded"), PERSON)
-    # The contract's own retry got one of them through, and one failed once more meanwhile.
+    # Meanwhile the contract's retry succeeded for one unit and failed for another.
     own_tx(stand.pipeline.ledger).requeue([unit.wal_id for unit in units[:2]])
     [good] = stand.claim(units[:1], run_id="run-2")
     [bad] = stand.claim(units[1:2], run_id="run-3")
@@ -155,9 +155,9 @@ def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Sta
     assert str(stand.engine.advance(first.replay_run_id)).endswith("batch 1: 2 units admitted, skipped 1 moved")
     stand.work()
     stand.clock.forward(60)
-    # A result of another version is another result, which nobody has approved to replace.
-    again = repair(labels={"replay_reason": "test"}, filters={"wal_ids": [succeeded[0].wal_id]})
-    stand.carry_out(stand.engine.start(again, PERSON).replay_run_id)
+    # The unit has another result by now, whose replacement is not approved.
+    repeated = repair(labels={"replay_reason": "test"}, filters={"wal_ids": [succeeded[0].wal_id]})
+    stand.carry_out(stand.engine.start(repeated, PERSON).replay_run_id)
     stand.clock.forward(60)
     assert str(stand.engine.advance(second.replay_run_id)).endswith("batch 1: 0 units admitted, skipped 4 moved")
     assert stand.engine.advance(second.replay_run_id).state is ReplayState.FINISHED
@@ -165,7 +165,7 @@ def test_units_that_moved_since_the_selection_are_skipped_and_counted(stand: Sta
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_paused_replay_lets_nothing_in_and_goes_on_where_it_was(stand: Stand) -> None:
+def test_a_paused_replay_admits_nothing_and_resumes_where_it_stopped(stand: Stand) -> None:
     units = stand.bring("failed", 6)
     run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
     for halt, state in ((stand.engine.pause, ReplayState.PAUSED), (stand.engine.stop, ReplayState.STOPPED)):
@@ -178,7 +178,7 @@ def test_a_paused_replay_lets_nothing_in_and_goes_on_where_it_was(stand: Stand) 
             assert stand.engine.advance(run.replay_run_id).state is state
         assert stand.engine.advance_all() == []
         assert admissions(stand, run.replay_run_id) == before
-        # What was let in is worked on all the same.
+        # Readmitted units are still processed.
         assert len(stand.work()) == 2
         assert stand.engine.resume(run.replay_run_id, WAIT).state is ReplayState.RUNNING
     stand.carry_out(run.replay_run_id)
@@ -187,7 +187,7 @@ def test_a_paused_replay_lets_nothing_in_and_goes_on_where_it_was(stand: Stand) 
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(stand: Stand) -> None:
+def test_an_illegal_change_of_state_is_refused_in_one_line(stand: Stand) -> None:
     run = stand.engine.start(selection(), PERSON)
     for change, state in (("resume", "running"), ("pause", "finished"), ("stop", "finished")):
         with pytest.raises(RefusedError) as refused:
@@ -199,7 +199,7 @@ def test_a_change_of_state_that_makes_no_sense_is_refused_in_one_line(stand: Sta
 
 
 def killed(stand: Stand, replay_run_id: str) -> set[str]:
-    """Advance, dead at a later moment each time, until one advance gets through; return the moments."""
+    """Advance, dying at a later moment each time, until an advance completes; return the moments."""
     moments: set[str] = set()
     for at in count(1):
         with dying(stand.pipeline.database, at=at) as death:
@@ -211,14 +211,14 @@ def killed(stand: Stand, replay_run_id: str) -> set[str]:
 
 
 @pytest.mark.clause("RPL-05")
-def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_and_doubles_nothing(stand: Stand) -> None:
+def test_an_advance_killed_between_any_two_statements_loses_and_duplicates_nothing(stand: Stand) -> None:
     units = stand.bring("failed", 2) + stand.bring("succeeded", 2, first=2) + stand.bring("quarantined", 2, first=4)
     run = stand.engine.start(repair("failed", "succeeded", "quarantined", limits={"batch_size": 4}), PERSON)
     moments, dialect = killed(stand, run.replay_run_id), stand.pipeline.database.dialect
     names = "replay.lock replay.next_batch replay.units_of_batch replay.decide ledger.requeue ledger.decide"
     assert {str(statement(dialect, name)) for name in (*names.split(), "ledger.override")} <= moments
     assert {Failpoint.DATABASE_COMMIT_BEFORE, Failpoint.DATABASE_COMMIT_AFTER} <= moments
-    # One died just after its commit, so the batch of that one is in, once.
+    # One process died just after its commit, so its batch was readmitted once.
     assert set(admissions(stand, run.replay_run_id).values()) == {1}
     stand.carry_out(run.replay_run_id)
     assert admissions(stand, run.replay_run_id) == {unit.wal_id: 1 for unit in units}
@@ -227,7 +227,7 @@ def test_an_advancing_process_that_is_killed_between_any_two_statements_loses_an
 
 
 def contend(stand: Stand, replay_run_id: str, together: Barrier) -> list[int]:
-    """Advance beside others until nothing is left to let in; return the batches that were let in here."""
+    """Advance concurrently until no batch is left; return the batches admitted by this worker."""
     began = time.monotonic()
     stand.pipeline.clock = lambda: stand.clock.now + timedelta(seconds=time.monotonic() - began)
     together.wait(60)
@@ -237,15 +237,15 @@ def contend(stand: Stand, replay_run_id: str, together: Barrier) -> list[int]:
         if step.admitted is not None:
             won.append(step.admitted.batch)
             if len(won) == 1:
-                # One that took everything would prove nothing.
+                # The test proves nothing if one worker takes every batch.
                 together.wait(60)
         elif step.hold is None or step.hold.reason is not HoldReason.RATE:
             return won
-        time.sleep(0.005)  # without it SQLite's lock goes back to the one that has just held it
+        time.sleep(0.005)  # without it the last holder would get SQLite's lock again
 
 
 @pytest.mark.clause("RPL-05")
-def test_workers_that_advance_one_replay_together_let_every_batch_in_once(stand: Stand) -> None:
+def test_concurrent_workers_admit_every_batch_of_a_replay_once(stand: Stand) -> None:
     batches = stand.engine.limits[Environment.DEV].batches_in_flight_per_dataset
     units = stand.bring("failed", 3 * batches)
     run = stand.engine.start(selection(limits={"batch_size": 3}), PERSON)
@@ -253,7 +253,7 @@ def test_workers_that_advance_one_replay_together_let_every_batch_in_once(stand:
     others = [open_stand(stand.pipeline.settings.home, url) for _ in range(3)]
     with ThreadPoolExecutor(len(others)) as threads:
         together = Barrier(len(others))
-        won = list(threads.map(lambda other: contend(other, run.replay_run_id, together), others))
+        won = list(threads.map(lambda worker: contend(worker, run.replay_run_id, together), others))
     for other in others:
         other.pipeline.close()
     assert sorted(batch for own in won for batch in own) == list(range(1, batches + 1))
@@ -264,7 +264,7 @@ def test_workers_that_advance_one_replay_together_let_every_batch_in_once(stand:
 
 
 @pytest.mark.clause("RPL-05", "WAL-11")
-def test_a_result_that_must_match_and_does_not_stops_the_replay_and_reaches_a_channel(stand: Stand) -> None:
+def test_a_differing_result_that_must_match_stops_the_replay_and_sends_an_alert(stand: Stand) -> None:
     units = stand.bring("succeeded", 6)
     run = stand.engine.start(repair(options={"must_match": True}, limits={"batch_size": 2}), PERSON)
     stand.engine.advance(run.replay_run_id)
@@ -276,7 +276,7 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay_and_reaches_a_ch
 
     assert stand.engine.advance(run.replay_run_id).state is ReplayState.STOPPED
     report = stand.engine.report(run.replay_run_id)
-    assert [found.wal_id for found in report.differing] == [unit.wal_id for unit in units[2:4]]
+    assert [difference.wal_id for difference in report.differing] == [unit.wal_id for unit in units[2:4]]
     assert "2 results differ" in str(report.run.state_reason)
     assert own_tx(stand.pipeline.ledger).mismatch_counts() == {"nexrad-l2": 2}
     assert 'nodd_sns_replay_mismatch_total{dataset="nexrad-l2",env="dev"} 2.0' in exposition(stand.pipeline).decode()
@@ -291,7 +291,7 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay_and_reaches_a_ch
     assert ("replay_divergence" in message["title"], "nexrad-l2" in message["message"]) == (True, True)
     [entry] = log.entries(action=GovernanceAction.REPLAY_STOPPED)
     assert (entry.actor, entry.details["mismatches"]) == ("local", 2)
-    # A person who has looked at them lets it go on; another one stops it again.
+    # A person resumes it after a review; the next difference stops it again.
     stand.engine.resume(run.replay_run_id, WAIT)
     assert stand.engine.advance(run.replay_run_id).admitted is not None
     stand.work(another_result)
@@ -300,7 +300,7 @@ def test_a_result_that_must_match_and_does_not_stops_the_replay_and_reaches_a_ch
 
 
 @pytest.mark.clause("RPL-07")
-def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> None:
+def test_a_result_that_may_differ_is_kept_and_does_not_stop_the_replay(stand: Stand) -> None:
     stand.bring("succeeded", 2)
     run = stand.engine.start(repair(), PERSON)
     stand.carry_out(run.replay_run_id, ending=another_result)
@@ -309,11 +309,11 @@ def test_a_result_that_may_differ_is_kept_and_stops_nothing(stand: Stand) -> Non
     assert evaluator.store.listed() == []
     assert stand.engine.report(run.replay_run_id).run.state is ReplayState.FINISHED
     assert own_tx(stand.pipeline.ledger).mismatch_counts() == {}
-    assert [found.permitted for found in stand.pipeline.ledger.mismatches()] == [True, True]
+    assert [mismatch.permitted for mismatch in stand.pipeline.ledger.mismatches()] == [True, True]
 
 
 @pytest.mark.clause("SEC-02", "RPL-07")
-def test_who_when_why_and_under_which_change_is_in_the_log_for_the_replay_and_each_overridden_unit(
+def test_the_log_has_actor_time_reason_and_change_of_the_replay_and_each_override(
     stand: Stand,
 ) -> None:
     done, out = stand.bring("succeeded", 1), stand.bring("quarantined", 1, first=5)
@@ -334,7 +334,7 @@ def test_who_when_why_and_under_which_change_is_in_the_log_for_the_replay_and_ea
         assert entries[action].at == stand.clock()
 
 
-def test_the_reference_that_the_spec_names_is_used_when_the_person_gives_none(stand: Stand) -> None:
+def test_the_spec_s_change_reference_is_the_default(stand: Stand) -> None:
     person = Decision(actor="person", reason="fixed")
     run = stand.engine.start(selection(labels={"incident_id": "INC-3"}), person)
     assert run.decision.change_ref == "INC-3"
@@ -343,7 +343,7 @@ def test_the_reference_that_the_spec_names_is_used_when_the_person_gives_none(st
 
 
 @pytest.mark.clause("WSM-07")
-def test_a_word_of_the_configuration_is_a_reason_for_a_replay_and_stays_with_its_meaning(stand: Stand) -> None:
+def test_a_configured_reason_is_valid_for_a_replay_and_stored_with_its_meaning(stand: Stand) -> None:
     stand.bring("failed", 1)
     chosen = selection(labels={"replay_reason": "reprocess-2025"})
     with pytest.raises(UnknownReplayReasonError, match=r"observed reprocess-2025; .* or add the word to reasons of"):
@@ -352,7 +352,7 @@ def test_a_word_of_the_configuration_is_a_reason_for_a_replay_and_stays_with_its
     card = stand.pipeline.card.model_copy(update={"replay_plan": plan})
     stand.pipeline = replace(stand.pipeline, card=card)
     stand.engine = replace(stand.engine, pipeline=stand.pipeline)
-    # Looking needs no row of it, and makes none.
+    # A plan needs no row of the reason and writes none.
     stand.engine.plan(chosen)
     assert "reprocess-2025" not in own_tx(stand.pipeline.ledger).replay_reasons()
     run = stand.engine.start(chosen, PERSON)
@@ -362,7 +362,7 @@ def test_a_word_of_the_configuration_is_a_reason_for_a_replay_and_stays_with_its
     assert own_tx(stand.pipeline.ledger).replay_reasons()["reprocess-2025"] == "the yearly one"
 
 
-def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on(
+def test_a_replay_that_this_release_cannot_read_does_not_block_others(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand.bring("failed", 1)
@@ -384,26 +384,26 @@ def test_a_replay_that_this_release_cannot_read_keeps_no_other_one_from_going_on
     assert steps[sound.replay_run_id].admitted is not None
 
 
-def test_a_replay_may_change_its_state_as_the_database_lets_it() -> None:
+def test_the_legal_changes_of_a_replay_s_state_equal_the_database_s() -> None:
     assert {(before, after) for before, then in runs.NEXT_STATES.items() for after in then} == LEGAL | {
         ("planned", "running")
     }
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_unit_that_the_ledger_does_not_take_in_spite_of_all_is_decided_about_too(
+def test_a_unit_that_the_ledger_unexpectedly_refuses_is_also_decided(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand.bring("failed", 2)
     replay = stand.engine.start(selection(), PERSON)
     monkeypatch.setattr(Ledger, "requeue", lambda *_, **__: frozenset())
     assert str(stand.engine.advance(replay.replay_run_id)).endswith("batch 1: 0 units admitted, skipped 2 moved")
-    # Undecided units would be its next batch again and again.
+    # Undecided units would form its next batch endlessly.
     assert stand.engine.advance(replay.replay_run_id).state is ReplayState.FINISHED
 
 
 @pytest.mark.clause("RPL-07")
-def test_a_result_of_a_version_that_nobody_can_read_is_taken_for_newer(contracts: ContractRegistry) -> None:
+def test_a_result_of_an_unreadable_version_counts_as_newer(contracts: ContractRegistry) -> None:
     for made_by, running, newer in (
         (None, "1.2.0", False),
         ("1.10.0", "1.9.0", True),

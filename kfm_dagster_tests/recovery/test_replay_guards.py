@@ -1,4 +1,4 @@
-"""Guards: each trips by name, with what was observed and expected; the pace gives way before live work suffers."""
+"""Guards refuse by name with observed and expected values; the pace yields to live work."""
 
 from __future__ import annotations
 
@@ -45,26 +45,24 @@ from kfm_dagster_tests.transactions import own_tx
 
 
 def without(**filters: Any) -> Selection:
-    """The bench's selection without some of its filters."""
-    wanted = document()
-    wanted["spec"]["filters"] = {
-        name: value for name, value in wanted["spec"]["filters"].items() if name not in filters
-    }
-    return selection_of(wanted, source="the test")
+    """Return the test selection without some of its filters."""
+    spec = document()
+    spec["spec"]["filters"] = {name: value for name, value in spec["spec"]["filters"].items() if name not in filters}
+    return selection_of(spec, source="the test")
 
 
 def of_days(first: str, last: str | None) -> dict[str, Any]:
-    """The filters of a selection by the days of its units alone."""
+    """Return the filters of a selection only by days."""
     return {"event_time": {}, "days": {"first": first, "last": last}}
 
 
 def in_prod(**changes: Any) -> Selection:
-    """The bench's selection as prod takes it."""
+    """Return the test selection as prod accepts it."""
     return selection(env="prod", labels={"incident_id": "INC-1"}, **changes)
 
 
 def since(start: str, **more: str) -> dict[str, Any]:
-    """The filters of a selection by the time of its events."""
+    """Return the filters of a selection by event time."""
     return {"event_time": {"start": start, **more}}
 
 
@@ -73,7 +71,7 @@ ONE_UNIT = {"wal_ids": ["00000000-0000-8000-8000-000000000000"]}
 NO_REPAIR = {"allow_repair_and_replace": False, "approval": "CHG-1"}
 FAST_RECORDS = {"records_per_second": 1_000, "batches_per_minute": 121}
 TRIPPED: dict[Environment, dict[str, tuple[Selection, Guard, str]]] = {
-    # where, name: selection, which guard, what it observed
+    # environment, name: selection, guard, observed text
     Environment.DEV: {
         "another environment": (selection(env="prod"), Guard.ENVIRONMENT, "metadata.env prod"),
         "no dataset": (without(datasets=0), Guard.SCOPE, "no dataset"),
@@ -138,14 +136,14 @@ def test_a_guard_refuses_by_name_and_changes_nothing(env: Environment, tmp_path:
     stand = open_stand(tmp_path / "home", "", env=env)
     stand.bring("failed", 2)
     before = every_row(stand.pipeline.database)
-    for name, (wanted, guard, observed) in TRIPPED[env].items():
+    for name, (selected, guard, observed) in TRIPPED[env].items():
         with pytest.raises(GuardError) as refused:
-            stand.engine.start(wanted, NOBODY_ASKED)
-        found = {refusal.guard: refusal for refusal in refused.value.refusals}
-        assert observed in str(found[guard].observed), name
+            stand.engine.start(selected, NOBODY_ASKED)
+        by_guard = {refusal.guard: refusal for refusal in refused.value.refusals}
+        assert observed in str(by_guard[guard].observed), name
         assert (refused.value.exit_code, "\n" in str(refused.value)) == (3, False)
     assert every_row(stand.pipeline.database) == before
-    # Up to the last one that its limit allows, it lets a selection through.
+    # A selection at the limit is allowed.
     for name, allowed in ALLOWED[env].items():
         assert stand.engine.plan(allowed).refusals == (), name
     stand.pipeline.close()
@@ -169,9 +167,9 @@ def test_limits_are_stricter_towards_prod() -> None:
 
 
 @pytest.mark.clause("RPL-03")
-def test_units_and_batches_of_a_selection_are_counted_against_its_limits(stand: Stand) -> None:
+def test_units_and_batches_of_a_selection_are_checked_against_its_limits(stand: Stand) -> None:
     units = [unit.wal_id for unit in stand.bring("failed", 5)]
-    # Units by name need no other scope.
+    # Units selected by id need no other scope.
     named = without(datasets=0, event_time=0, status=0).model_dump(mode="json")
     named["spec"]["filters"]["wal_ids"] = [units[1]]
     plan = stand.engine.plan(selection_of(named, source="the test"))
@@ -209,7 +207,7 @@ def test_a_kill_switch_refuses_the_start_and_holds_a_running_replay(stand: Stand
 
 
 @pytest.mark.clause("WAL-10")
-def test_no_option_lets_a_unit_of_a_switched_off_dataset_in(stand: Stand) -> None:
+def test_no_option_readmits_a_unit_of_a_switched_off_dataset(stand: Stand) -> None:
     stand.bring("failed", 2)
     stand.pipeline.ledger.switches.engage("nexrad-l2", PERSON)
     run = stand.engine.start(selection(options={"respect_kill_switch": False}), PERSON)
@@ -219,7 +217,7 @@ def test_no_option_lets_a_unit_of_a_switched_off_dataset_in(stand: Stand) -> Non
 
 
 def grant(stand: Stand, monkeypatch: pytest.MonkeyPatch, *, attempts: int) -> None:
-    """Change the contract's attempts, as a release may; pipelines of one process share their registry."""
+    """Change the contract's attempts, as a release may; a process's pipelines share the registry."""
     contract = stand.pipeline.registry["nexrad-l2"]
     retry = contract.retry.model_copy(update={"max_attempts": attempts})
     changed = contract.model_copy(update={"retry": retry})
@@ -235,7 +233,7 @@ def test_units_whose_attempts_are_used_up_are_skipped_with_their_reason(
     for number in range(1, granted - 1):
         own_tx(stand.pipeline.ledger).requeue([spent[0].wal_id], reason="test")
         stand.work(failed, run_id=f"again-{number}")
-    # The contract is stricter by the time of the replay, as after a release.
+    # At the replay the contract allows fewer attempts, as after a release.
     grant(stand, monkeypatch, attempts=granted - 1)
     plan = stand.engine.plan(selection())
     assert (len(plan.units), plan.skipped) == (2, {"attempts_exhausted": 1})
@@ -261,21 +259,21 @@ def test_results_of_newer_code_are_not_replaced_by_older_code(stand: Stand) -> N
 
 
 @pytest.mark.clause("RPL-07")
-def test_a_result_that_newer_code_makes_after_the_start_is_skipped(
+def test_a_result_written_by_newer_code_after_the_start_is_skipped(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [unit] = stand.bring("failed")
     grant(stand, monkeypatch, attempts=9)
     older = ReplayEngine(pipeline=stand.pipeline, code_version="0.0.9")
     run = older.start(selection(), PERSON)
-    # Another release's worker retries it with success, and once more without, before its batch comes.
+    # Before its batch, a worker of another release retries it successfully, then fails once more.
     own_tx(stand.pipeline.ledger).requeue([unit.wal_id])
     stand.work()
     versions = {unit.wal_id: stand.records()[unit.wal_id].version}
-    again = own_tx(stand.pipeline.ledger).override(
+    override = own_tx(stand.pipeline.ledger).override(
         versions, from_status=Status.SUCCEEDED, action=GovernanceAction.REPEAT, decision=PERSON
     )
-    assert again == {unit.wal_id}
+    assert override == {unit.wal_id}
     stand.work(failed, run_id="run-3")
     assert stand.statuses() == {"failed": 1}
     assert str(older.advance(run.replay_run_id)).endswith("skipped 1 downgrade")
@@ -288,7 +286,7 @@ STRICT = LIMITS[Environment.PROD]
 def traffic(
     *, age: float = 0, in_flight: int = 0, dataset: str = "goes-abi", recent: list[tuple[float, int]] | None = None
 ) -> Traffic:
-    """Live units that wait for `age` seconds, batches in flight, and (seconds ago, records) of recent batches."""
+    """Return traffic: the age of pending live units, batches in flight, and recent batches (seconds ago, records)."""
     return Traffic(
         now=NOW,
         in_flight=[("replay", number, dataset) for number in range(in_flight)],
@@ -320,18 +318,18 @@ PACES: dict[str, tuple[Traffic, HoldReason | None]] = {
 
 
 @pytest.mark.clause("RPL-03", "RPL-05")
-def test_the_next_batch_waits_for_its_rate_for_others_and_for_live_work() -> None:
+def test_the_next_batch_waits_for_its_rate_other_batches_and_live_work() -> None:
     for name, (seen, reason) in PACES.items():
         held: Hold | None = reason_to_hold(seen, limits=STRICT, datasets={"goes-abi"})
         assert (held and held.reason) == reason, name
         assert held is None or "expected" in str(held)
-    # A clock that is behind makes no queue age.
+    # A late clock does not make the queue look older.
     ahead = Traffic(now=NOW, in_flight=[], recent=[], live_waits_since=NOW + timedelta(seconds=30))
     assert queue_age(ahead) == 0
 
 
 @pytest.mark.clause("RPL-05")
-def test_a_replay_gives_way_to_live_units_that_wait_and_goes_on_by_itself(stand: Stand) -> None:
+def test_a_replay_pauses_for_pending_live_units_and_resumes_by_itself(stand: Stand) -> None:
     stand.bring("failed", 4)
     run = stand.engine.start(selection(limits={"batch_size": 2}), PERSON)
     stand.bring("pending", first=50)
@@ -340,7 +338,7 @@ def test_a_replay_gives_way_to_live_units_that_wait_and_goes_on_by_itself(stand:
     assert held.reason is HoldReason.QUEUE_AGE
     assert stand.engine.report(run.replay_run_id).hold == held
     assert stand.engine.at_work()
-    # A dataset that is switched off waits for a person, and keeps no replay of another one waiting.
+    # A switched-off dataset waits for a person and does not delay another dataset's replay.
     stand.work()
     assert stand.engine.advance(run.replay_run_id).admitted is not None
     assert stand.statuses() == {"failed": 2, "pending": 2, "succeeded": 1}
@@ -357,7 +355,7 @@ def test_batches_in_flight_hold_the_next_one_until_they_are_done(stand: Stand) -
     assert held.reason is HoldReason.IN_FLIGHT
     claimed = stand.claim(run_id="run-2")
     assert engine.advance(run.replay_run_id).hold == held
-    # A unit that waits for its retry keeps nobody waiting.
+    # A unit that waits for its retry does not hold the next batch.
     own_tx(stand.pipeline.ledger).settle([failed(unit) for unit in claimed], run_id="run-2")
     assert engine.advance(run.replay_run_id).admitted is not None
 

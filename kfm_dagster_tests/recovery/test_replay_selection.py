@@ -1,4 +1,4 @@
-"""Selections: one strict document, and the same records in the same order; replays of them through the real chain."""
+"""Selections: strict documents, reproducible records and order, and their replays through the real chain."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ spec:
 
 
 @pytest.mark.clause("RPL-02")
-def test_the_specified_example_is_read_whole(tmp_path: Path) -> None:
+def test_the_specified_example_is_read_completely(tmp_path: Path) -> None:
     file = tmp_path / "incident.yaml"
     file.write_text(SPECIFIED, encoding="utf-8")
-    found = load_selection(file)
-    assert (found.replay_reason, found.change_ref) == ("incident", "INC-1")
-    assert found.spec.statuses == (Status.FAILED,)
-    assert found.spec.filters.event_time.end == datetime(2025, 12, 4, 6, tzinfo=UTC)
-    assert found.as_json()["spec"]["limits"] == {"max_records": 5000, "batch_size": 500, "max_batches": 20}
+    spec = load_selection(file)
+    assert (spec.replay_reason, spec.change_ref) == ("incident", "INC-1")
+    assert spec.spec.statuses == (Status.FAILED,)
+    assert spec.spec.filters.event_time.end == datetime(2025, 12, 4, 6, tzinfo=UTC)
+    assert spec.as_json()["spec"]["limits"] == {"max_records": 5000, "batch_size": 500, "max_batches": 20}
     jsonschema_rs.Draft202012Validator(SCHEMA).validate(yaml.safe_load(SPECIFIED))
 
 
@@ -72,7 +72,7 @@ def test_the_published_schema_is_the_model() -> None:
 
 
 WRONG: dict[str, tuple[str, str, str]] = {
-    # name: what of the example, replaced by what, what the line says after the file's name
+    # name: text of the example, its replacement, the error after the file's name
     "an unknown key": ("attempts: {max: 4}", "attemps: {max: 4}", "line 7: spec.filters.attemps is wrong"),
     "another version": ("replay/v1", "replay/v2", "line 1: apiVersion is wrong"),
     "an unknown mode": ("mode: failed-only ", "mode: failed ", "line 5: spec.mode is wrong"),
@@ -96,18 +96,18 @@ WRONG: dict[str, tuple[str, str, str]] = {
 @pytest.mark.clause("RPL-02")
 def test_a_wrong_file_is_refused_with_its_line_and_reason(tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
-    for name, (before, after, said) in WRONG.items():
+    for name, (before, after, expected) in WRONG.items():
         assert SPECIFIED.count(before) >= 1, name
         file.write_text(SPECIFIED.replace(before, after, 1), encoding="utf-8")
         with pytest.raises(ConfigurationError) as refused:
             load_selection(file)
         line = str(refused.value)
         assert f"{file}" in line
-        assert said in line, name
+        assert expected in line, name
         assert "\n" not in line
 
 
-def test_a_refusal_names_the_schema_and_the_line_of_what_was_read_from_a_text() -> None:
+def test_a_refusal_names_the_schema_and_the_line_of_the_text() -> None:
     with pytest.raises(ConfigurationError) as refused:
         selection_of({}, source="the page")
     assert str(refused.value).startswith("the page: ")
@@ -118,24 +118,24 @@ def test_a_refusal_names_the_schema_and_the_line_of_what_was_read_from_a_text() 
     assert str(refused.value).endswith("correct the file; the JSON Schema is docs/spec/replay-selection.schema.json")
 
 
-def test_a_selection_is_the_same_when_it_is_saved_and_in_another_order_of_keys() -> None:
+def test_a_selection_is_equal_after_saving_and_with_another_order_of_keys() -> None:
     first = repair("succeeded", "quarantined", labels={"incident_id": "INC-7"}, limits={"batch_size": 7})
     for form in (first.brief(), first.as_json()):
-        again = parse_selection(yaml.safe_dump(form, sort_keys=False), source="a file")
-        assert (again, again.sha256()) == (first, first.sha256())
+        parsed = parse_selection(yaml.safe_dump(form, sort_keys=False), source="a file")
+        assert (parsed, parsed.sha256()) == (first, first.sha256())
     turned = dict(reversed(document().items()))
     assert selection_of(turned, source="x").sha256() == selection().sha256()
     assert selection(limits={"batch_size": 7}).sha256() != selection().sha256()
 
 
-def found_by(stand: Stand, wanted: Selection, *, limit: int = 1000) -> tuple[list[str], bool]:
+def found_by(stand: Stand, selected: Selection, *, limit: int = 1000) -> tuple[list[str], bool]:
     with stand.pipeline.database.snapshot() as tx:
-        units, more = select(wanted, registry=stand.pipeline.registry, limit=limit, tx=tx)
+        units, more = select(selected, registry=stand.pipeline.registry, limit=limit, tx=tx)
     return [unit.wal_id for unit in units], more
 
 
 @pytest.mark.clause("RPL-02")
-def test_each_filter_narrows_the_selection_to_what_it_says(stand: Stand) -> None:
+def test_each_filter_narrows_the_selection(stand: Stand) -> None:
     young = stand.bring("failed", 3)
     stand.clock.forward(3600)
     old = stand.bring("failed", 2, first=10)
@@ -185,24 +185,24 @@ def ingest(pipeline: Pipeline, items: list[StoredObject]) -> None:
 
 
 def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection:
-    """A selection of the volumes' units by their time."""
+    """Return a selection of the volumes' units by their time."""
     month = {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}
     options = {"allow_repair_and_replace": mode != "failed-only", **options}
     return selection(mode=mode, filters={"status": list(status), "event_time": month}, options=options)
 
 
 def left_by(pipeline: Pipeline) -> dict[str, Any]:
-    """What readers of the catalog and of the provenance see."""
-    told, edges = traces.told_once(pipeline)
+    """Return the view of readers of catalog and provenance."""
+    published, edges = traces.told_once(pipeline)
     return {
         "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
-        "completed": {event: count for event, count in told.items() if event[0] == "COMPLETE"},
+        "completed": {event: count for event, count in published.items() if event[0] == "COMPLETE"},
         "edges": edges,
     }
 
 
 @pytest.mark.clause("WAL-17", "RPL-05")
-def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline, objects: Path, tmp_path: Path) -> None:
+def test_a_repaired_unit_equals_one_that_never_failed(pipeline: Pipeline, objects: Path, tmp_path: Path) -> None:
     items = volumes(COUNT)
     put(objects, [missing(items[0]), *items[1:]])
     ingest(pipeline, [missing(items[0]), *items[1:]])
@@ -235,7 +235,7 @@ def test_what_a_replay_repaired_is_as_if_it_had_never_failed(pipeline: Pipeline,
 
 
 @pytest.mark.clause("OPR-24", "RPL-07")
-def test_items_of_a_range_of_days_are_made_again_as_the_release_makes_them(pipeline: Pipeline, objects: Path) -> None:
+def test_items_of_a_range_of_days_are_rebuilt_by_the_current_release(pipeline: Pipeline, objects: Path) -> None:
     items = volumes(COUNT)
     put(objects, items)
     ingest(pipeline, items)
@@ -251,6 +251,6 @@ def test_items_of_a_range_of_days_are_made_again_as_the_release_makes_them(pipel
     assert engine.advance(run.replay_run_id).admitted is not None
     run_pending(newer, "run-2")
     assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
-    found = [json.loads(path.read_bytes()) for path in Path(pipeline.settings.catalog).rglob("*.json")]
-    titles = [one["assets"]["data"]["title"] for one in found if one["type"] == "Feature"]
+    documents = [json.loads(path.read_bytes()) for path in Path(pipeline.settings.catalog).rglob("*.json")]
+    titles = [document["assets"]["data"]["title"] for document in documents if document["type"] == "Feature"]
     assert titles == ["A new title"] * COUNT
