@@ -273,7 +273,9 @@ def _listed(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str | None:
-    """Return a single text of fixed or variable length; an empty text for a null dataspace; None for other values."""
+    """Return a single text, also that of an array of one; an empty text for a null dataspace; None for other values."""
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "SO":
+        value = value.item()
     if isinstance(value, h5py.Empty | pyfive.h5py.Empty):
         return "" if value.dtype.kind in "SO" else None
     if isinstance(value, str):
