@@ -80,7 +80,7 @@ def test_no_deployment_starts_with_a_wrong_policy(tmp_path: Path) -> None:
         Configuration.load(Settings(configs_dir=tmp_path))
 
 
-def test_the_published_schema_is_the_model_and_takes_what_is_shipped() -> None:
+def test_the_published_schema_equals_the_model_and_accepts_the_shipped_card() -> None:
     schema = json.loads((ROOT / "docs" / "spec" / "retention.schema.json").read_text(encoding="utf-8"))
     assert schema == json_schema(RetentionPolicy, urn="kfm:nodd:retention:v1")
     validator = jsonschema_rs.Draft202012Validator(schema)

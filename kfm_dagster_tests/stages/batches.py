@@ -1,4 +1,4 @@
-"""Batches for the gates: units of sample objects, read by the real operators, at any point of the chain."""
+"""Batches for gates: units of sample objects, read by the real operators, at any point of the chain."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from kfm_dagster_tests.factories import envelope
 
 DAY = date(2026, 3, 1)
 REFERENCE = datetime(2026, 3, 2, 12, tzinfo=UTC)
-"""When the run claimed its units: the day is over."""
+"""The time of the run's claim, after the day's end."""
 CONTRACTS = ContractRegistry.load()
-SECTIONS = {node.operator: tuple(one.section for one in node.chain() if one.section) for node in chain()}
+SECTIONS = {node.operator: tuple(step.section for step in node.chain() if step.section) for node in chain()}
 OPERATORS = tuple(SECTIONS)
 
 Objects = Iterator[tuple[str, str, bytes, Callable[[str], BytesSource | None]]]
-"""Bucket, key, content and what opens a sidecar."""
+"""Bucket, key, content, and a function that opens a sidecar."""
 
 
 def sample_objects(dataset: str, count: int) -> Objects:
-    """Sample objects of a dataset; those of a model with their index."""
+    """Return sample objects of a dataset; a model's with their index."""
     if dataset in INDEXED:
         bucket, made = INDEXED[dataset]
         for key, content, index in islice(made(), count):
@@ -102,7 +102,7 @@ INDEXED: dict[str, tuple[str, Callable[[], Iterator[tuple[str, bytes, str]]]]] =
 
 
 def real_objects(folder: Path) -> Objects:
-    """Real objects of every dataset that has a contract."""
+    """Return real objects of every dataset with a contract."""
 
     def beside(path: Path) -> Callable[[str], BytesSource | None]:
         def sidecar(suffix: str) -> BytesSource | None:
@@ -118,7 +118,7 @@ def real_objects(folder: Path) -> Objects:
 
 
 def headers(objects: Objects) -> Iterator[tuple[str, HeaderMetadata]]:
-    """What the readers make of objects, by dataset; what they refuse is left out."""
+    """Yield the readers' headers of objects by dataset; refused objects are left out."""
     for bucket, key, content, sidecar in objects:
         contract = CONTRACTS.route(bucket=bucket, key=key).contract
         match = CONTRACTS.grammars[contract.id].match(key)
@@ -130,7 +130,7 @@ def headers(objects: Objects) -> Iterator[tuple[str, HeaderMetadata]]:
 
 
 def extracted(objects: Objects) -> list[Envelope]:
-    """Units as metadata-extract leaves them, announced a minute before the run."""
+    """Return units after metadata-extract, announced a minute before the run."""
     units = []
     for bucket, key, content, sidecar in objects:
         contract = CONTRACTS.route(bucket=bucket, key=key).contract
@@ -160,7 +160,7 @@ def extracted(objects: Objects) -> list[Envelope]:
 
 
 def emitted(unit: Envelope) -> Envelope:
-    """The unit as it leaves a chain in which everything went well."""
+    """Return the unit after a successful chain."""
     match = CONTRACTS.grammars[unit.dataset].match(unit.key)
     return unit.evolve(
         stac=StacResult(
@@ -176,24 +176,24 @@ def emitted(unit: Envelope) -> Envelope:
 
 @cache
 def batch(dataset: str, count: int = 6) -> tuple[Envelope, ...]:
-    """Units of sample objects at the end of the chain."""
+    """Return units of sample objects at the end of the chain."""
     return tuple(emitted(unit) for unit in extracted(sample_objects(dataset, count)))
 
 
 def at(stage: str, unit: Envelope) -> Envelope:
-    """The unit as a stage leaves it."""
+    """Return the unit after a stage."""
     later = {"integrity", "metadata", "stac", "provenance"} - set(SECTIONS[stage])
     return unit.evolve(**dict.fromkeys(later))
 
 
 def rules(gate: Gate = Gate.G1, **thresholds: float) -> Gates:
-    """The card's rules, with other thresholds of one gate."""
+    """Return the card's rules, with other thresholds of one gate."""
     own = Card.load().machine.gates
     return own.model_copy(update={gate: getattr(own, gate).model_copy(update=thresholds)})
 
 
 def subject(*units: Envelope, stage: str = "provenance_emit", **changes: Any) -> Subject:
-    """A stage's output over some units of one dataset; by default over a whole sample of NEXRAD."""
+    """Return a stage's output over units of one dataset, by default a whole sample of NEXRAD."""
     units = units or batch("nexrad-l2")
     values = {"contract": CONTRACTS[units[0].dataset], "reference_time": REFERENCE, "rules": rules()} | changes
     return Subject(stage=stage, sections=SECTIONS[stage], envelopes=units, **values)

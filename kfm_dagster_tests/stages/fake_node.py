@@ -1,4 +1,4 @@
-"""A node made for tests of the run contract, and how it is run."""
+"""A node for tests of the run contract, and its execution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass
 class FakeNode(StageNode):
-    """A node that counts what is done to it."""
+    """A node that counts its calls."""
 
     batch: list[Envelope]
     kind: str = "nexrad-l2.integrity_check"
@@ -37,7 +37,7 @@ class FakeNode(StageNode):
     verification_fails: Exception | None = None
     verdicts: Sequence[Verdict] = ()
     of_input: bool = False
-    """Whether the verdicts are of what it is given, too."""
+    """Whether the verdicts also apply to its input."""
     clock: str | None = None
     is_finished: bool = True
     holds: bool = True
@@ -87,7 +87,7 @@ class FakeNode(StageNode):
 
 @dataclass
 class FakeEffectNode(FakeNode):
-    """One that has left something outside the database."""
+    """A node with an effect outside the database."""
 
     leaves_effects = True
 
@@ -111,7 +111,7 @@ def execute(
 
 
 def stage_runner(database: Database, run_states: RunStateStore, store: ObjectStore, **more: Any) -> StageRunner:
-    """Return a runner under the shipped card whose clock does not move."""
+    """Return a runner under the shipped card with a fixed clock."""
     return StageRunner(
         database=database,
         run_states=run_states,

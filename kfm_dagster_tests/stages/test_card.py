@@ -1,4 +1,4 @@
-"""The pipeline card's files: what they mean, and how a wrong one is refused."""
+"""The pipeline card's files: their meaning, and refusals of wrong ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STRICTER = {("gates", gate, "on_failure") for gate in ("G1", "G3", "G4", "G5", "
     ("clock", "unlocked"),
     ("human_review",),
 }
-"""Where configs/strict may differ from the shipped card."""
+"""The keys in which configs/strict may differ from the shipped card."""
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMING = ["README.md", "CONTRIBUTING.md", "pyproject.toml", "kfm_dagster/__init__.py"] + [
     f"{page.relative_to(ROOT)}"
@@ -108,7 +108,7 @@ WRONG: dict[str, list[tuple[str, str, str, str]]] = {
             "evidence.campaign",
             "match",
         ),
-        # Half of a character, and what looks like a value and is none.
+        # Half of a character, and an invalid value.
         ('version: "1.0.0"', 'version: "\\ud800"', "line 3 is not valid YAML", "invalid Unicode character"),
         ("max_retries: 3", "max_retries: 2025-04-31", "line 10 is not valid YAML", "day is out of range"),
         ("max_retries: 3", "max_retries: !!int foo", "line 10 is not valid YAML", "'foo' is not a value"),
@@ -165,7 +165,7 @@ def test_a_wrong_card_is_refused_with_file_line_and_reason(tmp_path: Path) -> No
 
 @pytest.mark.clause("PCS-14")
 @pytest.mark.parametrize("file", [STATE_MACHINE, REPLAY_PLAN, ALERTS])
-def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path: Path, file: str) -> None:
+def test_a_file_that_is_not_text_is_refused_with_its_line(tmp_path: Path, file: str) -> None:
     for name, text in TEXTS.items():
         (tmp_path / name).write_bytes(text.encode().replace(b"\n", b"\n# \xe9\n", 1) if name == file else text.encode())
     with pytest.raises(CardError, match=rf"{file} line 2 is no UTF-8 text; observed the byte 0xe9; next: save"):
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_text_is_refused_with_its_line(tmp_path: Path, file: s
 
 
 @pytest.mark.clause("PCS-21")
-def test_exactly_once_is_declared_only_with_its_evidence_and_at_least_once_without_saying_so() -> None:
+def test_exactly_once_needs_its_evidence_and_at_least_once_is_the_default() -> None:
     shipped = TEXTS[STATE_MACHINE]
     assert parse(shipped, StateMachine, source="x").delivery == "at_least_once"
     unsaid = shipped.replace(UNDECLARED, "")
@@ -187,12 +187,12 @@ def test_exactly_once_is_declared_only_with_its_evidence_and_at_least_once_witho
 def test_no_text_of_the_product_claims_more_than_is_declared() -> None:
     texts = {page: (ROOT / page).read_text("utf-8") for page in CLAIMING}
     texts["kfm --help"] = CliRunner().invoke(kfm, ["--help"]).output
-    # A card's word is `exactly_once`; prose promises an effect, never a delivery.
-    claims = [one for one, said in texts.items() if re.search(r"(?i)exactly[ -]once", " ".join(said.split()))]
+    # `exactly_once` is a value of the card; prose promises an effect once, never a delivery.
+    claims = [path for path, text in texts.items() if re.search(r"(?i)exactly[ -]once", " ".join(text.split()))]
     assert claims == []
 
 
-def test_what_a_folder_does_not_say_is_as_in_this_release(tmp_path: Path) -> None:
+def test_omitted_keys_have_this_release_s_values(tmp_path: Path) -> None:
     (tmp_path / STATE_MACHINE).write_text(TEXTS[STATE_MACHINE], encoding="utf-8")
     assert Card.load(tmp_path).replay_plan == Card.load().replay_plan
     assert Card.load(tmp_path).alerts == Card.load().alerts
@@ -207,7 +207,7 @@ def test_a_folder_without_the_card_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("PCS-01")
-def test_the_card_of_this_release_says_what_the_seed_says() -> None:
+def test_the_card_of_this_release_equals_the_seed() -> None:
     machine = Card.load().machine
     assert [(transition.origin, transition.to) for transition in machine.transitions] == list(POSSIBLE)
     gates, every = {*Gate}, {*Gate, *Stop}
@@ -235,29 +235,32 @@ NAMES = ["deps_succeeded", "has_checkpoint", *Gate, *Stop]
 
 @st.composite
 def conditions(draw: st.DrawFn, depth: int = 3) -> tuple[str, str]:
-    """A condition, and the same in Python over a set `f`."""
+    """Draw a condition, and the same in Python over a set `f`."""
     kind = draw(st.sampled_from(["name", "gates", "stops", "not", "and", "or"] if depth else ["name"]))
     if kind == "name":
         name = draw(st.sampled_from(NAMES))
         return name, f"({str(name)!r} in f)"
     if kind in {"gates", "stops"}:
-        series = [one.value for one in (Gate if kind == "gates" else Stop)]
+        series = [member.value for member in (Gate if kind == "gates" else Stop)]
         first, last = sorted(draw(st.tuples(*[st.integers(0, len(series) - 1)] * 2)))
         quantifier = draw(st.sampled_from(["", "any", "all"]))
         text = f"{series[first]}..{series[last]}"
         meant = quantifier or ("all" if kind == "gates" else "any")
         names = series[first : last + 1]
         return (f"{quantifier}({text})" if quantifier else text), f"{meant}(n in f for n in {names})"
-    one, python = draw(conditions(depth=depth - 1))
+    left, python = draw(conditions(depth=depth - 1))
     if kind == "not":
-        return f"!({one})", f"(not {python})"
-    other, other_python = draw(conditions(depth=depth - 1))
+        return f"!({left})", f"(not {python})"
+    right, other_python = draw(conditions(depth=depth - 1))
     sign, word = ("&&", "and") if kind == "and" else ("||", "or")
-    return f"({one}) {sign} {other}" if kind == "or" else f"({one}){sign}({other})", f"({python} {word} {other_python})"
+    return (
+        f"({left}) {sign} {right}" if kind == "or" else f"({left}){sign}({right})",
+        f"({python} {word} {other_python})",
+    )
 
 
 @given(condition=conditions(), facts=st.sets(st.sampled_from([str(name) for name in NAMES])))
-def test_a_condition_means_what_it_says(condition: tuple[str, str], facts: set[str]) -> None:
+def test_a_condition_equals_the_same_expression_in_python(condition: tuple[str, str], facts: set[str]) -> None:
     text, python = condition
     assert Condition.parse(text).holds(facts) == eval(python, {"f": facts})
 
@@ -266,7 +269,7 @@ def test_a_condition_means_what_it_says(condition: tuple[str, str], facts: set[s
     "", "G1 G2", "G1 &", "&& G1", "(G1", "G1)", "any G1", "any(G1", "!(", "G1..", "é", "G3..G1", "G1..S2", "(G1)(G2)",
     "any(G1 && G2)", "G9", "()", "has_checkpoint..G1", "G1, G2", "(" * 400, "!" * 100_000 + "G1",
 ])  # fmt: skip
-def test_what_is_no_condition_is_refused(text: str) -> None:
+def test_an_invalid_condition_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|not a range"):
         Condition.parse(text)
 
@@ -280,7 +283,7 @@ def test_a_duration_is_a_number_and_a_unit() -> None:
 
 
 @pytest.mark.parametrize("file", MODELS)
-def test_the_published_schema_is_the_model_and_takes_what_is_shipped(file: str) -> None:
+def test_the_published_schema_equals_the_model_and_accepts_the_shipped_card(file: str) -> None:
     name = file.removesuffix(".yaml").replace("_", "-")
     schema = json.loads((ROOT / "docs" / "spec" / f"{name}.schema.json").read_text(encoding="utf-8"))
     assert schema == json_schema(MODELS[file], urn=f"kfm:nodd:{name}:v1")
@@ -292,7 +295,7 @@ def test_the_published_schema_is_the_model_and_takes_what_is_shipped(file: str) 
 
 
 @pytest.mark.clause("PCS-20")
-def test_the_strict_card_differs_in_what_it_makes_of_a_fault_alone() -> None:
+def test_the_strict_card_differs_only_in_the_effects_of_faults() -> None:
     shipped, strict = (_leaves(Card.load(folder).machine.model_dump()) for folder in (None, own_folder() / "strict"))
     assert shipped.keys() == strict.keys()
     assert {place for place, value in shipped.items() if strict[place] != value} == STRICTER

@@ -1,4 +1,4 @@
-"""Envelopes at rest lose nothing."""
+"""Stored envelopes keep every field."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ def test_round_trip_keeps_every_field_and_the_order(batch: list[Envelope]) -> No
     assert from_parquet(to_parquet(columns_of(batch))) == batch
 
 
-def test_the_same_batch_gives_the_same_bytes() -> None:
+def test_equal_batches_give_equal_bytes() -> None:
     batch = [finished(envelope(number)) for number in range(20)]
     assert to_parquet(columns_of(batch)) == to_parquet(columns_of(list(batch)))
 
 
 @given(st.lists(envelopes(), max_size=4), st.data())
-def test_what_a_stage_changed_is_encoded_again_and_the_rest_is_not(batch: list[Envelope], data: st.DataObject) -> None:
+def test_only_sections_changed_by_a_stage_are_encoded_again(batch: list[Envelope], data: st.DataObject) -> None:
     columns = columns_of(batch)
     places = range(len(batch))
     changed = {place: finished(batch[place]) for place in places if data.draw(st.booleans())}
     after = [changed.get(place, batch[place]) for place in places]
-    again = columns_of(after, earlier=columns)
-    assert to_parquet(again) == to_parquet(columns_of(after))
-    assert columns_of(list(after), earlier=again) == again
+    repeated = columns_of(after, earlier=columns)
+    assert to_parquet(repeated) == to_parquet(columns_of(after))
+    assert columns_of(list(after), earlier=repeated) == repeated
     assert to_parquet(columns_of(batch[1:], earlier=columns)) == to_parquet(columns_of(batch[1:]))
 
 
-def test_a_batch_answers_set_questions_in_sql() -> None:
+def test_a_batch_can_be_queried_in_sql() -> None:
     batch = to_table(columns_of([finished(envelope(0)), failed(envelope(1)), failed(envelope(2), "etag_mismatch")]))
     with duckdb.connect() as connection:
         connection.register("batch", batch)
-        found = connection.execute("SELECT integrity_status, count(*) FROM batch GROUP BY 1 ORDER BY 1").fetchall()
-    assert found == [("failed", 2), ("ok", 1)]
+        counts = connection.execute("SELECT integrity_status, count(*) FROM batch GROUP BY 1 ORDER BY 1").fetchall()
+    assert counts == [("failed", 2), ("ok", 1)]

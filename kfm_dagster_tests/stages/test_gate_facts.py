@@ -55,7 +55,7 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
     )
     assert facts.day == DAY
     assert counted == expected
-    # Nobody has followed a product yet, so none is missed; a day that was listed is to be whole.
+    # No product has been announced yet, so none is expected; a listed day must be complete.
     assert facts.followed == {}
     assert coverage(subject(*units, partition=facts)).passed
     with database.transaction() as tx:
@@ -65,11 +65,11 @@ def test_partition_is_counted_by_hour_and_key_groups(database: Database, ledger:
     assert not coverage(subject(*units, partition=listed)).passed
 
 
-def test_item_that_two_objects_claim_is_found_and_a_rewrite_is_not(
+def test_an_item_claimed_by_two_objects_is_a_collision_and_an_overwrite_is_not(
     database: Database, ledger: Ledger, tmp_path: Path
 ) -> None:
     catalog = Catalog(database, FolderPublisher(tmp_path), CONTRACTS)
-    # A volume and its gzipped twin, named alike.
+    # A volume and its gzipped copy with the same Item id.
     alike = NEXRAD.model_copy(update={"stac": NEXRAD.stac.model_copy(update={"item_id": "{name}"})})
 
     def registered(unit: Envelope) -> list[Envelope]:

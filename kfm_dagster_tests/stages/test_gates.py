@@ -1,4 +1,4 @@
-"""Gates over batches of sample objects: each fails for what it is there for, and passes what is in order."""
+"""Gates over batches of sample objects: each fails for its faults and passes correct batches."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ from kfm_dagster_tests.stages.batches import (
 
 DATASETS = ("gfs", "goes-abi", "goes-glm", "hrrr", "mrms", "nbm", "nexrad-l2")
 EVERY = (*DATASETS, "surface-obs")
-"""Of the last nobody expects an age, nor so many objects an hour."""
+"""The last dataset has no expected age and no expected objects per hour."""
 CITED = (*EVERY, "ghcnd", "ghcnh", "nexrad-l2-chunks")
-"""Besides, GHCN, of which there are few samples, and chunks, which share Items: of a batch one unit's Item stays."""
+"""Without GHCN, which has few samples, and chunks, which share an Item per batch."""
 GATES = (Gate.G1, Gate.G2, Gate.G4, Gate.G5, Gate.G6, Gate.G8)
 
 
 def rules_of(dataset: str, **changes: Any) -> DatasetContract:
-    """A contract with other rules for metadata-extract."""
+    """Return a contract with other rules for metadata-extract."""
     contract = CONTRACTS[dataset]
     return contract.model_copy(update={"metadata_extract": contract.metadata_extract.model_copy(update=changes)})
 
@@ -82,7 +82,7 @@ OF_DEGREES = (
 
 
 def first_with(dataset: str, change: Callable[[Envelope], Envelope]) -> tuple[Envelope, ...]:
-    """A sample batch whose first unit is changed."""
+    """Return a sample batch with a changed first unit."""
     first, *others = batch(dataset)
     return (change(first), *others)
 
@@ -98,8 +98,13 @@ def properties_with(**changes: Any) -> Callable[[Envelope], Envelope]:
     """Change properties; `__` stands for the colon, None removes one."""
 
     def change(unit: Envelope) -> Envelope:
-        found = {**unit.metadata.stac_properties, **{name.replace("__", ":"): value for name, value in changes.items()}}
-        return metadata_with(stac_properties={name: value for name, value in found.items() if value is not None})(unit)
+        changed = {
+            **unit.metadata.stac_properties,
+            **{name.replace("__", ":"): value for name, value in changes.items()},
+        }
+        return metadata_with(stac_properties={name: value for name, value in changed.items() if value is not None})(
+            unit
+        )
 
     return change
 
@@ -112,12 +117,12 @@ def stac_with(**changes: Any) -> Callable[[Envelope], Envelope]:
 
 
 def ringed(*positions: tuple[float, ...]) -> tuple[Envelope, ...]:
-    """A sample batch of HRRR whose first geometry is this ring."""
+    """Return a sample batch of HRRR with this ring as first geometry."""
     return first_with("hrrr", metadata_with(geometry=ring(*positions)))
 
 
 def site_with(**changes: Any) -> tuple[Envelope, ...]:
-    """A sample batch of NEXRAD whose first unit has other properties."""
+    """Return a sample batch of NEXRAD with other properties of the first unit."""
     return first_with("nexrad-l2", properties_with(**changes))
 
 
@@ -130,7 +135,7 @@ def ring(*positions: tuple[float, ...]) -> dict[str, Any]:
 
 
 def full_day(dataset: str, day: date) -> list[ProductCount]:
-    """As many objects as the contract expects, in every hour."""
+    """Return the contract's expected number of objects for every hour."""
     coverage = CONTRACTS[dataset].coverage
     return [
         ProductCount(hour=hour, groups={**product.groups, "band": "02"}, objects=product.per_hour)
@@ -155,7 +160,7 @@ def owner(unit: Envelope, **changes: Any) -> CatalogOwner:
 
 
 def reissued(unit: Envelope) -> Envelope:
-    """The same scan under another creation stamp: another object of the same Item."""
+    """Return the same scan with another creation stamp: another object of the same Item."""
     stem, _ = unit.object_uri.rsplit("_c", 1)
     return identified(unit, object_uri=f"{stem}_c20260602359599.nc")
 
@@ -165,18 +170,18 @@ OTHER = WalId("0190b6a5-0000-8000-8000-000000000000")
 
 @dataclass(frozen=True)
 class Case:
-    """A subject, and what its gate finds; nothing to find is a pass."""
+    """A subject and its gate's expected finding; no finding is a pass."""
 
     name: str
     subject: Subject
     says: str | None = None
     units: int = 0
-    """Units at fault; 0 with something to say is a fault of the batch."""
+    """The number of faulty units; 0 with a finding is a fault of the batch."""
 
 
 @cache
 def cases() -> dict[Gate, list[Case]]:
-    """Every case of every gate."""
+    """Return every case of every gate."""
     goes, nexrad = batch("goes-abi"), batch("nexrad-l2")
     old = nexrad[0].evolve(event_time=REFERENCE - timedelta(hours=1))
     hole = [replace(count, objects=0) if count.hour == 3 else count for count in full_day("hrrr", DAY)]
@@ -337,7 +342,7 @@ def cases() -> dict[Gate, list[Case]]:
                 subject(
                     *goes,
                     partition=partition(
-                        [one for one in full_day("goes-abi", DAY) if one.groups["product"] != "ABI-L2-MCMIPC"]
+                        [count for count in full_day("goes-abi", DAY) if count.groups["product"] != "ABI-L2-MCMIPC"]
                     ),
                 ),
                 r"G18 ABI-L2-MCMIPC: 0 of 288|G19 ABI-L2-MCMIPC: 0 of 288",
@@ -422,13 +427,13 @@ def cases() -> dict[Gate, list[Case]]:
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_gate_finds_what_it_is_there_for_and_nothing_else(gate: Gate) -> None:
+def test_each_gate_finds_exactly_its_faults(gate: Gate) -> None:
     assert {case.says is None for case in cases()[gate]} == {True, False}
     for case in cases()[gate]:
         (verdict,) = evaluate(case.subject, gates=(gate,))
-        told = (verdict.gate, verdict.passed, len(verdict.units), verdict.of_batch)
+        result = (verdict.gate, verdict.passed, len(verdict.units), verdict.of_batch)
         of_batch = case.says is not None and case.units == 0
-        assert told == (gate, case.says is None, case.units, of_batch), (case.name, verdict)
+        assert result == (gate, case.says is None, case.units, of_batch), (case.name, verdict)
         assert len(verdict.observed) < 200
         assert all(len(finding.what) < 400 for finding in verdict.findings)
         if case.says is not None:
@@ -436,16 +441,16 @@ def test_gate_finds_what_it_is_there_for_and_nothing_else(gate: Gate) -> None:
 
 
 def _share_of(gate: Gate) -> tuple[Subject, float]:
-    """A subject with one thing amiss, and the share that is in order."""
+    """Return a subject with one fault, and its correct share."""
     if gate is Gate.G6:
         counts = [count for count in full_day("nexrad-l2", DAY) if count.hour != 3]
         return subject(*batch("nexrad-l2"), partition=partition(counts)), 23 / 24
-    one = properties_with(nexrad__new=1) if gate is Gate.G2 else properties_with(nexrad__latitude=91)
-    found = subject(*first_with("nexrad-l2", one))
-    (verdict,) = evaluate(found, gates=(gate,))
+    change = properties_with(nexrad__new=1) if gate is Gate.G2 else properties_with(nexrad__latitude=91)
+    faulty = subject(*first_with("nexrad-l2", change))
+    (verdict,) = evaluate(faulty, gates=(gate,))
     in_order, total = map(int, re.match(r"(\d+) of (\d+)", verdict.observed).groups())
     assert in_order == total - 1
-    return found, 1 - 1 / total if gate is Gate.G2 else in_order / total
+    return faulty, 1 - 1 / total if gate is Gate.G2 else in_order / total
 
 
 THRESHOLDS = {Gate.G2: "min_anchor_coverage", Gate.G4: "min_p_dim", Gate.G6: "min_coverage"}
@@ -453,16 +458,16 @@ THRESHOLDS = {Gate.G2: "min_anchor_coverage", Gate.G4: "min_p_dim", Gate.G6: "mi
 
 @pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("gate", THRESHOLDS)
-def test_a_share_passes_at_its_threshold_and_fails_one_step_past(gate: Gate) -> None:
-    found, share = _share_of(gate)
+def test_a_share_passes_at_its_threshold_and_fails_one_step_beyond(gate: Gate) -> None:
+    faulty, share = _share_of(gate)
     for least, passes in ((share, True), (math.nextafter(share, 1), False)):
-        (verdict,) = evaluate(replace(found, rules=rules(gate, **{THRESHOLDS[gate]: least})), gates=(gate,))
+        (verdict,) = evaluate(replace(faulty, rules=rules(gate, **{THRESHOLDS[gate]: least})), gates=(gate,))
         assert verdict.passed is passes
 
 
 @pytest.mark.clause("PCS-09")
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_past(dataset: str) -> None:
+def test_a_unit_is_fresh_at_its_budget_and_stale_a_microsecond_later(dataset: str) -> None:
     budget = timedelta(seconds=CONTRACTS[dataset].freshness.budget_seconds)
     for age, units in ((budget, 0), (budget + timedelta(microseconds=1), 1)):
         (verdict,) = evaluate(
@@ -483,14 +488,14 @@ def test_order_of_units_changes_no_verdict(name: str) -> None:
     assert not all(verdict.passed for verdict in next(iter(verdicts)))
 
 
-def test_gates_without_anything_to_look_at_do_not_apply() -> None:
+def test_gates_do_not_apply_to_empty_subjects() -> None:
     verdicts = evaluate(subject(failed(at("message_parse", batch("nexrad-l2")[0])), stage="integrity_check"))
     assert [verdict.gate for verdict in verdicts] == list(GATES)
     assert {verdict.gate for verdict in verdicts if verdict.applies} == {Gate.G8}
     assert all(verdict.passed for verdict in verdicts)
 
 
-# ------------------------------------------------------------------ G2: what the built-in contracts cite
+# ------------------------------------------------------------------ G2: citations of the built-in contracts
 
 
 def _paths(header: HeaderMetadata) -> set[str]:
@@ -501,27 +506,27 @@ def _paths(header: HeaderMetadata) -> set[str]:
 @pytest.mark.clause("PCS-13")
 @pytest.mark.parametrize("name", CITED)
 def test_contracts_cite_every_field_of_sample_objects(name: str) -> None:
-    found = [_paths(header) for _, header in headers(sample_objects(name, 60))]
-    assert found
-    assert uncited(CONTRACTS[name], set().union(*found)) == []
+    paths = [_paths(header) for _, header in headers(sample_objects(name, 60))]
+    assert paths
+    assert uncited(CONTRACTS[name], set().union(*paths)) == []
 
 
 @pytest.mark.clause("PCS-13")
 def test_contracts_cite_every_field_of_real_objects(shared_data: Path) -> None:
-    seen = set()
+    cited_datasets = set()
     for dataset, header in headers(real_objects(shared_data / "objects")):
         assert uncited(CONTRACTS[dataset], _paths(header)) == []
-        seen.add(dataset)
-    # NBM has real objects under no key of their own.
-    assert seen >= set(CITED) - {"nbm"}
+        cited_datasets.add(dataset)
+    # NBM has no real object under its own key.
+    assert cited_datasets >= set(CITED) - {"nbm"}
 
 
 @pytest.mark.clause("PCS-13")
 @pytest.mark.parametrize("name", CITED)
-def test_citations_of_our_own_name_modules_that_there_are(name: str) -> None:
+def test_our_own_citations_name_existing_modules(name: str) -> None:
     root = Path(__file__).resolve().parents[2]
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    own = [one for one in CONTRACTS[name].metadata_extract.citations if one.volume == "kfm_dagster"]
+    own = [entry for entry in CONTRACTS[name].metadata_extract.citations if entry.volume == "kfm_dagster"]
     assert own
     for citation in own:
         assert version.startswith(citation.version + ".")
@@ -544,7 +549,7 @@ def test_anchor_coverage_is_the_share_of_fields_with_a_source(cited: int, bare: 
 
 
 @pytest.mark.clause("PCS-12")
-def test_dimensional_report_says_which_quantity_does_not_close() -> None:
+def test_the_dimensional_report_marks_quantities_that_do_not_close() -> None:
     units = site_with(nexrad__latitude=91)
     report = dim_report(subject(*units))
     rows = {row["quantity"]: row for row in report["quantities"]}
@@ -577,7 +582,7 @@ def test_dimensional_report_says_which_quantity_does_not_close() -> None:
         ("proj:shape sat:absolute_orbit sat:relative_orbit", 1, math.inf),
     ],
 )
-def test_a_value_is_held_against_what_the_standard_says_it_can_be(fields: str, low: float, high: float) -> None:
+def test_a_value_is_checked_against_the_standard_s_range(fields: str, low: float, high: float) -> None:
     for field in fields.split():
         declared = Quantity(fields=[field], unit=STANDARDS[field].unit)
         closure = closure_of(rules_of("goes-abi", units=[declared]), field)
@@ -596,7 +601,7 @@ def test_publication_needs_every_quantity_closed() -> None:
     assert f"p_dim {report['p_dim']:.4f}" in verdict.observed
 
 
-def test_units_have_the_dimensions_that_they_should() -> None:
+def test_units_have_the_expected_dimensions() -> None:
     assert [dimension_of(unit) for unit in ("m", "um", "degree", "byte", "percent", "1", "m/s", "hour")] == [
         "[length]",
         "[length]",
@@ -617,7 +622,7 @@ def test_units_have_the_dimensions_that_they_should() -> None:
         dimension("[weight]")
 
 
-def test_what_is_kept_of_pint_is_what_pint_says_and_is_all_that_contracts_and_standards_ask() -> None:
+def test_our_units_equal_pint_s_and_cover_contracts_and_standards() -> None:
     assert {unit: ask_dimension_of(unit) for unit in DIMENSION_OF} == DIMENSION_OF
     assert {text: ask_dimension(text) for text in DIMENSION} == DIMENSION
     assert all(ask_same_unit(*pair) for pair in SAME)
@@ -631,10 +636,10 @@ def test_what_is_kept_of_pint_is_what_pint_says_and_is_all_that_contracts_and_st
 # ------------------------------------------------------------------ G8: any pair, and no other
 
 
-def test_a_verdict_on_collisions_says_whether_the_catalog_was_asked() -> None:
-    for catalog, asked in ((None, "batch"), ([], "batch and catalog")):
+def test_a_verdict_on_collisions_says_whether_the_catalog_was_checked() -> None:
+    for catalog, scope in ((None, "batch"), ([], "batch and catalog")):
         (verdict,) = evaluate(subject(*batch("nexrad-l2"), catalog=catalog), gates=(Gate.G8,))
-        assert verdict.observed.endswith(f"units collide in {asked}")
+        assert verdict.observed.endswith(f"units collide in {scope}")
 
 
 @given(
@@ -642,7 +647,7 @@ def test_a_verdict_on_collisions_says_whether_the_catalog_was_asked() -> None:
         st.tuples(st.integers(0, 4), st.integers(0, 4), st.none() | st.integers(0, 2), st.integers(0, 4)), max_size=8
     )
 )
-def test_every_pair_that_collides_is_found_and_no_other(rows: list[tuple[int, int, int | None, int]]) -> None:
+def test_exactly_the_colliding_pairs_are_found(rows: list[tuple[int, int, int | None, int]]) -> None:
     template = batch("nexrad-l2")[0]
     units = [
         stac_with(item_id=f"item-{item}")(

@@ -1,4 +1,4 @@
-"""What the card makes of verdicts, and that another card makes something else of them."""
+"""The effects of verdicts under the shipped card and under other cards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verdict(gate: Gate, *found: Finding) -> Verdict:
 
 
 def verdicts(*failing: Verdict) -> Iterable[Verdict]:
-    named = {one.gate: one for one in failing}
+    named = {verdict_.gate: verdict_ for verdict_ in failing}
     return [named.get(gate, verdict(gate)) for gate in Gate]
 
 
@@ -34,24 +34,27 @@ def card(old: str = "", new: str = "") -> StateMachine:
 
 @pytest.mark.clause("PCS-02", "PCS-20")
 @pytest.mark.parametrize(("gate", "stop"), [(Gate.G3, Stop.S3), (Gate.G4, Stop.S1), (Gate.G7, Stop.S4)])
-def test_under_the_shipped_card_a_fault_that_a_batch_shares_stops_its_stage(gate: Gate, stop: Stop) -> None:
-    other = WalId("u2")
-    shared = verdict(gate, *(Finding(wal_id=unit, what="x") for unit in (UNIT, other)))
-    judged = decide(verdicts(shared), CARD.machine, units={UNIT, other})
+def test_under_the_shipped_card_a_fault_of_all_units_stops_the_stage(gate: Gate, stop: Stop) -> None:
+    second = WalId("u2")
+    shared = verdict(gate, *(Finding(wal_id=unit, what="x") for unit in (UNIT, second)))
+    judged = decide(verdicts(shared), CARD.machine, units={UNIT, second})
     assert (judged.stops, dict(judged.leaving), ending(judged, CARD.machine)) == ({stop}, {}, StageState.FAILED)
-    # Where a unit is sound, or there is but one, those at fault leave; gates without a stop let all of them leave.
-    for found, units in ((shared, {UNIT, other, WalId("u3")}), (verdict(gate, Finding(wal_id=UNIT, what="x")), {UNIT})):
+    # Faulty units leave if another unit is sound or the batch has one unit; gates without a stop let all leave.
+    for found, units in (
+        (shared, {UNIT, second, WalId("u3")}),
+        (verdict(gate, Finding(wal_id=UNIT, what="x")), {UNIT}),
+    ):
         left = decide(verdicts(found), CARD.machine, units=units)
         assert (left.stops, ending(left, CARD.machine)) == (set(), StageState.SUCCEEDED)
         assert set(left.leaving) == found.units
-    incomplete = decide(verdicts(replace(shared, gate=Gate.G1)), CARD.machine, units={UNIT, other})
-    assert set(incomplete.leaving) == {UNIT, other}
+    incomplete = decide(verdicts(replace(shared, gate=Gate.G1)), CARD.machine, units={UNIT, second})
+    assert set(incomplete.leaving) == {UNIT, second}
     mixed = decide(verdicts(verdict(Gate.G8, Finding(wal_id=UNIT, what="x"), Finding(what="y"))), CARD.machine)
     assert ending(mixed, CARD.machine) is StageState.FAILED
 
 
 @pytest.mark.clause("PCS-14")
-def test_another_card_makes_something_else_of_the_same_verdicts() -> None:
+def test_another_card_gives_the_same_verdicts_other_effects() -> None:
     late = verdicts(verdict(Gate.G5, Finding(what="late")))
     stops = card("G5: {on_failure: restrict}", "G5: {on_failure: stop}")
     deaf = card('when: "any(S1..S5)"', 'when: "any(S3..S5)"')
@@ -73,7 +76,7 @@ def test_another_card_makes_something_else_of_the_same_verdicts() -> None:
 
 
 @pytest.mark.clause("PCS-05")
-def test_the_key_is_made_of_what_the_card_names_and_of_nothing_else() -> None:
+def test_the_key_has_exactly_the_parts_named_in_the_card() -> None:
     parts = {"run_id": "r", "stage": "s", "partition": "2025-04-02", "window": "w"}
     key = idempotency_key(CARD.machine, parts)
     assert key == idempotency_key(CARD.machine, {**parts, "stage": "other"})
@@ -83,11 +86,11 @@ def test_the_key_is_made_of_what_the_card_names_and_of_nothing_else() -> None:
     with_stage = card("run_id+partition+window", "run_id+stage")
     assert idempotency_key(with_stage, parts) == idempotency_key(with_stage, {**parts, "window": "x"})
     assert idempotency_key(with_stage, parts) != idempotency_key(with_stage, {**parts, "stage": "x"})
-    # What stands at the boundary of two parts belongs to one of them.
+    # Text at the boundary of two parts belongs to only one of them.
     assert idempotency_key(CARD.machine, {**parts, "run_id": "r\npartition=2025-04-02"}) != key
 
 
 @pytest.mark.clause("PCS-02")
-def test_a_unit_leaves_by_the_first_gate_that_finds_it() -> None:
+def test_a_unit_leaves_by_the_first_gate_that_rejects_it() -> None:
     first, second = (verdict(gate, Finding(what=gate.value, wal_id=UNIT)) for gate in (Gate.G1, Gate.G8))
     assert dict(decide(verdicts(first, second), CARD.machine).leaving) == {UNIT: first}

@@ -1,4 +1,4 @@
-"""The run contract, with nodes made for the test, on both databases."""
+"""The run contract, with test nodes, on both databases."""
 
 from __future__ import annotations
 
@@ -35,15 +35,13 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    # Not set: a process keeps its provider for ever.
+    # The provider is not set globally, since a process cannot replace it.
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return exporter
 
 
 @pytest.mark.clause("RSP-03", "RSP-04")
-def test_the_second_and_every_later_call_skips_and_hands_on_the_output(
-    runner: StageRunner, spans: InMemorySpanExporter
-) -> None:
+def test_every_later_call_skips_and_returns_the_output(runner: StageRunner, spans: InMemorySpanExporter) -> None:
     first = execute(runner, FakeNode([envelope(1)]))
     spans.clear()
     for _ in range(3):
@@ -53,30 +51,30 @@ def test_the_second_and_every_later_call_skips_and_hands_on_the_output(
         assert batch.skipped is SkipCause.ALREADY_SUCCEEDED
         assert list(batch.envelopes) == list(first.envelopes)
         assert batch.state == first.state
-    seen = spans.get_finished_spans()
-    assert [dict(one.attributes or {})["kfm.outcome"] for one in seen] == ["skipped"] * 3
-    assert [event.name for one in seen for event in one.events] == ["skipped"] * 3
+    finished = spans.get_finished_spans()
+    assert [dict(span.attributes or {})["kfm.outcome"] for span in finished] == ["skipped"] * 3
+    assert [event.name for span in finished for event in span.events] == ["skipped"] * 3
 
 
 @pytest.mark.clause("RSP-03")
 @pytest.mark.parametrize("change", ["parameters", "upstream", "node"])
 def test_anything_else_runs_again(runner: StageRunner, change: str) -> None:
     upstream = execute(runner, FakeNode([envelope(0)], kind="nexrad-l2.message_parse"))
-    other = execute(runner, FakeNode([envelope(9)], kind="nexrad-l2.message_parse", setting=2))
+    second = execute(runner, FakeNode([envelope(9)], kind="nexrad-l2.message_parse", setting=2))
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     node = FakeNode(
         [envelope(2)],
         setting=2 if change == "parameters" else 1,
         kind="nexrad-l2.stac_register" if change == "node" else "nexrad-l2.integrity_check",
     )
-    batch = execute(runner, node, upstream=other if change == "upstream" else upstream)
+    batch = execute(runner, node, upstream=second if change == "upstream" else upstream)
     assert node.calls == ["transform", "apply", "after_commit"]
     assert batch.skipped is None
 
 
 @pytest.mark.clause("RSP-18")
 @pytest.mark.parametrize("holds", [False, True], ids=["ended", "still with units"])
-def test_other_inputs_leave_the_record_of_a_run_that_has_no_unit_any_more(runner: StageRunner, *, holds: bool) -> None:
+def test_other_inputs_keep_the_record_of_a_run_without_units(runner: StageRunner, *, holds: bool) -> None:
     first = execute(runner, FakeNode([envelope(1)]))
     node = FakeNode([envelope(2)], setting=2, holds=holds)
     batch = execute(runner, node)
@@ -93,7 +91,7 @@ def test_other_inputs_leave_the_record_of_a_run_that_has_no_unit_any_more(runner
 
 
 @pytest.mark.clause("IEN-07")
-def test_content_that_another_run_applied_is_handed_on_with_its_run(runner: StageRunner) -> None:
+def test_content_applied_by_another_run_is_reused_with_its_run(runner: StageRunner) -> None:
     first = execute(runner, FakeNode([envelope(1)]))
     node = FakeNode([envelope(2)])
     batch = execute(runner, node, run_id="other")
@@ -110,7 +108,7 @@ def test_content_that_another_run_applied_is_handed_on_with_its_run(runner: Stag
     "why",
     ["its units are in work", "it did not succeed", "it was taken back", "somebody says so", "the code is another"],
 )
-def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner, why: str) -> None:
+def test_content_that_may_not_be_reused_is_computed_again(runner: StageRunner, why: str) -> None:
     bad = why == "it did not succeed"
     first = execute(runner, FakeNode([failed(envelope(1))] if bad else [envelope(1)]))
     if why == "it was taken back":
@@ -128,7 +126,7 @@ def test_content_that_may_not_be_handed_on_is_computed_again(runner: StageRunner
     assert intent.payload["params"].get("kfm:forced", {}).get("reason") == force
 
 
-def test_below_a_batch_that_was_handed_on_even_a_failure_is_handed_on(runner: StageRunner) -> None:
+def test_downstream_of_a_reused_batch_even_a_failure_is_reused(runner: StageRunner) -> None:
     def chain(run_id: str) -> list[FakeNode]:
         first = FakeNode([envelope(1)], kind="nexrad-l2.message_parse")
         second = FakeNode([failed(envelope(1))])
@@ -142,7 +140,7 @@ def test_below_a_batch_that_was_handed_on_even_a_failure_is_handed_on(runner: St
 
 @pytest.mark.clause("IEN-06")
 @pytest.mark.parametrize("in_work", [False, True])
-def test_of_two_runs_that_compute_one_content_the_second_gives_way_or_keeps_its_own(
+def test_of_two_runs_with_equal_content_the_second_reuses_or_keeps_its_own(
     runner: StageRunner, *, in_work: bool
 ) -> None:
     nodes = {run_id: FakeNode([envelope(1)], is_finished=not in_work) for run_id in ("run", "other")}
@@ -173,14 +171,14 @@ def test_an_executed_node_records_its_validations_and_only_success_causes_a_skip
     assert runner.run_states.get("nexrad-l2.integrity_check", "run") == state
     assert state.outcome is outcome
     assert state.validation_summary == {"checks": len(batch), "passed": passed, "failed": len(batch) - passed}
-    again = FakeNode(batch)
-    assert (execute(runner, again).skipped is not None) == (outcome is Outcome.SUCCESS)
-    assert ("transform" in again.calls) == (outcome is not Outcome.SUCCESS)
+    repeated = FakeNode(batch)
+    assert (execute(runner, repeated).skipped is not None) == (outcome is Outcome.SUCCESS)
+    assert ("transform" in repeated.calls) == (outcome is not Outcome.SUCCESS)
 
 
 @pytest.mark.clause("DAG-02", "PCS-04")
 @pytest.mark.parametrize("made", ["nothing", "with a failed unit", "handed on"])
-def test_what_fails_before_there_is_an_attempt_is_recorded_unless_an_earlier_one_has_made_something(
+def test_a_failure_before_an_attempt_is_recorded_unless_an_earlier_attempt_has_output(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, made: str
 ) -> None:
     node = FakeNode([envelope(1), failed(envelope(2))] if made == "with a failed unit" else [envelope(1)])
@@ -195,21 +193,21 @@ def test_what_fails_before_there_is_an_attempt_is_recorded_unless_an_earlier_one
 
 
 @pytest.mark.clause("DAG-06")
-def test_a_stage_that_was_rolled_back_is_not_done_again_in_its_run(runner: StageRunner) -> None:
+def test_a_rolled_back_stage_is_not_repeated_in_its_run(runner: StageRunner) -> None:
     done = execute(runner, FakeNode([envelope(1)]))
     with runner.database.transaction() as tx:
         runner.port.revoke(done.state, by="nexrad-l2.stac_register", tx=tx)
-    again = FakeNode([envelope(1)])
+    repeated = FakeNode([envelope(1)])
     with pytest.raises(StageFailedError) as refused:
-        execute(runner, again)
+        execute(runner, repeated)
     assert isinstance(refused.value.__cause__, RolledBackError)
-    assert again.calls == []
-    assert execute(runner, again, run_id="other").skipped is None
+    assert repeated.calls == []
+    assert execute(runner, repeated, run_id="other").skipped is None
 
 
 @pytest.mark.clause("RSP-03", "PCS-01")
 @pytest.mark.parametrize("is_over", [False, True], ids=["done", "rolled back"])
-def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
+def test_a_stage_ended_by_another_process_of_the_run_is_not_repeated(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     prepare, ended = runner.nodes.meter.prepare, list[StageBatch]()
@@ -222,7 +220,7 @@ def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
             with runner.database.transaction() as tx:
                 runner.port.revoke(ended[0].state, by="nexrad-l2.stac_register", tx=tx)
 
-    # After the stage was asked for its skip, and before it is started.
+    # After the stage's check for a skip and before its start.
     monkeypatch.setattr(runner.nodes.meter, "prepare", ends_first)
     late = FakeNode([envelope(2)])
     if is_over:
@@ -237,7 +235,7 @@ def test_what_another_process_of_the_run_ended_meanwhile_is_not_done_again(
 
 
 @pytest.mark.parametrize("lacking", ["attempt", "content", "intent", "gated"])
-def test_a_stage_that_was_not_computed_has_nothing_to_commit(runner: StageRunner, lacking: str) -> None:
+def test_a_stage_that_was_not_computed_cannot_commit(runner: StageRunner, lacking: str) -> None:
     node = FakeNode([envelope(1)])
     staged = runner.run(node, run_id="run", upstream=None)
     with pytest.raises(ValueError, match="has nothing to commit"):
@@ -272,6 +270,6 @@ def of_the_database(code: int) -> DBAPIError:
         (ContractError("wrong"), False),
     ],
 )
-def test_a_dependency_and_a_refusal_are_no_units_fault(error: Any, *, expected: bool) -> None:
+def test_dependency_errors_and_refusals_are_not_a_units_fault(error: Any, *, expected: bool) -> None:
     assert may_be_of_a_unit(error) is expected
     assert may_be_of_a_unit(StageFailedError(dataset_id="hrrr.settle", cause=error)) is expected

@@ -1,4 +1,4 @@
-"""The run contract under the pipeline card: what gates, stops, retries and rollback do to a stage."""
+"""The run contract under the pipeline card: effects of gates, stops, retries and rollback on a stage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Under = Callable[..., StageRunner]
 
 @pytest.fixture
 def under(runner: StageRunner) -> Under:
-    """The runner under another card, or at another time."""
+    """Return a function that gives the runner another card or time."""
 
     def changed(*changes: tuple[str, str], after: timedelta = timedelta()) -> StageRunner:
         text = TEXT
@@ -58,8 +58,10 @@ def first(runner: StageRunner, run_id: str = "run", units: int = 2) -> StageBatc
 
 
 def fault(gate: Gate, *numbers: int) -> Verdict:
-    found = [Finding(wal_id=envelope(number).wal_id, what="wrong") for number in numbers] or [Finding(what="all wrong")]
-    return Verdict(gate=gate, rule="a rule", observed="wrong", expected="right", findings=tuple(found))
+    findings = [Finding(wal_id=envelope(number).wal_id, what="wrong") for number in numbers] or [
+        Finding(what="all wrong")
+    ]
+    return Verdict(gate=gate, rule="a rule", observed="wrong", expected="right", findings=tuple(findings))
 
 
 def details(runner: StageRunner, kind: AuditKind) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def state(runner: StageRunner, stage: str = SECOND, run_id: str = "run") -> Stag
 
 
 @pytest.mark.clause("PCS-01", "PCS-07", "PCS-15")
-def test_a_stage_goes_its_way_with_one_line_for_everything(runner: StageRunner) -> None:
+def test_each_change_of_a_stage_is_one_line_of_the_audit(runner: StageRunner) -> None:
     batch = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     assert newest.state is StageState.SUCCEEDED
@@ -110,11 +112,11 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
     assert refused.value.error_class is ErrorClass.E_GATE
     assert node.calls == []
     assert state(runner, node.kind) is StageState.PENDING
-    [told] = runner.lifecycle.store.audit.of_stage("run", node.kind)
-    assert (told["kind"], told["event"], told["details"]) == (
+    [line_of_wait] = runner.lifecycle.store.audit.of_stage("run", node.kind)
+    assert (line_of_wait["kind"], line_of_wait["event"], line_of_wait["details"]) == (
         "stop", "deps_succeeded", {"reason": "its upstream has not succeeded"},
     )  # fmt: skip
-    # Once it has, the same attempt begins.
+    # Once the upstream has succeeded, the same attempt starts.
     execute(runner, FakeNode([envelope(1)]), upstream=upstream)
     execute(runner, node, upstream=never)
     assert [row.attempt for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == node.kind] == [1]
@@ -122,10 +124,10 @@ def test_a_stage_stays_pending_until_its_upstream_has_succeeded(runner: StageRun
 
 @pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("gate", [Gate.G1, Gate.G2, Gate.G3])
-def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRunner, gate: Gate) -> None:
+def test_an_unchecked_batch_is_checked_before_use(runner: StageRunner, gate: Gate) -> None:
     first(runner)
     recalled = runner.port.load_output(FIRST, "run")
-    # G8 is not asked of what a stage is given, so it is not told either.
+    # G8 does not apply to a stage's input, so it is not recorded either.
     node = FakeNode([envelope(1)], verdicts=[fault(gate), fault(Gate.G8)], of_input=True)
     with pytest.raises(StageFailedError, match=f"may not start; observed {gate}: wrong"):
         execute(runner, node, upstream=recalled)
@@ -135,7 +137,7 @@ def test_a_batch_that_nobody_judged_is_judged_before_it_is_used(runner: StageRun
 
 
 @pytest.mark.clause("PCS-02")
-def test_what_an_earlier_run_made_is_not_judged_again(runner: StageRunner) -> None:
+def test_an_earlier_runs_output_is_not_checked_again(runner: StageRunner) -> None:
     upstream = first(runner)
     reused = replace(upstream, skipped=SkipCause.CONTENT_APPLIED, applied_by="earlier", decision=None)
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G1)], of_input=True)
@@ -146,7 +148,7 @@ def test_what_an_earlier_run_made_is_not_judged_again(runner: StageRunner) -> No
 
 @pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.PARTIAL])
-def test_an_upstream_that_only_run_state_knows_must_not_have_failed(runner: StageRunner, outcome: Outcome) -> None:
+def test_an_upstream_known_only_to_run_state_must_not_have_failed(runner: StageRunner, outcome: Outcome) -> None:
     upstream = first(runner)
     of_old = replace(upstream, state=replace(upstream.state, dataset_id="nexrad-l2.older", outcome=outcome))
     node = FakeNode([envelope(1)])
@@ -159,7 +161,7 @@ def test_an_upstream_that_only_run_state_knows_must_not_have_failed(runner: Stag
 
 
 @pytest.mark.clause("PCS-07")
-def test_a_stage_that_is_no_checkpoint_keeps_its_digest_and_saves_no_place(under: Under) -> None:
+def test_a_stage_without_checkpoint_keeps_only_its_digest(under: Under) -> None:
     runner = under(("integrity_check, metadata", "metadata"))
     batch = execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
     newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
@@ -176,14 +178,14 @@ def test_a_retry_with_other_inputs_is_an_input_error_that_waits_for_a_person(run
         execute(runner, node, upstream=changed)
     assert refused.value.error_class is ErrorClass.E_INPUT
     assert node.calls == []
-    # The record is left to the worker that is at work.
+    # The record is left to the active worker.
     assert runner.run_states.get(SECOND, "run") is None
     batch = runner.commit(at_work)
     assert runner.run_states.get(SECOND, "run") == batch.state
 
 
 @pytest.mark.clause("PCS-06")
-def test_what_has_succeeded_is_never_tried_again_and_what_was_not_opened_as_often_as_its_caller_counts(
+def test_a_success_is_never_retried_and_an_unopened_attempt_by_the_callers_count(
     runner: StageRunner,
 ) -> None:
     execute(runner, FakeNode([envelope(1)]), upstream=first(runner))
@@ -191,20 +193,20 @@ def test_what_has_succeeded_is_never_tried_again_and_what_was_not_opened_as_ofte
     retries = runner.card.retry_policy.max_retries
     with pytest.raises(StageFailedError):
         execute(runner, FakeNode([], fails=OSError("away"), setting=4), run_id="other", upstream=first(runner, "other"))
-    # Whether an attempt is on record or not, what the caller has counted counts.
+    # The caller's count applies whether or not an attempt is recorded.
     for (run_id, stage), tries in product((("run", "nexrad-l2.settle"), ("other", SECOND)), (1, retries, retries + 1)):
         wait = runner.lifecycle.retry_in(run_id, stage, ErrorClass.E_INTERNAL, tries=tries)
         assert (wait is None) == (tries > retries), (run_id, tries)
 
 
 @pytest.mark.clause("PCS-15")
-def test_the_audit_names_a_hundred_units_at_fault_and_counts_them_all(runner: StageRunner) -> None:
+def test_the_audit_names_a_hundred_faulty_units_and_counts_all(runner: StageRunner) -> None:
     node = FakeNode([envelope(n) for n in range(102)], verdicts=[fault(Gate.G4, *range(101))])
     execute(runner, node, upstream=first(runner))
     [line] = [line for line in runner.lifecycle.store.audit.of_stage("run", SECOND) if line["kind"] == "gate"]
-    told = line["details"]
-    assert (told["outcome"], told["units_at_fault"], len(told["units"])) == ("fail_units", 101, 100)
-    assert told["units"] == sorted(envelope(n).wal_id for n in range(101))[:100]
+    recorded = line["details"]
+    assert (recorded["outcome"], recorded["units_at_fault"], len(recorded["units"])) == ("fail_units", 101, 100)
+    assert recorded["units"] == sorted(envelope(n).wal_id for n in range(101))[:100]
 
 
 @pytest.mark.clause("PCS-02", "PCS-20")
@@ -233,22 +235,22 @@ def test_under_the_strict_card_every_gate_stops_its_stage_and_rolls_it_back(
 
 
 @pytest.mark.clause("PCS-20")
-def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(runner: StageRunner) -> None:
+def test_faulty_units_leave_with_the_gates_code_and_their_batch_is_not_a_success(runner: StageRunner) -> None:
     node = FakeNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)])
     batch = execute(runner, node, upstream=first(runner))
     assert [unit.failure.code if unit.failure else None for unit in batch.envelopes] == [None, GateIssue.G4, None]
     assert batch.state.outcome is Outcome.PARTIAL
     summary = batch.state.validation_summary
     assert (summary["checks"], summary["passed"], summary["failed"]) == (3, 2, 1)
-    # Units that leave stop nothing, and the audit tells of no stop.
+    # Leaving units stop nothing, and the audit has no stop.
     assert [event for kind, event in lines(runner) if kind == "stop"] == []
     assert list(runner.port.load_output(SECOND, "run").envelopes) == list(batch.envelopes)
-    # Who has left keeps the first reason.
+    # A unit that left keeps its first reason.
     gone = failed(envelope(1))
     both = FakeNode([gone], verdicts=[fault(Gate.G1, 1), fault(Gate.G8, 1)], setting=3)
     [unit] = execute(runner, both, run_id="third", upstream=first(runner, "third", units=4)).envelopes
     assert unit == gone
-    # What has left the database takes all with it.
+    # An effect outside the database fails all units.
     effects = FakeEffectNode([envelope(n) for n in range(3)], verdicts=[fault(Gate.G4, 1)], setting=2)
     with pytest.raises(StageFailedError):
         execute(runner, effects, run_id="other", upstream=first(runner, "other", units=3))
@@ -256,7 +258,7 @@ def test_units_at_fault_leave_with_the_gates_code_and_their_batch_is_no_success(
 
 
 @pytest.mark.clause("PCS-06")
-def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: StageRunner) -> None:
+def test_a_degraded_path_marks_the_output_and_everything_derived_from_it(runner: StageRunner) -> None:
     late = execute(runner, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(runner))
     assert late.restricted == (Gate.G6,)
     node = FakeNode([envelope(1)], kind="nexrad-l2.metadata_extract", verdicts=[fault(Gate.G5, 1)])
@@ -266,12 +268,12 @@ def test_the_degraded_path_tags_the_output_and_all_that_is_made_of_it(runner: St
     assert newest.restricted == after.restricted
     [*_, moved] = runner.lifecycle.store.audit.of_stage("run", node.kind)
     assert moved["details"]["restricted"] == ["G5", "G6"]
-    # A degraded path is no stop.
+    # A degraded path does not count as a stop.
     assert [event for kind, event in lines(runner) if kind in {"gate", "stop"}] == ["G6"]
 
 
 @pytest.mark.clause("PCS-05", "PCS-06")
-def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadline(under: Under) -> None:
+def test_retries_follow_the_card_s_pauses_number_and_deadline(under: Under) -> None:
     policy = ("retry_policy: {max_retries: 3, backoff: exp+jitter", "retry_policy: {max_retries: 2, backoff: exp")
     upstream = first(under())
     for attempt, wait in ((1, 1.0), (2, 2.0), (3, None)):
@@ -289,13 +291,13 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
     )
     late = under(("max_retries: 3", "max_retries: 9"), after=timedelta(minutes=10))
     assert late.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) is None
-    # An attempt may begin at the deadline itself, one second after the first was opened, and no later.
+    # An attempt may start at the deadline, one second after the first opened, and no later.
     even = ("max_retries: 3, backoff: exp+jitter", "max_retries: 9, backoff: const, base: 1m")
     for second, wait in ((1, 60.0), (2, None)):
         at = under(even, after=timedelta(minutes=9, seconds=second))
         assert at.lifecycle.retry_in("run", SECOND, ErrorClass.E_INTERNAL) == wait
     attempts = [row for row in own_tx(runner.lifecycle.store).of_run("run") if row.stage == SECOND]
-    assert len({(one.idempotency_key, one.input_hashes) for one in attempts}) == 1
+    assert len({(entry.idempotency_key, entry.input_hashes) for entry in attempts}) == 1
     assert [event for kind, event in lines(runner) if kind == "retry"] == ["attempt 2", "attempt 3"]
 
 
@@ -315,7 +317,7 @@ def test_a_retry_waits_as_the_card_says_and_ends_with_its_retries_or_its_deadlin
         ({"verdicts": [fault(Gate.G8)]}, ErrorClass.E_GATE, False),
     ],
 )
-def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_person(
+def test_transient_errors_are_rolled_back_and_retried_and_others_wait_for_a_person(
     runner: StageRunner, trouble: dict[str, Any], error_class: ErrorClass, *, again: bool
 ) -> None:
     def intents() -> list[IntentStatus]:
@@ -328,13 +330,13 @@ def test_what_can_pass_is_rolled_back_and_tried_again_and_the_rest_waits_for_a_p
     assert (runner.lifecycle.retry_in("run", SECOND, error_class) is not None) == again
     assert state(runner) is StageState.ROLLED_BACK
     assert (runner.run_states.get(SECOND, "run").outcome, intents()) == (Outcome.FAILED, [IntentStatus.FAILED])
-    # The next attempt takes its intent up.
+    # The next attempt resumes the intent.
     assert execute(runner, FakeNode([envelope(1)]), upstream=upstream).state.outcome is Outcome.SUCCESS
     assert intents() == [IntentStatus.APPLIED]
 
 
 @pytest.mark.clause("PCS-03", "PCS-15")
-def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says_so(runner: StageRunner) -> None:
+def test_a_stage_without_its_units_is_not_compensated_and_the_audit_records_it(runner: StageRunner) -> None:
     node = FakeEffectNode([], fails=OSError("away"), is_owned=False)
     with pytest.raises(StageFailedError):
         execute(runner, node, upstream=first(runner))
@@ -346,12 +348,12 @@ def test_a_stage_whose_units_are_another_s_is_not_compensated_and_the_audit_says
 
 @pytest.mark.clause("PCS-02")
 @pytest.mark.parametrize("lacking", ["message_parse, ", f"\n  - {ROLLBACK}"], ids=["checkpoint", "transition"])
-def test_a_rollback_needs_the_checkpoint_before_it_and_a_compensation_that_worked(under: Under, lacking: str) -> None:
+def test_a_rollback_needs_an_earlier_checkpoint_and_a_successful_compensation(under: Under, lacking: str) -> None:
     runner = under((lacking, ""))
     with pytest.raises(StageFailedError):
         execute(runner, FakeEffectNode([], fails=OSError("away")), upstream=first(runner))
     assert state(runner) is StageState.FAILED
-    # What was undone is told, even where that is no rollback.
+    # The compensation is recorded, even if the stage is not rolled back.
     assert lines(runner)[-1] == ("compensation", "done")
     assert details(runner, AuditKind.COMPENSATION) == [{"undone": 1}]
     node = FakeEffectNode([], fails=OSError("away"), compensation_fails=OSError("gone, too"))
@@ -381,12 +383,12 @@ def test_a_commit_that_fails_rolls_its_stage_back_and_the_next_attempt_succeeds(
     ]
 
 
-def test_a_worker_that_comes_back_after_another_took_its_stage_over_commits_nothing(runner: StageRunner) -> None:
+def test_a_resumed_worker_commits_nothing_after_another_took_over_its_stage(runner: StageRunner) -> None:
     upstream = first(runner)
     slow, quick = FakeNode([envelope(1)]), FakeNode([envelope(2)])
     computed = runner.run(slow, run_id="run", upstream=upstream)
     batch = runner.commit(runner.run(quick, run_id="run", upstream=upstream))
-    # Another content, so that nothing but the attempt can tell.
+    # Other content, so that only the attempt identifies the worker.
     late = replace(computed, content=replace(computed.content, params={"other": 1}) if computed.content else None)
     with pytest.raises(Exception, match="another attempt has taken over"):
         runner.commit(late)
@@ -394,7 +396,7 @@ def test_a_worker_that_comes_back_after_another_took_its_stage_over_commits_noth
     assert state(runner) is StageState.SUCCEEDED
 
 
-def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record_of_that_one(
+def test_a_worker_that_fails_after_a_takeover_keeps_the_other_s_record(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
@@ -415,7 +417,7 @@ def test_a_worker_that_fails_after_another_took_its_stage_over_leaves_the_record
 
 @pytest.mark.clause("PCS-04", "PCS-06")
 @pytest.mark.parametrize("away", ["the intent", "the attempt", "the record", "all of them"])
-def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
+def test_a_failure_that_cannot_be_recorded_still_requests_a_retry(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch, away: str
 ) -> None:
     gone = OperationalError("UPDATE", {}, Exception("connection refused"))
@@ -448,7 +450,7 @@ def test_a_failure_that_cannot_be_written_down_asks_for_a_retry_all_the_same(
 
 
 @pytest.mark.clause("PCS-03", "DAG-02")
-def test_a_failure_that_run_state_outside_the_database_does_not_take_is_compensated_all_the_same(
+def test_a_failure_refused_by_external_run_state_is_still_compensated(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
@@ -464,7 +466,7 @@ def test_a_failure_that_run_state_outside_the_database_does_not_take_is_compensa
     assert state(runner) is StageState.ROLLED_BACK
 
 
-def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attempt_from_being_closed(
+def test_a_worker_that_ends_during_recovery_does_not_prevent_closing_other_attempts(
     runner: StageRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream = first(runner)
@@ -473,43 +475,43 @@ def test_a_worker_that_ends_while_its_run_is_taken_for_dead_keeps_no_other_attem
     with runner.database.transaction() as tx:
         running = runner.lifecycle.store.unfinished(["run", "other"], limit=10, tx=tx)
         runner.lifecycle.store.move(running[0], StageState.SUCCEEDED, tx=tx)
-    # As the sensor saw them, a moment before.
+    # The attempts as the sensor read them before.
     monkeypatch.setattr(StageStore, "unfinished", lambda *_, **__: running)
     runner.lifecycle.close(["run", "other"])
-    ended = [own_tx(runner.lifecycle.store).newest(one.run_id, one.stage) for one in running]
-    assert [one and one.state for one in ended] == [StageState.SUCCEEDED, StageState.FAILED]
+    ended = [own_tx(runner.lifecycle.store).newest(attempt.run_id, attempt.stage) for attempt in running]
+    assert [attempt and attempt.state for attempt in ended] == [StageState.SUCCEEDED, StageState.FAILED]
     verify_chain(runner.lifecycle.store.audit.lines())
 
 
 @pytest.mark.clause("IEN-07")
-def test_a_stage_that_hands_on_waits_for_a_commit_of_its_node_before_it_holds_the_audit(runner: StageRunner) -> None:
+def test_a_reusing_stage_waits_for_its_node_s_commit_before_locking_the_audit(runner: StageRunner) -> None:
     for run_id, setting in (("run", 1), ("other", 2)):
         execute(runner, FakeNode([envelope(1)], setting=setting), run_id=run_id, upstream=first(runner, run_id))
-    # What the first run applied comes back, so that the node's window moves on where nothing is computed.
+    # The first run's content returns, so the node's window advances without a computation.
     node, upstream = FakeNode([], setting=1), first(runner, "third")
-    told = own_tx(runner.lifecycle.store).newest("run", SECOND)
+    newest = own_tx(runner.lifecycle.store).newest("run", SECOND)
     with ThreadPoolExecutor(1) as pool:
         with runner.database.transaction() as committing:
             lock_node(node.name, tx=committing)
             handing_on = pool.submit(runner.run, node, run_id="third", upstream=upstream)
             await_a_wait(runner.database, handing_on)
-            runner.lifecycle.store.audit.append([told.event(AuditKind.GATE, "G1")], tx=committing)
+            runner.lifecycle.store.audit.append([newest.event(AuditKind.GATE, "G1")], tx=committing)
         skipped = handing_on.result().skipped
     assert skipped.applied_by == "run"
 
 
 @pytest.mark.clause("PCS-14")
-def test_a_threshold_or_action_in_the_card_is_part_of_what_a_stage_is_asked(under: Under) -> None:
+def test_thresholds_and_actions_of_the_card_are_part_of_a_stage_s_inputs(under: Under) -> None:
     node = FakeNode([envelope(1)], verdicts=[fault(Gate.G6)])
     assert execute(under(), node, upstream=first(under())).restricted == (Gate.G6,)
     strict = under(("G6: {on_failure: restrict, min_coverage: 0.9}", "G6: {on_failure: stop, min_coverage: 0.9}"))
-    # The same run again: another question, so nothing is skipped.
+    # The same run with other inputs, so nothing is skipped.
     with pytest.raises(StageFailedError):
         execute(strict, FakeNode([envelope(1)], verdicts=[fault(Gate.G6)]), upstream=first(under()))
 
 
 @pytest.mark.clause("PCS-10")
-def test_an_unlocked_clock_restricts_what_is_written_or_rejects_the_stage_as_the_card_says(under: Under) -> None:
+def test_an_unlocked_clock_restricts_or_rejects_the_stage_by_the_card(under: Under) -> None:
     wrong = "kernel gives an offset of 5.000 s"
     batch = execute(under(), FakeNode([envelope(1)], clock=wrong), upstream=first(under()))
     assert batch.restricted == (ErrorClass.E_SYNC,)

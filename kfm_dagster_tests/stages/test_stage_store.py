@@ -1,4 +1,4 @@
-"""Stages and their audit in the database: what can be written through the store, and what no hand can type."""
+"""Stages and their audit in the database: writes through the store, and refused hand-typed changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def moved(store: StageStore, database: Database, attempt: StageAttempt, *states:
 
 @pytest.mark.clause("PCS-01")
 @pytest.mark.parametrize("origin", StageState)
-def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
+def test_only_the_four_transitions_are_possible_through_the_store_and_by_hand(
     database: Database, store: StageStore, origin: StageState
 ) -> None:
     attempt = moved(store, database, opened(store, database), *WAY[origin])
@@ -70,7 +70,7 @@ def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
         with pytest.raises(StageMoveError, match="the stage cannot make this move"), database.transaction() as tx:
             store.move(attempt, to, tx=tx)
         with database.engine.connect() as connection, connection.begin() as typing:
-            # Even with a line of audit that tells of it.
+            # Even with a matching line of audit.
             _type_audit(connection, store, event=f"{origin.value}>{to.value}")
             with pytest.raises(DBAPIError, match=r"stage_state_(move_is_legal|error_is|times_fit|rollback)"):
                 connection.execute(sa.text("UPDATE stage_state SET state = :to"), {"to": to.value})
@@ -83,7 +83,7 @@ def test_only_the_four_moves_are_possible_through_the_store_and_by_hand(
 
 
 @pytest.mark.clause("PCS-01")
-def test_no_hand_begins_an_attempt_that_does_not_wait_or_is_not_the_next(database: Database, store: StageStore) -> None:
+def test_a_hand_typed_attempt_must_be_pending_and_the_next(database: Database, store: StageStore) -> None:
     opened(store, database)
     own = {"run_id": "run", "stage": STAGE, "input_hashes": f'["{INPUT}"]'}
     for changes in ({"state": "running", "started_at": AT}, {"attempt": 2}, {**own, "attempt": 2}):
@@ -92,7 +92,7 @@ def test_no_hand_begins_an_attempt_that_does_not_wait_or_is_not_the_next(databas
             _type_attempt(connection, **changes)
 
 
-def test_no_hand_breaks_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
+def test_a_hand_typed_line_cannot_break_the_chain_of_the_audit(database: Database, store: StageStore) -> None:
     moved(store, database, opened(store, database), StageState.RUNNING)
     for change in ({"seq": 3}, {"previous_hash": GENESIS}, {"previous_hash": "e" * 64}, {"seq": 0}):
         refused = pytest.raises(DBAPIError, match=r"stage_audit_(is_chained|does_not_fork)")
@@ -101,7 +101,7 @@ def test_no_hand_breaks_the_chain_of_the_audit(database: Database, store: StageS
 
 
 @pytest.mark.clause("PCS-15")
-def test_a_row_is_a_move_with_what_went_well_and_every_line_of_it_is_in_the_chain(
+def test_a_row_is_a_transition_with_its_successes_and_all_its_lines_are_in_the_chain(
     database: Database, store: StageStore
 ) -> None:
     attempt = opened(store, database)
@@ -117,12 +117,12 @@ def test_a_row_is_a_move_with_what_went_well_and_every_line_of_it_is_in_the_chai
         store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
-    # What went wrong is looked for by its kind.
+    # Failures are found by their kind.
     assert [tuple(row) for row in rows] == [(2, "G5"), (5, "pending>running"), (6, "G2")]
     lines = list(store.audit.lines())
     assert [line["event"] for line in lines] == ["G1", "G5", "G8", "saved", "pending>running", "G2"]
     assert verify_chain(lines, head=own_tx(store.audit).head()[1]) == 6
-    # The details of a line in the middle of a row.
+    # The details of an inner line of a row.
     guard = (
         "stage_audit_is_not_changed" if database.dialect == "sqlite" else "stage_audit_is_append_only ON stage_audit"
     )
@@ -139,11 +139,11 @@ def test_a_row_is_a_move_with_what_went_well_and_every_line_of_it_is_in_the_chai
 def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database: Database, store: StageStore) -> None:
     states = (StageState.RUNNING, StageState.FAILED, StageState.ROLLED_BACK)
     before = moved(store, database, opened(store, database), *states)
-    for change, what in (
+    for change, column in (
         ({"idempotency_key": OTHER_KEY}, "another idempotency key"),
         ({"input_hashes": []}, "other inputs"),
     ):
-        with pytest.raises(StageMoveError, match=f"a retry has {what} .* next: start a new run"):
+        with pytest.raises(StageMoveError, match=f"a retry has {column} .* next: start a new run"):
             opened(store, database, **change)
     refused = pytest.raises(DBAPIError, match="stage_state_retry_keeps_key_and_inputs")
     with refused, database.engine.begin() as connection:
@@ -156,18 +156,18 @@ def test_a_retry_keeps_key_and_inputs_and_is_counted_with_its_interval(database:
         ("attempt 2", "rolled_back"),
         ("attempt 2", "pending"),
     ]
-    # From the end of the attempt that failed, not from its beginning.
+    # Counted from the end of the failed attempt, not from its start.
     waited = (datetime.fromisoformat(retry[0]["at"]) - before.ended_at).total_seconds()
     assert 0 < retry[0]["details"]["interval_seconds"] <= waited
     done = moved(store, database, second, StageState.RUNNING, StageState.SUCCEEDED)
     assert own_tx(store).newest("run", STAGE) == done
-    # What succeeded may be asked again with other inputs, under the same key.
+    # A succeeded stage may be opened again with other inputs under the same key.
     assert opened(store, database, input_hashes=[]).attempt == 3
     assert [row.state for row in own_tx(store).of_run("run")] == ["rolled_back", "succeeded", "pending"]
 
 
 @pytest.mark.clause("PCS-06", "PCS-15")
-def test_an_attempt_that_was_refused_is_tried_again_as_it_is_and_the_interval_is_told(
+def test_a_refused_attempt_is_retried_unchanged_and_its_interval_recorded(
     database: Database, store: StageStore
 ) -> None:
     waiting = opened(store, database)
@@ -182,7 +182,7 @@ def test_an_attempt_that_was_refused_is_tried_again_as_it_is_and_the_interval_is
         assert 0 < retry["details"]["interval_seconds"] <= waited
 
 
-def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_come_back(
+def test_an_attempt_of_a_dead_worker_fails_when_the_next_opens_and_cannot_resume(
     database: Database, store: StageStore
 ) -> None:
     lost = moved(store, database, opened(store, database), StageState.RUNNING)
@@ -199,7 +199,7 @@ def test_an_attempt_whose_worker_died_fails_when_the_next_one_opens_and_cannot_c
     assert [row.state for row in own_tx(store).of_run("run")] == ["failed", "rolled_back"]
 
 
-def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: StageStore) -> None:
+def test_only_a_started_attempt_is_active(database: Database, store: StageStore) -> None:
     opened(store, database, "waits")
     opened(store, database, "works", "d.another")
     moved(store, database, opened(store, database, "works"), StageState.RUNNING)
@@ -211,7 +211,7 @@ def test_only_an_attempt_that_has_begun_is_at_work(database: Database, store: St
     assert store.begun_runs(["works"]) == store.begun_runs([]) == set()
 
 
-def test_many_writers_make_one_chain(database: Database, store: StageStore) -> None:
+def test_concurrent_writers_form_one_chain(database: Database, store: StageStore) -> None:
     def write(number: int) -> None:
         for _ in range(5):
             with database.transaction() as tx:
@@ -245,7 +245,7 @@ def _chain() -> list[dict[str, Any]]:
 
 
 def _rewritten(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the line as somebody forges it who knows how its hash is made; only the line after it gives that away."""
+    """Return a forged line with a correct hash, which only the next line reveals."""
     changed = {name: value for name, value in line.items() if name != "hash"} | {"event": "G8"}
     return {**changed, "hash": hashlib.sha256(orjson.dumps(changed, option=orjson.OPT_SORT_KEYS)).hexdigest()}
 
@@ -263,7 +263,7 @@ TAMPER: dict[str, Callable[[list[dict[str, Any]], int], list[dict[str, Any]]]] =
 
 
 @given(how=st.sampled_from(sorted(TAMPER)), at=st.integers(0, len(CHAIN) - 1))
-def test_a_line_that_was_removed_or_changed_is_found(how: str, at: int) -> None:
+def test_a_removed_or_changed_line_is_detected(how: str, at: int) -> None:
     assert verify_chain([orjson.loads(line) for line in as_jsonl(CHAIN)], head=CHAIN[-1]["hash"]) == 5
     tampered = TAMPER[how](CHAIN, at)
     if tampered == CHAIN:
@@ -273,7 +273,7 @@ def test_a_line_that_was_removed_or_changed_is_found(how: str, at: int) -> None:
 
 
 def _type_attempt(connection: sa.Connection, **changes: Any) -> None:
-    """Type a row for the first attempt of another stage that waits, with something else about it."""
+    """Insert a pending first attempt of another stage, with changes."""
     first = {"run_id": "r", "stage": "s", "attempt": 1, "state": "pending", "idempotency_key": KEY}
     insert(connection, "stage_state", first | {"input_hashes": "[]", "opened_at": AT} | changes)
 

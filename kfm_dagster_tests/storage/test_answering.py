@@ -1,4 +1,4 @@
-"""What a store of ours does not do is one line that names the cause, not the driver's text."""
+"""A failure of our stores is one line that names the cause, without the driver's text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kfm_dagster.storage.s3 import S3Bucket
 FULL = os.strerror(errno.ENOSPC)
 
 
-def test_a_full_disk_says_so_and_a_stage_that_met_it_says_the_same() -> None:
-    for error, what in (
+def test_a_full_disk_is_named_also_in_a_stage_s_error() -> None:
+    for error, text in (
         (GenericError(f"Generic LocalFileSystem error: /srv/x: {FULL} (os error 28)"), "the disk of the store is full"),
         (OSError(errno.ENOSPC, FULL), "the disk of the store is full"),
         (GenericError("error sending request for url (http://127.0.0.1:1/?X-Amz-Signature=s3cret)"), "does not answer"),
     ):
         with (
-            pytest.raises(DependencyUnavailableError, match=what) as unavailable,
+            pytest.raises(DependencyUnavailableError, match=text) as unavailable,
             answering("the store", "KFM_STORAGE_URL"),
         ):
             raise error
@@ -34,21 +34,21 @@ def test_a_full_disk_says_so_and_a_stage_that_met_it_says_the_same() -> None:
         assert not {"s3cret", "/srv/x"} & set(str(failed).split())
 
 
-def test_what_is_neither_an_outage_nor_a_refusal_is_the_callers() -> None:
+def test_errors_other_than_outages_and_refusals_reach_the_caller() -> None:
     for error in (FileNotFoundError("x is not there"), OSError(errno.EISDIR, "is a directory")):
         with pytest.raises(type(error)), answering("the store", "KFM_STORAGE_URL"):
             raise error
 
 
-def test_where_nothing_may_be_left_a_bucket_is_asked_by_a_put_that_cannot_happen(
+def test_write_access_without_a_trace_is_checked_by_an_impossible_put(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def answer(_: S3Bucket, method: str, __: str, *, headers: Any) -> None:
-        asked.append((method, *headers))
+        requests.append((method, *headers))
         raise AlreadyExistsError("exists already")
 
     monkeypatch.setattr(S3Bucket, "_request", answer)
     refuse_unwritable("s3://ours/x", what="the store", setting="KFM_STORAGE_URL", leave_nothing=True)
-    assert asked == [("PUT", "If-Match")]
+    assert requests == [("PUT", "If-Match")]

@@ -1,7 +1,7 @@
-"""Every named constraint of the schema refuses by itself what it is named for, on both databases.
+"""Every named constraint of the schema refuses its violation alone, on both databases.
 
-Each case is a row that is right but for one thing. The tables' triggers are off meanwhile, because most of them would
-refuse the row first; what they refuse is tested in `test_guards.py` and in their rooms. A constraint without a case
+Each case is a row with one fault. The tables' triggers are disabled meanwhile, because most of them would
+refuse the row first; `test_guards.py` and other tests cover them. A constraint without a case
 fails the test.
 """
 
@@ -59,7 +59,7 @@ VALUES: list[tuple[Any, str]] = [
     ("unlock", "rule"), ("warning", "level"), ("alerts", "topic"), ("c 1", "consumer"), ("q", "queue"),
 ]  # fmt: skip
 USUAL = {name: value for value, names in VALUES for name in names.split()}
-"""The value of a column, whatever its table; of a time, a digest and any other text: `_usual`."""
+"""The value of a column in any table; `_usual` has those of times, digests and other texts."""
 
 FILLED = {
     "run_state": "artifact_sha256",
@@ -82,7 +82,7 @@ FILLED = {
     "alerts": "run_id last_notified_at",
     "outbox": "content",
 }
-"""Columns with a value that may be null; each column that may not has a value, and the others are null."""
+"""Nullable columns with a value; the other nullable columns are null."""
 
 OWN: dict[str, Sequence[Row]] = {
     "deployment": [{"value": DAY}],
@@ -116,7 +116,7 @@ OWN: dict[str, Sequence[Row]] = {
     "alerts": [{"subject": "clock", "state": "firing"}],
     "outbox": [{"subject": "1"}],
 }  # fmt: skip
-"""The rows of a table with several, and the values that are not the usual ones."""
+"""Tables with several rows, and values other than the usual ones."""
 
 
 def _usual(column: str) -> Any:
@@ -126,7 +126,7 @@ def _usual(column: str) -> Any:
 
 
 def _columns() -> dict[str, list[str]]:
-    """Return the columns with a value of each table, after the tables that it refers to."""
+    """Return the columns with a value of each table, referenced tables first."""
     engine = sa.create_engine("sqlite://")
     with engine.begin() as connection:
         for migration in migrations("sqlite"):
@@ -148,7 +148,7 @@ STANDING: dict[str, Sequence[Row]] = {
     table: [{name: _usual(name) for name in columns} | dict(own) for own in OWN.get(table, [{}])]
     for table, columns in _columns().items()
 }
-"""Rows that every table holds."""
+"""The rows of every table."""
 
 ANOTHER: dict[str, Row] = {
     "deployment": {"value": "1991-06-01"},
@@ -197,7 +197,7 @@ ANOTHER: dict[str, Row] = {
     "quarantine_cases": {"wal_id": TWO},
     "backfill_days": {"dataset": "e"},
 }
-"""What makes of each table's first row another one that may stand beside it."""
+"""Changes that turn each table's first row into a valid second row."""
 
 INVALIDATED = {"invalidated_by": "b3", "invalidation_reason": "x", "invalidated_at": T}
 TERMINAL = {"integrity_status": "ok", "metadata_status": "ok", "stac_status": "created", "provenance_status": "ok"}
@@ -217,7 +217,7 @@ KNOWN = {
     "replay_runs": "mode env state",
     "alerts": "state level",
 }
-"""Columns that have one of some words."""
+"""Columns with a fixed set of words."""
 
 CASES: dict[str, list[Row]] = {
     **{f"{table}_{name}_is_known": [{name: "odd"}] for table, names in KNOWN.items() for name in names.split()},
@@ -495,7 +495,7 @@ CASES: dict[str, list[Row]] = {
     "outbox_error_is_of_a_failure": [{"failures": 1}, {"last_error": "x"}],
     "etl_checkpoint_names_an_output": [{"last_applied_hash": "c" * 64}],
 }  # fmt: skip
-"""What makes the other row of a constraint's table wrong, once for each way."""
+"""Changes that violate each constraint, one for each way."""
 
 TROUBLE, DECIDED, CLOSED = {"last_error_code": "x"}, {"decided_at": T}, {"closed_at": T, "closing_entry": 1}
 NO_ERROR = {"error_class": None}
@@ -569,7 +569,7 @@ LET_IN: dict[str, list[Row]] = {
     ],
     "outbox": [{"topic": "catalog"}, {"topic": "lineage"}, {"failures": 1, "last_error": "x" * 500}],
 }  # fmt: skip
-"""What the other row of a table may have instead: each word of a column, and the last value before a bound."""
+"""Valid changes of the second row: each word of a column, and the last value before a limit."""
 
 OF_SQLITE = {
     "nodd_wal_records_times_are_rfc3339",
@@ -579,9 +579,9 @@ OF_SQLITE = {
     "node_output_lineage_is_json",
     "metric_totals_one_row",
 }
-"""What SQLite alone has: texts for which PostgreSQL has a type, and counts of which PostgreSQL keeps several rows."""
+"""Constraints only of SQLite: on texts that have a type in PostgreSQL, and counts kept there in several rows."""
 NEVER_SAID = {
-    # PostgreSQL takes no value for a generated key; SQLite gives it no name.
+    # PostgreSQL accepts no value for a generated key; in SQLite it has no name.
     "governance_log_one_row_per_entry",
     "kill_switches_one_row_per_switch",
     "etl_wal_one_row_per_intent",
@@ -589,14 +589,14 @@ NEVER_SAID = {
     "alerts_one_row_per_alert",
     "catalog_promotions_one_row_per_promotion",
     "catalog_changes_one_row_per_change",
-    # That an Item stands once says more.
+    # The constraint on unique Items is stricter.
     "catalog_items_in_order_of_pages",
 }
 SAID_BY_ANOTHER = {"sqlite": {"nodd_wal_records_failed_item_is_no_success": "nodd_wal_records_success_is_complete"}}
-"""Of two constraints that a row breaks PostgreSQL names the first by name, SQLite the first in the table."""
+"""Of two violated constraints PostgreSQL names the first by name, SQLite the first in the table."""
 
 
-def test_every_constraint_refuses_what_it_is_named_for(database: Database) -> None:
+def test_every_constraint_refuses_its_violation(database: Database) -> None:
     faults, cases = [], {**CASES, **_primary_keys(database)}
     with database.engine.connect() as connection, connection.begin() as filled:
         _switch_triggers_off(connection)
@@ -627,9 +627,9 @@ def test_every_constraint_has_a_case(database: Database) -> None:
 
 
 def _primary_keys(database: Database) -> dict[str, list[Row]]:
-    """A row of each table whose primary key is that of its first one; where the database makes the key, none."""
-    found = sa.inspect(database.engine)
-    keys = {table: found.get_pk_constraint(table) for table in STANDING}
+    """Return a row of each table with its first row's primary key, except for generated keys."""
+    inspector = sa.inspect(database.engine)
+    keys = {table: inspector.get_pk_constraint(table) for table in STANDING}
     return {
         str(key["name"]): [{column: STANDING[table][0][column] for column in key["constrained_columns"]}]
         for table, key in keys.items()
@@ -639,7 +639,7 @@ def _primary_keys(database: Database) -> dict[str, list[Row]]:
 
 
 def _refusal(connection: Connection, table: str, change: Row) -> str | None:
-    """What the database says against the table's other row, so changed; None when it would be committed."""
+    """Return the refusal of the table's second row with a change, or None if accepted."""
     with connection.begin_nested() as savepoint:
         try:
             insert(connection, table, {**STANDING[table][0], **ANOTHER[table], **change})
@@ -664,12 +664,12 @@ def _switch_triggers_off(connection: Connection) -> None:
 
 
 def insert(connection: Connection, table: str, row: Row) -> None:
-    """Type a row into a table."""
+    """Insert a row into a table."""
     connection.execute(sa.insert(sa.table(table, *map(sa.column, row))).values(dict(row)))
 
 
 def _is_named(refusal: str, name: str, table: str) -> bool:
-    # SQLite names a CHECK and an index over expressions; of a key it says the columns, of a reference nothing.
+    # SQLite names CHECKs and expression indexes; for a key it gives the columns, for a reference nothing.
     keys = (f"UNIQUE constraint failed: {table}.", "FOREIGN KEY constraint failed")
     return (
         refusal in {name, f"CHECK constraint failed: {name}"} or name in refusal.split("'") or refusal.startswith(keys)
@@ -677,7 +677,7 @@ def _is_named(refusal: str, name: str, table: str) -> bool:
 
 
 def _constraints(database: Database) -> set[str]:
-    """Names of the live schema's CHECKs, keys, references and unique indexes."""
+    """Return the names of the live schema's CHECKs, keys, references and unique indexes."""
     queries = {
         "postgresql": """
             SELECT conname FROM pg_constraint AS c INNER JOIN pg_class AS t ON c.conrelid = t.oid
@@ -689,7 +689,7 @@ def _constraints(database: Database) -> set[str]:
         "sqlite": "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL",
     }
     with database.engine.begin() as connection:
-        found = connection.exec_driver_sql(queries[database.dialect]).scalars().all()
+        names = connection.exec_driver_sql(queries[database.dialect]).scalars().all()
     if database.dialect == "postgresql":
-        return set(found)
-    return set(re.findall(r"(?:CONSTRAINT|CREATE UNIQUE INDEX) (\w+)", "\n".join(found)))
+        return set(names)
+    return set(re.findall(r"(?:CONSTRAINT|CREATE UNIQUE INDEX) (\w+)", "\n".join(names)))

@@ -43,11 +43,11 @@ def test_a_database_that_is_down_is_one_line_without_the_password() -> None:
     assert "\n" not in str(down.value)
 
 
-def test_a_file_that_is_no_database_any_more_is_one_line_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_corrupt_database_file_is_one_line_and_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "kfm.db"
     Database.open(f"sqlite:///{file}").dispose()
     whole = file.read_bytes()
-    # Another format, and pages that were overwritten below a header that still stands.
+    # Another format, and overwritten pages below an intact header.
     for damaged in (b"garbage\n", whole[:100] + b"\xff" * (len(whole) - 100)):
         file.write_bytes(damaged)
         for read_only in (True, False):
@@ -57,7 +57,7 @@ def test_a_file_that_is_no_database_any_more_is_one_line_and_stays_as_it_is(tmp_
         assert file.read_bytes() == damaged
 
 
-def test_a_database_whose_folder_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_database_whose_folder_cannot_be_created_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"file/new: Not a directory; next: correct KFM_HOME or KFM_WAL_DSN"):
         Database.open(f"sqlite:///{tmp_path / 'file' / 'new' / 'kfm.db'}")
@@ -78,14 +78,16 @@ def test_a_database_that_is_lost_or_full_in_a_transaction_is_one_line_without_th
     if database.dialect not in typed:
         pytest.skip("a file has no server that ends")
     if database.dialect == "sqlite":
-        # No file is cut to it: it may have as many pages as it has.
-        sa.event.listen(database.engine, "begin", lambda begun: begun.exec_driver_sql("PRAGMA max_page_count = 1"))
+        # The limit does not truncate a file, so it may keep its pages.
+        sa.event.listen(
+            database.engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        )
     for ask in (database.transaction, database.snapshot):
         with pytest.raises(DatabaseUnavailableError, match=what) as lost, ask() as tx:
             tx.connection.exec_driver_sql(typed[database.dialect])
         assert "\n" not in str(lost.value)
         assert not re.search(r"\[SQL|SELECT|DO \$\$", str(lost.value))
-        # Neither is the statement in what a log shows below it.
+        # The statement is not in the chained error of a log either.
         assert lost.value.__cause__ is None
         assert lost.value.__suppress_context__
     with database.snapshot() as tx:
@@ -103,19 +105,19 @@ def test_times_of_rows_are_in_utc_in_a_session_of_any_zone(database: Database) -
     assert row.expires_at is None
 
 
-def test_who_only_looks_can_write_nothing(database_url: str) -> None:
+def test_a_read_only_connection_cannot_write(database_url: str) -> None:
     Database.open(database_url).dispose()
     looking = Database.open(database_url, read_only=True)
     with looking.snapshot() as tx:
         assert tx.run("schema.applied").all()
-    # By either way of asking.
-    for asked in (looking.transaction, looking.snapshot):
-        with pytest.raises(DBAPIError, match=r"read-?only"), asked() as tx:
+    # With both kinds of transaction.
+    for opening in (looking.transaction, looking.snapshot):
+        with pytest.raises(DBAPIError, match=r"read-?only"), opening() as tx:
             tx.run("schema.record", number=9999, name="x", sha256="y")
     looking.dispose()
 
 
-def test_looking_into_a_database_that_nobody_has_made_makes_none(empty_database_url: str, tmp_path: Path) -> None:
+def test_reading_a_missing_database_creates_none(empty_database_url: str, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(NoLedgerError, match="there is no ledger yet"):
             Database.open(empty_database_url, read_only=True)
@@ -136,7 +138,7 @@ def test_sqlite_is_opened_for_concurrent_durable_use(tmp_path: Path) -> None:
     database.dispose()
 
 
-def test_a_part_that_is_taken_back_is_not_done_after_the_commit(database_url: str) -> None:
+def test_actions_of_a_rolled_back_savepoint_do_not_run_after_the_commit(database_url: str) -> None:
     database = Database.open(database_url)
     done: list[str] = []
     with database.transaction() as tx:
@@ -185,7 +187,7 @@ CREATE INDEX second_things_by_time ON second_things (made_at);
 
 
 def second_release(dialect: str) -> tuple[Migration, ...]:
-    """The migrations of a release after this one."""
+    """Return the migrations of a later release."""
     statements = tuple(macros.statements(SECOND, dialect))
     return (*migrations(dialect), Migration(number=2, name="second", statements=statements))
 
@@ -203,12 +205,13 @@ def both(tmp_path: Path, postgres_url: str) -> Iterator[dict[str, Database]]:
 
 def test_both_databases_have_the_same_tables_and_columns(both: dict[str, Database]) -> None:
     def described(database: Database) -> dict[str, Any]:
-        found = sa.inspect(database.engine)
-        # SQLite calls the key that is the row id nullable, which it is not.
+        inspector = sa.inspect(database.engine)
+        # SQLite reports the row id key as nullable, which it is not.
         return {
             relation: [(column["name"], column["nullable"] and not column["primary_key"]) for column in columns]
             for relation, columns in (
-                (one, _with_keys(found, one)) for one in (*found.get_table_names(), *found.get_view_names())
+                (name, _with_keys(inspector, name))
+                for name in (*inspector.get_table_names(), *inspector.get_view_names())
             )
         }
 
@@ -223,11 +226,11 @@ def test_both_databases_have_the_same_indexes(both: dict[str, Database]) -> None
             "AND indexname NOT IN (SELECT conname FROM pg_constraint)"
         ),
     }
-    found = {}
+    indexes = {}
     for dialect, query in queries.items():
         with both[dialect].snapshot() as tx:
-            found[dialect] = set(tx.connection.exec_driver_sql(query).scalars())
-    assert found["sqlite"] == found["postgresql"]
+            indexes[dialect] = set(tx.connection.exec_driver_sql(query).scalars())
+    assert indexes["sqlite"] == indexes["postgresql"]
 
 
 def test_both_databases_refuse_by_the_same_rules() -> None:
@@ -236,8 +239,8 @@ def test_both_databases_refuse_by_the_same_rules() -> None:
         texts = "\n".join(first.statements)
         return set(re.findall(r"(?:RAISE\(ABORT, |kfm_refuse\(|EXCEPTION '%', )'(\w+)", texts))
 
-    # SQLite alone refuses INSERT OR REPLACE, which passes by a key, and connections without foreign keys.
-    # PostgreSQL alone refuses a role that counts by hand: a file has no roles.
+    # Only SQLite refuses INSERT OR REPLACE, which bypasses keys, and connections without foreign keys.
+    # Only PostgreSQL refuses hand-typed counts by a role, since SQLite has no roles.
     assert rules("sqlite") ^ rules("postgresql") == {
         "deployment_has_one_id", "foreign_keys_are_on", "kill_switches_one_open_per_dataset",
         "lineage_emissions_id_names_one_unit", "moves_are_counted_by_the_ledger", "unit_has_one_record",
@@ -245,7 +248,7 @@ def test_both_databases_refuse_by_the_same_rules() -> None:
 
 
 @pytest.mark.clause("WAL-15")
-def test_a_database_of_the_first_release_migrates_and_keeps_what_it_holds(
+def test_a_database_of_the_first_release_migrates_and_keeps_its_rows(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Database.open(database_url)
@@ -279,9 +282,7 @@ def test_a_database_of_the_first_release_migrates_and_keeps_what_it_holds(
 
 
 @pytest.mark.clause("WAL-15")
-def test_a_database_that_lacks_a_migration_is_not_looked_into(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_without_a_migration_is_not_read(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statements = ("CREATE TABLE second_things (thing_id integer)",)
     later = Migration(number=2, name="second", statements=statements)
     monkeypatch.setattr(module, "migrations", lambda dialect: (*migrations(dialect), later))
@@ -290,7 +291,7 @@ def test_a_database_that_lacks_a_migration_is_not_looked_into(
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_database_from_before_the_first_release_is_refused_and_left_as_it_is(
+def test_a_database_from_before_the_first_release_is_refused_unchanged(
     empty_database_url: str, read_only: bool
 ) -> None:
     engine = sa.create_engine(empty_database_url)
@@ -315,9 +316,11 @@ def test_a_database_from_before_the_first_release_is_refused_and_left_as_it_is(
     engine.dispose()
 
 
-def _with_keys(found: sa.Inspector, relation: str) -> list[dict[str, Any]]:
-    keys = found.get_pk_constraint(relation)["constrained_columns"] if relation in found.get_table_names() else []
-    return [{**column, "primary_key": column["name"] in keys} for column in found.get_columns(relation)]
+def _with_keys(inspector: sa.Inspector, relation: str) -> list[dict[str, Any]]:
+    keys = (
+        inspector.get_pk_constraint(relation)["constrained_columns"] if relation in inspector.get_table_names() else []
+    )
+    return [{**column, "primary_key": column["name"] in keys} for column in inspector.get_columns(relation)]
 
 
 GROWING = {
@@ -360,9 +363,9 @@ WHOLE = {
     "retention.artifacts": "once a day",
     "retention.landing": "once a day",
 }
-"""Statements that read a growing table from end to end, and why that is what they are for."""
+"""Statements that must read a growing table completely, with the reason."""
 GROWN = {"etl_wal_applied", "etl_wal_content_is_applied_once", "replay_units_by_decision"}
-"""Partial indexes that grow with their table; the others hold what is under way, and may be read to their end."""
+"""Partial indexes that grow with their table; the others cover active rows and may be read completely."""
 PARTIAL = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) [^;]*\bWHERE\b", re.MULTILINE)
 
 
@@ -370,37 +373,37 @@ PARTIAL = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) [^;]*\bWHERE\b", re.MULTI
 def blind(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     file = tmp_path / "kfm.db"
     Database.open(f"sqlite:///{file}").dispose()
-    # Without our settings: a foreign key's look at the other table would stand in a plan, though none but a violation
-    # makes it look.
+    # Without our settings: plans would include foreign keys' lookups, though only a violation
+    # executes them.
     with closing(sqlite3.connect(file)) as connection:
         yield connection
 
 
-def test_no_statement_reads_a_growing_table_from_end_to_end_but_those_that_are_for_it(
+def test_only_listed_statements_read_a_growing_table_completely(
     blind: sqlite3.Connection,
 ) -> None:
     schema = "\n".join(file.read_text(encoding="utf-8") for file in (sql_root() / "schema").iterdir())
     partial = set(PARTIAL.findall(schema)) - GROWN
-    found: dict[str, list[str]] = {}
-    for name, asked in _statements():
-        plan = blind.execute(f"EXPLAIN QUERY PLAN {asked.text}", dict.fromkeys(asked.compile().params)).fetchall()
-        if reads := [line for *_, line in plan if _is_whole(line, asked.text, partial)]:
-            found[name] = reads
-    assert {name: reads for name, reads in found.items() if name not in WHOLE} == {}
-    assert WHOLE.keys() - found.keys() == set()
+    whole_reads: dict[str, list[str]] = {}
+    for name, query in _statements():
+        plan = blind.execute(f"EXPLAIN QUERY PLAN {query.text}", dict.fromkeys(query.compile().params)).fetchall()
+        if reads := [line for *_, line in plan if _is_whole(line, query.text, partial)]:
+            whole_reads[name] = reads
+    assert {name: reads for name, reads in whole_reads.items() if name not in WHOLE} == {}
+    assert WHOLE.keys() - whole_reads.keys() == set()
 
 
 def _statements() -> Iterator[tuple[str, TextClause]]:
-    """Yield every query that SQLite is asked, by name."""
+    """Yield every query of SQLite by name."""
     for name in NAMES:
-        with suppress(ConfigurationError):  # this one is PostgreSQL's
-            asked = statement("sqlite", name)
-            if COMMAND.match(asked.text) and not name.startswith(ONE_SERVER):
-                yield name, asked
+        with suppress(ConfigurationError):  # a statement only for PostgreSQL
+            query = statement("sqlite", name)
+            if COMMAND.match(query.text) and not name.startswith(ONE_SERVER):
+                yield name, query
 
 
 def _is_whole(line: str, text: str, partial: set[str]) -> bool:
-    """Whether a line of a plan reads all of a growing table, or all of a collection in it."""
+    """Return whether a plan's line reads a growing table completely, or a whole collection of it."""
     aliases = {alias: table for table, alias in re.findall(r"(\w+) AS (\w+)", text)}
     read = re.match(r"(SCAN|SEARCH) (\w+)(?:.*? INDEX (\w+))?", line)
     if read is None or aliases.get(read[2], read[2]) not in GROWING or read[3] in partial:
@@ -440,13 +443,13 @@ def test_a_statement_with_two_forms_has_the_reason_of_each() -> None:
         forms = defaultdict(list)
         for name, first in re.findall(r"^-- name: (\w+)\n(.*)$", text, re.MULTILINE):
             forms[name].append(re.match(r"-- (sqlite|postgresql): (?=.{20})", first))
-        for name, found in forms.items():
-            of_one = [match[1] for match in found if match]
+        for name, variants in forms.items():
+            of_one = [match[1] for match in variants if match]
             assert of_one in ([], ["sqlite", "postgresql"]), f"{file.name}: {name}"
-            assert len(found) == max(1, len(of_one)), f"{file.name}: {name}"
+            assert len(variants) == max(1, len(of_one)), f"{file.name}: {name}"
 
 
-def test_what_is_of_one_database_says_why() -> None:
+def test_statements_of_one_database_have_a_reason() -> None:
     for file in (*_files("schema"), *_files("queries")):
         text = file.read_text(encoding="utf-8")
         assert re.findall(r"^-- (?:sqlite|postgresql):?(?: .{0,20})?$", text, re.MULTILINE | re.IGNORECASE) == []

@@ -1,6 +1,6 @@
-"""What is on record is not changed, deleted, emptied or replaced by a hand, not even by the tables' owner.
+"""Recorded rows cannot be changed, deleted, truncated or replaced by hand, not even by the tables' owner.
 
-On both databases, each attempt by the rule that refuses it. Records themselves: `ledger/test_ledger_state_machine.py`.
+On both databases, each attempt is refused by its rule. `ledger/test_ledger_state_machine.py` tests records.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ DERIVED = {
     "catalog_collections", "catalog_pages", "catalog_summaries", "size_peers", "nodd_feeds",
     "nodd_listed_days", "nodd_gaps", "nodd_arrivals",
 }  # fmt: skip
-"""Counts over the Items, written again from them; sizes that records have:
-what a unit was held against is in its own record; and what the ledger lacks, derived from it."""
+"""Counts over the Items, rewritten from these; sizes that
+records have as peers; and gaps derived from the ledger."""
 VOCABULARY = {"replay_reasons", "schema_version"}
 LEAVING = {"catalog_items", "nodd_wal_leases", "outbox", "clock_readings"}
-"""Tables whose rows leave by a rule of their own."""
+"""Tables with their own rule for deleting rows."""
 SUCCESS = STANDING["run_state"][0]
 FAILED = {"outcome": "failed", "artifact_sha256": None, "recorded_at": LATER}
 TAKEN_BACK = {**FAILED, "validation_summary": '{"rolled_back_by": "d.p"}'}
 AGAIN = {"outcome": "success", "artifact_sha256": HASH, "validation_summary": "{}"}
 OTHER_INPUTS = f"sha256:{'b' * 64}"
 PENDING = {"content_hash": "c" * 64, "status": "PENDING", "applied_at": None}
-"""An intent that nothing has come of."""
+"""An unresolved intent."""
 PAUSE = "UPDATE replay_runs SET state = 'paused', state_reason = 'x'"
 SKIP = f"UPDATE replay_units SET state = 'skipped', skip_reason = 'x', decided_at = '{LATER}'"
 ASK = f"UPDATE backfill_days SET state = 'requested', requests = requests + 1, requested_at = '{LATER}'"
@@ -154,7 +154,7 @@ REFUSED: list[tuple[Sequence[str], str, str]] = [
     ((AUDIT,), f"{ROLL_BACK}, idempotency_key = '{'b' * 64}'", "stage_state_move_is_legal"),
     ((AUDIT,), f"{ROLL_BACK}, input_hashes = '[1]'", "stage_state_move_is_legal"),
 ]  # fmt: skip
-"""What is done first and is legal, what is typed then, and the rule that refuses it."""
+"""A legal preparation, the typed statement, and the rule that refuses it."""
 APPEND_ONLY = {
     "catalog_kept_files": "undo_log_is_append_only",
     "governance_log": "governance_log_is_append_only",
@@ -185,7 +185,7 @@ KEPT = APPEND_ONLY | {
     "run_state": "run_state_is_kept",
     "stage_state": "stage_state_is_kept",
 }
-"""The rule by which a table refuses DELETE and TRUNCATE, and an append-only one each UPDATE."""
+"""The rule that refuses a table's DELETE and TRUNCATE, and for append-only tables UPDATE."""
 BY_ITS_RULE = (
     "nodd_wal_deliveries rejected_messages announcements lineage_batches backfill_days governance_log ignored_records "
     "nodd_wal_outcomes nodd_wal_supersessions"
@@ -206,7 +206,7 @@ REPLACED = {table: KEPT[table] for table in BY_ITS_RULE.split()} | {
     "quarantine_cases": "cases_are_opened_by_the_ledger",
     "stage_audit": "stage_audit_is_chained",
 }
-"""What refuses INSERT OR REPLACE, which passes by a key on SQLite."""
+"""The rule against INSERT OR REPLACE, which bypasses keys on SQLite."""
 BY_ONE_KEY = {
     "INTO governance_log (entry_id, at, actor, action, reason, details) SELECT entry_id, at, 'forged', action, reason, "
     "details FROM governance_log": "governance_log_is_append_only",
@@ -218,12 +218,12 @@ BY_ONE_KEY = {
     "INTO kill_switches (dataset, engaged_at, engaged_by, reason) SELECT dataset, engaged_at, 'forged', reason FROM "
     "kill_switches": "kill_switches_one_open_per_dataset",
 }
-"""The same of tables with two keys, each of which replaces by itself."""
+"""The same for tables with two keys, each of which can replace a row."""
 LEGAL = {
     ("running", "paused"), ("running", "stopped"), ("running", "finished"), ("paused", "running"),
     ("paused", "stopped"), ("stopped", "running"),
 }  # fmt: skip
-"""Every change of a replay that can be asked for; its own transaction lets a planned one run."""
+"""Every legal change of a replay's state by request; its own transaction starts a planned one."""
 WAY = {
     "planned": [],
     "running": ["running"],
@@ -231,12 +231,12 @@ WAY = {
     "stopped": ["running", "stopped"],
     "finished": ["running", "finished"],
 }
-"""How a replay gets into each state."""
+"""The statements that bring a replay into each state."""
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A table's guard: a row's change that passes, columns that may change besides, and those kept once set."""
+    """A table's guard: an accepted change, further changeable columns, and columns kept once set."""
 
     rule: str
     change: Mapping[str, Any]
@@ -295,14 +295,14 @@ GUARDED = {
     "outbox": Guarded("outbox_keeps_its_content", {"position": 1}, "payload turn failures next_attempt_at last_error"),
 }
 OTHER = {T: LATER, LATER: T, DAY: "2025-12-04", HASH: "b" * 64, ONE: THREE, "{}": '{"a": 1}', "p1": "p2"}
-"""Another value for each that the rows have, of a type that PostgreSQL takes."""
+"""Another value for each value of the rows, of a type that PostgreSQL accepts."""
 GENERATED = "can only be updated to DEFAULT"
-"""What PostgreSQL says first of a key that it makes itself."""
+"""PostgreSQL's first error on a generated key."""
 
 
 @pytest.fixture
 def typed(database: Database) -> Iterator[Connection]:
-    """A database in which every table holds rows; nothing stays of what is typed."""
+    """A database with rows in every table; typed changes are rolled back."""
     with database.engine.connect() as connection, connection.begin() as typing:
         with unguarded(connection, *STANDING):
             for table, rows in STANDING.items():
@@ -315,7 +315,7 @@ def typed(database: Database) -> Iterator[Connection]:
         typing.rollback()
 
 
-def test_no_table_of_evidence_is_shortened(typed: Connection) -> None:
+def test_no_row_of_an_evidence_table_can_be_deleted(typed: Connection) -> None:
     let_in = []
     for table in sorted(set(sa.inspect(typed).get_table_names()) - DERIVED - VOCABULARY):
         statements = [] if table in LEAVING else [f"DELETE FROM {table}"]
@@ -326,8 +326,8 @@ def test_no_table_of_evidence_is_shortened(typed: Connection) -> None:
 
 
 @pytest.mark.clause("SEC-02", "WSM-17", "OPR-19")
-def test_what_is_kept_refuses_by_its_own_rule(typed: Connection) -> None:
-    """A reference that refuses one row would let the next one go."""
+def test_kept_rows_are_protected_by_their_own_rule(typed: Connection) -> None:
+    """A reference that protects one row does not protect the others."""
     statements = [(f"DELETE FROM {table}", rule) for table, rule in KEPT.items()]
     if typed.dialect.name == "postgresql":
         statements += [(f"TRUNCATE {table} CASCADE", rule) for table, rule in KEPT.items()]
@@ -365,8 +365,8 @@ def test_no_row_is_replaced_on_sqlite(typed: Connection) -> None:
 
 
 @pytest.mark.clause("RSP-04")
-def test_a_success_is_overwritten_by_a_rollback_or_by_other_inputs_alone(typed: Connection) -> None:
-    for change, kept in [
+def test_a_success_is_overwritten_only_by_a_rollback_or_other_inputs(typed: Connection) -> None:
+    for change, refused_change in [
         ({"outcome": "skipped"}, True),
         ({"outcome": "success", "recorded_at": LATER}, True),
         ({"outcome": "partial"}, True),
@@ -381,10 +381,12 @@ def test_a_success_is_overwritten_by_a_rollback_or_by_other_inputs_alone(typed: 
         ({**FAILED, "inputs_hash": OTHER_INPUTS}, False),
         ({"outcome": "success", "inputs_hash": OTHER_INPUTS}, False),
     ]:
-        refusals = [(_changed(typed, "run_state", change), kept)]
+        refusals = [(_changed(typed, "run_state", change), refused_change)]
         if typed.dialect.name == "sqlite":
             is_another = not change.keys().isdisjoint({"run_id", "dataset_id"})
-            refusals.append((_try(typed, partial(_replace, typed, {**SUCCESS, **change})), kept and not is_another))
+            refusals.append(
+                (_try(typed, partial(_replace, typed, {**SUCCESS, **change})), refused_change and not is_another)
+            )
         for refusal, expected in refusals:
             assert (refusal is not None) == expected, (change, refusal)
             assert refusal is None or "run_state_success_is_kept" in refusal
@@ -398,14 +400,14 @@ def test_a_failure_is_overwritten_by_any_outcome(typed: Connection) -> None:
             _replace(typed, {**SUCCESS, **FAILED, "inputs_hash": OTHER_INPUTS, **change})
 
 
-def test_what_was_taken_back_stays_taken_back(typed: Connection) -> None:
+def test_a_rolled_back_state_stays_rolled_back(typed: Connection) -> None:
     assert _changed(typed, "run_state", TAKEN_BACK, keep=True) is None
     for change in (AGAIN, {**AGAIN, "inputs_hash": OTHER_INPUTS}, {"validation_summary": "{}"}):
         assert "run_state_success_is_kept" in str(_changed(typed, "run_state", change)), change
     assert _changed(typed, "run_state", {**TAKEN_BACK, "validation_summary": '{"rolled_back_by": "d.q"}'}) is None
 
 
-def test_a_checkpoint_names_what_was_applied(typed: Connection) -> None:
+def test_a_checkpoint_names_applied_content(typed: Connection) -> None:
     output = {**STANDING["node_output"][0], "content_hash": "b" * 64}
     intent = {**STANDING["etl_wal"][0], "content_hash": "b" * 64, "status": "PENDING", "applied_at": None}
     insert(typed, "node_output", output)
@@ -421,7 +423,7 @@ def test_a_checkpoint_names_what_was_applied(typed: Connection) -> None:
         assert _refusal(typed, statement) is None
 
 
-def test_an_item_leaves_when_its_promotion_is_withdrawn(typed: Connection) -> None:
+def test_an_item_is_deleted_when_its_promotion_is_undone(typed: Connection) -> None:
     delete, withdraw = (
         "DELETE FROM catalog_items",
         f"UPDATE catalog_promotions SET withdrawn_at = '{T}' WHERE promotion_id",
@@ -432,7 +434,7 @@ def test_an_item_leaves_when_its_promotion_is_withdrawn(typed: Connection) -> No
     assert _refusal(typed, delete) is None
 
 
-def test_a_lease_is_of_claims_that_stand(typed: Connection) -> None:
+def test_a_lease_needs_current_claims(typed: Connection) -> None:
     lease = STANDING["nodd_wal_leases"][0]
     extend = "UPDATE nodd_wal_leases SET expires_at = '2025-12-04T00:00:00.000000Z'"
     another = "UPDATE nodd_wal_leases SET worker_id = 'another'"
@@ -452,12 +454,12 @@ def test_a_lease_is_of_claims_that_stand(typed: Connection) -> None:
 
 @pytest.fixture
 def planned(typed: Connection) -> Connection:
-    """With another replay, which is planned."""
+    """Add a second, planned replay."""
     insert(typed, "replay_runs", {**STANDING["replay_runs"][0], **ANOTHER["replay_runs"], "state": "planned"})
     return typed
 
 
-def test_a_replay_begins_planned_and_a_unit_undecided_before_it_runs(planned: Connection) -> None:
+def test_a_replay_starts_as_planned_and_its_units_as_undecided(planned: Connection) -> None:
     unit = {**STANDING["replay_units"][0], "replay_run_id": "p2"}
     decided = {"state": "skipped", "skip_reason": "x", "decided_at": T}
     begun: list[tuple[str, dict[str, Any], str]] = [
@@ -477,7 +479,7 @@ def test_a_replay_begins_planned_and_a_unit_undecided_before_it_runs(planned: Co
 
 
 @pytest.mark.clause("RPL-05")
-def test_every_change_of_a_replay_that_is_not_legal_is_refused_to_a_hand_too(planned: Connection) -> None:
+def test_every_illegal_hand_typed_change_of_a_replay_is_refused(planned: Connection) -> None:
     for before, after in itertools.product(ReplayState, ReplayState):
         with planned.begin_nested() as savepoint:
             for state in WAY[before]:
@@ -496,7 +498,7 @@ MOVES = {
 
 
 @pytest.mark.clause("IEN-03", "IEN-04", "IEN-08")
-def test_an_intent_moves_only_as_published(typed: Connection) -> None:
+def test_an_intent_changes_only_by_the_published_transitions(typed: Connection) -> None:
     insert(typed, "node_output", {**STANDING["node_output"][0], "content_hash": PENDING["content_hash"]})
     statuses = ["PENDING", "APPLIED", "SKIPPED", "FAILED"]
     for begin, end in itertools.product(statuses, statuses):
@@ -510,8 +512,8 @@ def test_an_intent_moves_only_as_published(typed: Connection) -> None:
 
 
 @pytest.mark.clause("SEC-02", "BEY-06", "WAL-04", "WAL-07", "WAL-10")
-def test_each_column_that_may_not_change_is_refused_by_the_guard_of_its_table(typed: Connection) -> None:
-    """A column that a migration adds needs a guard, or a place in the list."""
+def test_each_immutable_column_is_protected_by_its_table_s_guard(typed: Connection) -> None:
+    """A new column needs a guard or an entry in the list."""
     for table, guarded in GUARDED.items():
         with typed.begin_nested() as savepoint:
             _hold_guard(typed, table, guarded)
@@ -519,7 +521,7 @@ def test_each_column_that_may_not_change_is_refused_by_the_guard_of_its_table(ty
 
 
 def _hold_guard(typed: Connection, table: str, guarded: Guarded) -> None:
-    """Hold that the guard refuses each change but its own, and what that fills for ever after."""
+    """Check that the guard refuses every change except its own, and keeps values once set."""
     row = STANDING[table][guarded.row]
     key = [name for name in sa.inspect(typed).get_pk_constraint(table)["constrained_columns"] if name in row]
     where = {name: row[name] for name in key}
@@ -557,7 +559,7 @@ def _refusal(connection: Connection, statement: str) -> str | None:
 
 
 def _try(connection: Connection, act: Callable[[], Any], *, keep: bool = False) -> str | None:
-    """Do it and take it back; what the database says against it, or None."""
+    """Execute and roll back; return the database's refusal, or None."""
     with connection.begin_nested() as savepoint:
         try:
             act()
@@ -570,7 +572,7 @@ def _try(connection: Connection, act: Callable[[], Any], *, keep: bool = False) 
 
 
 def _go(connection: Connection, state: str) -> None:
-    """Change the state with all that it needs, so that only the change itself can be refused."""
+    """Change the state with all its requirements, so that only the change itself can be refused."""
     values = {
         "state": str(state),
         "reason": "x" if state in {"paused", "stopped"} else None,
@@ -586,7 +588,7 @@ def _go(connection: Connection, state: str) -> None:
 
 
 def _other(column: ReflectedColumn, value: Any) -> Any:
-    """A value that the column could have and has not."""
+    """Return another possible value of the column."""
     if value is None:
         return {int: 9, bool: True, datetime: LATER}.get(column["type"].python_type, "another")
     if isinstance(value, bool):

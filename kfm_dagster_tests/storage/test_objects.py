@@ -1,4 +1,4 @@
-"""Object stores: nothing undeclared is read, one request does it, and failures have names."""
+"""Object stores: only declared objects are read, each in one request, and failures have codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 
 @pytest.fixture
 def s3(aws: EmbeddedCloud) -> ObjectStores:
-    """A store that holds KEY, its sidecar, and an empty object."""
+    """A store with KEY, its sidecar, and an empty object."""
     client = boto3.client("s3", region_name="us-east-1")
     client.create_bucket(Bucket=BUCKET)
     client.put_object(Bucket=BUCKET, Key=KEY, Body=DATA, ContentType="application/wmo-GRIB2")
@@ -51,7 +51,7 @@ def s3(aws: EmbeddedCloud) -> ObjectStores:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that stands for the same bucket."""
+    """A folder that replaces the same bucket."""
     path = tmp_path / "root" / BUCKET / KEY
     path.parent.mkdir(parents=True)
     path.write_bytes(DATA)
@@ -70,14 +70,14 @@ def stores(request: pytest.FixtureRequest) -> ObjectStores:
 
 @contextmanager
 def unreadable(code: IntegrityIssue) -> Iterator[None]:
-    """Hold that an object cannot be read, for this reason."""
+    """Check that reading an object fails with this code."""
     with pytest.raises(ObjectReadError) as error:
         yield
     assert error.value.code is code
 
 
 class Scripted:
-    """A loopback store that gives one status to every request; 0 answers nothing."""
+    """A loopback store that answers every request with one status; 0 gives no answer."""
 
     def __init__(self, server: WebServer) -> None:
         self.status = 200
@@ -95,8 +95,8 @@ class Scripted:
         status, body = self.status or None, DATA
         if self.refuses_ranges and "range" in request.headers:
             status = 416
-        if status == 200 and (wanted := request.headers.get("range")):
-            first, last = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
+        if status == 200 and (requested := request.headers.get("range")):
+            first, last = (int(part) for part in requested.removeprefix("bytes=").split("-"))
             body = DATA[first : last + 1]
             status, headers["Content-Range"] = 206, f"bytes {first}-{first + len(body) - 1}/{len(DATA)}"
         return WebAnswer(status=status, headers=headers, body=body)
@@ -130,7 +130,7 @@ def test_reads_are_cut_at_the_end(stores: ObjectStores) -> None:
 
 
 @pytest.mark.clause("SEC-09")
-def test_an_answer_that_a_client_does_not_expect_is_an_error_of_the_store(scripted: Scripted) -> None:
+def test_an_unexpected_answer_is_an_error_of_the_store(scripted: Scripted) -> None:
     odd = ObjectStores().open(HRRR, URI)
     scripted.status = 416
     with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
@@ -146,7 +146,7 @@ def test_an_answer_that_a_client_does_not_expect_is_an_error_of_the_store(script
         assert refused.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
 
 
-def test_an_empty_and_a_missing_object_are_told_apart(stores: ObjectStores) -> None:
+def test_an_empty_and_a_missing_object_have_different_codes(stores: ObjectStores) -> None:
     handle = stores.open(HRRR, URI.replace("f06", "f07"))
     head, first = handle.probe(4)
     assert (head.size, first) == (0, b"")
@@ -158,23 +158,23 @@ def test_an_empty_and_a_missing_object_are_told_apart(stores: ObjectStores) -> N
 
 def test_listing_gives_the_day_and_only_data(stores: ObjectStores) -> None:
     both = {URI, URI.replace("f06", "f07")}
-    listed = {found.uri: found for found in stores.list_day(HRRR, date(2025, 12, 3))}
+    listed = {listed_object.uri: listed_object for listed_object in stores.list_day(HRRR, date(2025, 12, 3))}
     assert set(listed) == both
-    found = listed[URI]
-    assert (found.size, found.etag) == (len(DATA), hashlib.md5(DATA).hexdigest())
-    assert found.last_modified <= datetime.now(UTC)
+    entry = listed[URI]
+    assert (entry.size, entry.etag) == (len(DATA), hashlib.md5(DATA).hexdigest())
+    assert entry.last_modified <= datetime.now(UTC)
     assert list(stores.list_day(HRRR, date(2025, 12, 4))) == []
     for listing, uris in {
-        "hrrr.%Y%m%d/conus/hrrr.t00z.wrfsfcf06": {URI},  # a prefix that ends inside a name
-        "hrrr.%Y%m%d/*/": both,  # every folder in the place of a star
+        "hrrr.%Y%m%d/conus/hrrr.t00z.wrfsfcf06": {URI},  # a prefix that ends within a name
+        "hrrr.%Y%m%d/*/": both,  # every folder that matches the star
         "hrrr.%Y%m%d/*/hrrr.t00z.wrfsfcf0": both,
     }.items():
         contract = HRRR.model_copy(update={"storage": HRRR.storage.model_copy(update={"listing": [listing]})})
-        assert {found.uri for found in stores.list_day(contract, date(2025, 12, 3))} == uris, listing
+        assert {entry.uri for entry in stores.list_day(contract, date(2025, 12, 3))} == uris, listing
         assert list(stores.list_day(contract, date(2025, 12, 4))) == []
 
 
-def test_object_that_shrinks_while_it_is_read_is_tried_again(s3: ObjectStores) -> None:
+def test_an_object_that_shrinks_while_it_is_read_is_retried(s3: ObjectStores) -> None:
     handle = s3.open(HRRR, URI, size=len(DATA) * 9)
     with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
         handle.read(len(DATA) * 8, 10)
@@ -194,14 +194,14 @@ def test_probe_read_and_sidecar_cost_one_request_each(scripted: Scripted) -> Non
 
 @pytest.mark.clause("BEY-04")
 @pytest.mark.parametrize("dated", [True, False])
-def test_when_a_sidecar_was_written_is_known_from_the_request_that_opens_it(scripted: Scripted, *, dated: bool) -> None:
+def test_a_sidecar_s_time_comes_from_the_request_that_opens_it(scripted: Scripted, *, dated: bool) -> None:
     scripted.dated = dated
     sidecar = ObjectStores().open_sidecar(HRRR, URI, ".idx")
     assert sidecar.last_modified == (datetime(2025, 12, 3, 0, 4, 20, tzinfo=UTC) if dated else None)
     assert len(scripted.requests) == 1
 
 
-def test_requests_go_by_the_proxy_of_the_environment(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_use_the_environment_s_proxy(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", os.environ["AWS_ENDPOINT_URL"])
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store.invalid")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
@@ -242,7 +242,7 @@ def test_undeclared_objects_are_refused_before_any_request(scripted: Scripted) -
 
 
 @pytest.mark.clause("SEC-01")
-def test_nothing_leaves_the_root_by_a_link(folder: Path, tmp_path: Path) -> None:
+def test_no_link_leads_out_of_the_root(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"GRIB secret")
@@ -258,7 +258,7 @@ def test_nothing_leaves_the_root_by_a_link(folder: Path, tmp_path: Path) -> None
     with pytest.raises(UndeclaredObjectError):
         stores.open(HRRR, URI.replace("20251203", "20251204")).head()
     assert list(stores.list_day(HRRR, date(2025, 12, 4))) == []
-    assert URI.replace("f06", "f09") not in {found.uri for found in stores.list_day(HRRR, date(2025, 12, 3))}
+    assert URI.replace("f06", "f09") not in {entry.uri for entry in stores.list_day(HRRR, date(2025, 12, 3))}
 
 
 def test_a_pipe_in_the_folder_does_not_hang_the_run(folder: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_pipe_in_the_folder_does_not_hang_the_run(folder: Path) -> None:
         ObjectStores(object_root=folder).open(HRRR, URI.replace("f06", "f10")).probe(4)
 
 
-def test_a_rewritten_file_gets_a_new_etag_which_is_unknown_beyond_one_upload_part(folder: Path) -> None:
+def test_an_overwritten_file_gets_a_new_etag_or_none_beyond_one_upload_part(folder: Path) -> None:
     stores, path = ObjectStores(object_root=folder), folder / BUCKET / KEY
     before = stores.open(HRRR, URI).head().etag
     path.write_bytes(DATA[::-1])
@@ -276,7 +276,7 @@ def test_a_rewritten_file_gets_a_new_etag_which_is_unknown_beyond_one_upload_par
     assert stores.open(HRRR, URI).probe(4)[0].etag is None
 
 
-def test_a_handle_reads_one_file_though_another_takes_its_place(folder: Path, tmp_path: Path) -> None:
+def test_a_handle_keeps_reading_its_file_after_a_replacement(folder: Path, tmp_path: Path) -> None:
     handle = ObjectStores(object_root=folder).open(HRRR, URI)
     before = handle.head()
     (tmp_path / "newer").write_bytes(b"newer")
@@ -310,9 +310,7 @@ def test_statuses_have_issue_codes_and_bounded_retries(
     assert "127.0.0.1" not in str(caught.value)
 
 
-def test_a_store_that_stalls_or_is_not_there_is_unavailable(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_or_missing_store_is_unavailable(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "REQUEST_SECONDS", 0.2)
     scripted.status = 0
     with unreadable(IntegrityIssue.STORAGE_UNAVAILABLE):
@@ -342,7 +340,7 @@ def test_stores_of_other_clouds_open_without_a_request() -> None:
             assert ObjectStores(anonymous=True).open(contract, URI).uri == URI
 
 
-def test_the_endpoint_of_a_contract_is_its_providers_or_the_one_in_its_place(
+def test_the_endpoint_of_a_contract_is_the_provider_s_or_its_replacement(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for provider, variables, url in (
@@ -377,7 +375,7 @@ def test_open_store_writes_to_folder_and_bucket(tmp_path: Path) -> None:
         open_store("ftp://elsewhere/x")
 
 
-def test_an_object_is_read_in_one_version_only(s3: ObjectStores) -> None:
+def test_only_one_version_of_an_object_is_read(s3: ObjectStores) -> None:
     etag = hashlib.md5(DATA, usedforsecurity=False).hexdigest()
     known, probed = s3.open(HRRR, URI, size=len(DATA), etag=etag), s3.open(HRRR, URI)
     probed.probe(4)

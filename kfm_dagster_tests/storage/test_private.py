@@ -1,4 +1,4 @@
-"""What is made for a data root is its user's alone; what stood before keeps the permissions that it had."""
+"""New files of a data root are private to its user; existing ones keep their permissions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_home_its_database_and_the_journals_are_made_for_one_user(tmp_path: Path) -> None:
+def test_a_new_home_with_database_and_journals_is_private(tmp_path: Path) -> None:
     home = tmp_path / "new" / "home"
     pipeline = Pipeline.open(Settings.load(home=home))
     with pipeline.database.transaction() as tx:
@@ -46,7 +46,7 @@ def test_a_home_its_database_and_the_journals_are_made_for_one_user(tmp_path: Pa
     assert [oct(mode(folder)) for folder in (home, home.parent)] == ["0o700", "0o700"]
 
 
-def test_a_home_without_a_database_is_made_for_one_user_where_anything_is_kept_in_it(tmp_path: Path) -> None:
+def test_a_new_home_without_a_database_is_private(tmp_path: Path) -> None:
     home, elsewhere = tmp_path / "home", f"sqlite:///{tmp_path / 'elsewhere' / 'kfm.db'}"
     Pipeline.open(Settings.load(home=home, wal_dsn=elsewhere)).close()
     assert oct(mode(home)) == "0o700"
@@ -55,7 +55,7 @@ def test_a_home_without_a_database_is_made_for_one_user_where_anything_is_kept_i
     assert not (tmp_path / "unused").exists()
 
 
-def test_what_a_folder_store_gets_is_one_user_s_also_where_its_root_is_not(tmp_path: Path) -> None:
+def test_files_of_a_folder_store_are_private_even_if_its_root_is_not(tmp_path: Path) -> None:
     roots = {name: tmp_path / name for name in ("storage", "lineage", "made")}
     for name in ("storage", "lineage"):
         roots[name].mkdir(mode=0o755)
@@ -65,13 +65,13 @@ def test_what_a_folder_store_gets_is_one_user_s_also_where_its_root_is_not(tmp_p
     Artifacts(lambda: store, folder="evidence").put(b"{}", suffix="json")
     LineageFiles.open(str(roots["lineage"])).publish("openlineage/2025/12/run.json", b"{}")
     open_store(str(roots["made"]))
-    made = [folder for folder in tmp_path.rglob("*") if folder.is_dir() and folder not in {*roots.values()}]
-    assert {folder.name for folder in made} >= {"landing", "artifacts", "evidence", "openlineage", "2025"}
-    assert {oct(mode(folder)) for folder in (*made, roots["made"])} == {"0o700"}
+    created = [folder for folder in tmp_path.rglob("*") if folder.is_dir() and folder not in {*roots.values()}]
+    assert {folder.name for folder in created} >= {"landing", "artifacts", "evidence", "openlineage", "2025"}
+    assert {oct(mode(folder)) for folder in (*created, roots["made"])} == {"0o700"}
     assert oct(mode(roots["storage"])) == "0o755"
 
 
-def test_what_stood_before_keeps_its_permissions(tmp_path: Path) -> None:
+def test_existing_files_keep_their_permissions(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
     file = home / "kfm.db"
@@ -81,7 +81,7 @@ def test_what_stood_before_keeps_its_permissions(tmp_path: Path) -> None:
     assert [oct(mode(home)), oct(mode(file))] == ["0o755", "0o640"]
 
 
-def test_a_home_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     elsewhere = f"sqlite:///{tmp_path / 'kfm.db'}"
     with pytest.raises(ConfigurationError, match=r"the data root cannot be created; observed .*file/home"):

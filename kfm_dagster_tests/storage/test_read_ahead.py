@@ -1,4 +1,4 @@
-"""Read-ahead: bytes of one version, given back once, and never a reason to fail."""
+"""Read-ahead: bytes of one version are returned once, and its failures fail no unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kfm_dagster.storage.read_ahead import ReadAhead
 
 
-def test_bytes_come_back_once_and_of_that_version_only() -> None:
+def test_bytes_are_returned_once_and_only_for_their_version() -> None:
     heads = ReadAhead()
     heads.keep("s3://b/k", "v1", b"first")
     heads.keep("s3://b/other", "v1", b"other")
@@ -20,12 +20,12 @@ def test_bytes_come_back_once_and_of_that_version_only() -> None:
     assert heads.take("s3://b/k", "v1") == b"first"
     assert heads.take("s3://b/k", "v1") == b""
     assert heads.take("s3://b/other", "v1") == b"other"
-    # A version without a name is not kept.
+    # Bytes of a version without an ETag are not kept.
     heads.keep("s3://b/k", None, b"first")
     assert heads.take("s3://b/k", None) == b""
 
 
-def test_what_does_not_fit_is_requested_again() -> None:
+def test_bytes_that_do_not_fit_are_requested_again() -> None:
     for limit, kept in ((10, b"second"), (9, b"")):
         heads = ReadAhead(limit_bytes=limit)
         heads.keep("s3://b/1", "v", b"fast")
@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_requested_again() -> None:
         assert heads.take("s3://b/2", "v") == kept
 
 
-def test_a_full_disk_costs_requests_and_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_requests_and_fails_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -44,7 +44,7 @@ def test_a_full_disk_costs_requests_and_no_unit(monkeypatch: pytest.MonkeyPatch)
     assert heads.take("s3://b/k", "v") == b""
 
 
-def test_threads_get_the_bytes_that_each_kept() -> None:
+def test_each_thread_gets_its_own_bytes() -> None:
     heads = ReadAhead()
 
     def keep_and_take(number: int) -> bool:

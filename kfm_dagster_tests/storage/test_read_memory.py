@@ -1,4 +1,4 @@
-"""What the client of S3 takes for a request, and gives back at once: `make bench` has what a run's memory comes to."""
+"""Memory of the S3 client per request, and its release; `make bench` measures a run's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 AT_ONCE = 64
 BODY, PIECE = 128 * 1024, 8 * 1024
-"""Bytes of an answer, and of what its connection reads of it at a time."""
+"""Bytes of an answer, and of one read of its connection."""
 READING = """
 import resource, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +28,13 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
-@pytest.mark.parametrize(("given", "delay"), [({}, "0"), ({"MIMALLOC_PURGE_DELAY": "25"}, "25")])
-def test_the_client_is_told_to_give_memory_back_at_once_unless_somebody_chose(
-    given: dict[str, str], delay: str
-) -> None:
+@pytest.mark.parametrize(("variables", "delay"), [({}, "0"), ({"MIMALLOC_PURGE_DELAY": "25"}, "25")])
+def test_the_client_releases_memory_at_once_unless_configured_otherwise(variables: dict[str, str], delay: str) -> None:
     environment = {name: text for name, text in os.environ.items() if not name.startswith("MIMALLOC_")}
     done = subprocess.run(
         [sys.executable, "-c", "import kfm_dagster.storage.s3"],
-        # It prints its options as it is loaded, and what it makes of them.
-        env={**environment, "MIMALLOC_VERBOSE": "1", **given},
+        # mimalloc prints its options when it is loaded.
+        env={**environment, "MIMALLOC_VERBOSE": "1", **variables},
         capture_output=True,
         text=True,
         check=True,
@@ -44,7 +42,7 @@ def test_the_client_is_told_to_give_memory_back_at_once_unless_somebody_chose(
     assert f"option 'purge_delay': {delay} " in done.stderr
 
 
-def test_a_read_takes_some_times_its_bytes_and_not_a_buffer_for_each_piece_of_them() -> None:
+def test_a_read_uses_a_small_multiple_of_its_bytes() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=AT_ONCE) as server:
         together = threading.Barrier(AT_ONCE, timeout=60)
         answering = [
@@ -64,12 +62,12 @@ def test_a_read_takes_some_times_its_bytes_and_not_a_buffer_for_each_piece_of_th
 
 
 def _answer_in_pieces(server: socket.socket, together: threading.Barrier) -> None:
-    """Answer one request, each piece at the time of those of all others, so that all are in flight until the last."""
+    """Answer one request in pieces, in step with all others, so that all are in flight until the end."""
     connection, _ = server.accept()
     with connection:
-        asked = b""
-        while b"\r\n\r\n" not in asked:
-            asked += connection.recv(65_536)
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += connection.recv(65_536)
         head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {BODY}\r\nContent-Range: bytes 0-{BODY - 1}/{BODY}\r\n"
         connection.sendall(head.encode() + b"\r\n")
         for _ in range(BODY // PIECE):

@@ -1,4 +1,4 @@
-"""Which failures of a database are refusals of a value: each class of its codes, and what is none."""
+"""Database errors that count as refusals of a value, by class of code, and errors that do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = {
 }
 
 
-def test_what_a_database_has_against_a_value_is_a_refusal_in_one_line(database: Database) -> None:
+def test_a_database_error_about_a_value_is_a_refusal_in_one_line(database: Database) -> None:
     reasons = {}
     for name, statements in REFUSED[database.dialect].items():
         reasons[name] = refusal_of(failure(database, *statements))
@@ -36,12 +36,12 @@ def test_what_a_database_has_against_a_value_is_a_refusal_in_one_line(database: 
 
 
 @pytest.mark.parametrize("statement", ["SELECT nothing FROM nowhere", "SELECT FROM WHERE"])
-def test_a_statement_that_is_wrong_is_no_refusal(statement: str, database: Database) -> None:
+def test_an_invalid_statement_is_not_a_refusal(statement: str, database: Database) -> None:
     assert refusal_of(failure(database, statement)) is None
 
 
 def failure(database: Database, *statements: str) -> DBAPIError:
-    """Run statements beside the table, the last of which fails."""
+    """Run statements beside the table and return the last one's error."""
     with database.engine.connect() as connection:
         for statement in (TABLE, *statements[:-1]):
             connection.exec_driver_sql(statement)

@@ -1,4 +1,4 @@
-"""The deployment's role on a real PostgreSQL: its rights are enough for all that the product does, and for no more."""
+"""The deployment's role on PostgreSQL has exactly the rights that the product needs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ WORKING = {
     "outbox",
     "nodd_wal_leases",
 }
-"""Tables of which the product deletes rows; all others are evidence to the last row, or never shrink. Counts
-are added up by a trigger alone: test_evidence_guards.py."""
+"""Tables in which the product deletes rows; all others are evidence or never shrink. Counts
+are summed only by a trigger: test_evidence_guards.py."""
 REFUSED = {"42501", "428C9"}
-"""PostgreSQL's codes: no right to it, and, said first, a key that is generated always."""
+"""PostgreSQL's codes: insufficient privilege, and (checked first) a value for a generated key."""
 SHADOW = """
     CREATE TEMPORARY TABLE metric_totals (LIKE metric_totals);
     CREATE TEMPORARY TABLE seen AS SELECT current_user AS name WHERE false;
@@ -48,20 +48,20 @@ SHADOW = """
     $$ BEGIN INSERT INTO pg_temp.seen VALUES (current_user); RETURN NULL; END $$;
     CREATE TRIGGER look AFTER INSERT ON pg_temp.metric_totals FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.look();
 """
-"""A table of the role's own in the place of ours, which writes down as whom it is written."""
+"""A table of the role in place of ours, which records the writing user."""
 
 
 @pytest.fixture
 def role(postgres_server: str) -> Iterator[str]:
-    """Name of a role that is not there yet; gone afterwards, with what it was granted in `postgres_url`."""
-    name = f"kfm deploy %s {secrets.token_hex(4)}"  # a name that must be quoted wherever it stands
+    """The name of a role that does not exist yet; dropped afterwards with its grants."""
+    name = f"kfm deploy %s {secrets.token_hex(4)}"  # a name that always needs quotes
     yield name
     drop_role(postgres_server, name)
 
 
 @pytest.fixture
 def owner(postgres_server: str, postgres_template: str, role: str) -> Iterator[Database]:
-    """A migrated database, connected as its owner, whose role has its rights."""
+    """A migrated database, connected as its owner, with the rights granted to the role."""
     with created(postgres_server, template=postgres_template) as url:
         opened = Database.open(url)
         assert grant_deployment_role(opened, role)
@@ -71,7 +71,7 @@ def owner(postgres_server: str, postgres_template: str, role: str) -> Iterator[D
 
 @pytest.fixture
 def deployment_url(owner: Database, role: str) -> str:
-    """URL under which a deployment connects."""
+    """The URL of a deployment's connection."""
     return as_role(owner.engine.url.render_as_string(hide_password=False), role)
 
 
@@ -84,9 +84,9 @@ def deployment(deployment_url: str) -> Iterator[Database]:
 
 
 def tables(database: Database) -> set[str]:
-    """Tables and views of the schema."""
-    found = sa.inspect(database.engine)
-    return {*found.get_table_names(), *found.get_view_names()}
+    """Return the tables and views of the schema."""
+    inspector = sa.inspect(database.engine)
+    return {*inspector.get_table_names(), *inspector.get_view_names()}
 
 
 def test_every_table_has_a_decision(owner: Database) -> None:
@@ -125,10 +125,10 @@ def test_no_setting_and_no_role_switches_the_guards_off(owner: Database, deploym
         tx.connection.exec_driver_sql("INSERT INTO metric_totals VALUES ('nodd_wal_moves', 'd', 'succeeded', 1)")
 
 
-def test_no_function_lends_a_role_its_owner_s_rights_or_takes_its_tables_for_ours(
+def test_no_function_gives_a_role_its_owner_s_rights_or_uses_the_role_s_tables(
     owner: Database, deployment: Database, contracts: Any
 ) -> None:
-    """A role's temporary table comes before the schema's, where a function does not say where it looks."""
+    """A role's temporary table precedes the schema's in functions without a search path."""
     of_ours = "SELECT proname FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"
     assert ask(owner, f"{of_ours} AND prosecdef") == []
     path = "'search_path=public, pg_temp' = ANY(coalesce(proconfig, '{}'))"
@@ -142,7 +142,7 @@ def test_no_function_lends_a_role_its_owner_s_rights_or_takes_its_tables_for_our
 
 
 @pytest.mark.clause("WSM-21")
-def test_a_role_s_own_table_in_the_way_makes_a_database_of_prod_no_other(deployment: Database, contracts: Any) -> None:
+def test_a_role_s_own_table_does_not_change_a_prod_database_s_environment(deployment: Database, contracts: Any) -> None:
     bench = make_bench(deployment, contracts)
     bench.bring_to("quarantined", envelope())
     bench.ledger.review.work_in(Settings(env=Environment.PROD))
@@ -154,7 +154,7 @@ def test_a_role_s_own_table_in_the_way_makes_a_database_of_prod_no_other(deploym
             bench.ledger.override({envelope().wal_id: 2}, **released, tx=tx)
 
 
-def test_a_role_that_has_its_rights_gets_them_again_and_loses_what_is_no_part_of_them(
+def test_granting_again_restores_a_role_s_rights_and_revokes_others(
     owner: Database, deployment: Database, role: str
 ) -> None:
     with owner.transaction() as tx:
@@ -168,7 +168,7 @@ def test_a_role_that_has_its_rights_gets_them_again_and_loses_what_is_no_part_of
         assert connection.exec_driver_sql(may).scalar_one()
 
 
-def test_a_role_that_could_alter_evidence_all_the_same_gets_nothing(owner: Database, role: str) -> None:
+def test_a_role_that_could_alter_evidence_is_granted_nothing(owner: Database, role: str) -> None:
     quoted = f'"{role}"'.replace("%", "%%")
     [superuser] = ask(owner, "SELECT current_user")
     ways = {
@@ -207,7 +207,7 @@ def test_the_owner_of_a_postgresql_database_grants_a_role_of_a_valid_name(
     sqlite.dispose()
 
 
-def test_a_deployment_migrates_nothing_and_says_who_does(owner: Database, deployment_url: str, role: str) -> None:
+def test_a_deployment_does_not_migrate_and_names_who_does(owner: Database, deployment_url: str, role: str) -> None:
     with owner.transaction() as tx:
         newest = tx.connection.exec_driver_sql("SELECT max(number) FROM schema_version").scalar_one()
         tx.connection.exec_driver_sql(f"DELETE FROM schema_version WHERE number = {newest}")
@@ -219,20 +219,18 @@ def test_a_deployment_migrates_nothing_and_says_who_does(owner: Database, deploy
     )
 
 
-def test_a_database_without_tables_is_said_to_be_the_owners_first(owner: Database, role: str) -> None:
+def test_an_empty_database_must_first_be_migrated_by_its_owner(owner: Database, role: str) -> None:
     server = owner.engine.url.render_as_string(hide_password=False)
     with created(server) as url:
         empty = sa.create_engine(url, isolation_level="AUTOCOMMIT")
         with empty.connect() as connection:
-            connection.exec_driver_sql(
-                "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
-            )  # as PostgreSQL 15 and later have it
+            connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # the default since PostgreSQL 15
         empty.dispose()
         with pytest.raises(SchemaVersionError, match="this role may not migrate it; observed schema 0"):
             Database.open(as_role(url, role))
 
 
-def test_a_table_that_came_after_the_rights_is_one_line(owner: Database, deployment_url: str, role: str) -> None:
+def test_a_table_without_rights_is_one_line(owner: Database, deployment_url: str, role: str) -> None:
     with owner.transaction() as tx:
         tx.connection.exec_driver_sql("CREATE TABLE newer (x integer)")
     with pytest.raises(DatabaseUnavailableError, match=r"no access to newer; .* next: run kfm init --role"):
@@ -252,7 +250,7 @@ def test_opening_a_database_that_is_up_to_date_waits_for_no_migration(owner: Dat
 
 
 def _frozen(owner: Database, table: str) -> list[str]:
-    """Columns that the role may not change: all but those that its decision names."""
+    """Return the columns that the role may not change: all except those of its decision."""
     with owner.snapshot() as tx:
         [text] = [row.statement for row in tx.run("roles.decisions", role="x") if row.relation == table]
     granted = text.rpartition("UPDATE (")[2].partition(")")[0].split(", ") if "UPDATE (" in text else []

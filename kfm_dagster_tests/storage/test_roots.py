@@ -1,4 +1,4 @@
-"""Roots of files: the first deployment marks an empty one, any other is refused, in a folder and in a bucket."""
+"""Roots of files: the first deployment marks an empty root and others are refused, in folder and bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUCKET = "kfm-roots"
 
 @pytest.fixture(params=["folder", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where roots may be: nothing is there yet."""
+    """An empty place for roots."""
     if request.param == "folder":
         return str(tmp_path / "place")
     aws: EmbeddedCloud = request.getfixturevalue("aws")
@@ -41,7 +41,7 @@ def put(root: Root, path: str, content: bytes = b"{}") -> None:
     open_store(root.location).put(path, content)
 
 
-def test_an_empty_root_is_the_first_deployments_and_no_other_takes_it(place: str) -> None:
+def test_an_empty_root_is_marked_by_the_first_deployment_and_no_other(place: str) -> None:
     catalog = root(place)
     assert refuse_foreign([catalog], OTHER) == [catalog]
     assert (catalog.holder(), catalog.is_empty()) == (None, True)
@@ -52,11 +52,11 @@ def test_an_empty_root_is_the_first_deployments_and_no_other_takes_it(place: str
     for adopt in (False, True):
         with pytest.raises(ForeignRootError, match=f"{catalog.location} is another deployment's; observed {ONE}"):
             hold([catalog], OTHER, adopt=adopt)
-    catalog.mark(OTHER)  # as a process does that saw it empty
+    catalog.mark(OTHER)  # as a process that read the root as empty
     assert catalog.holder() == ONE
 
 
-def test_a_root_with_files_and_no_mark_is_taken_over_only_when_that_is_said(place: str) -> None:
+def test_an_unmarked_root_with_files_is_adopted_only_on_request(place: str) -> None:
     catalog = root(place)
     put(catalog, "goes-abi/2025/2025-04-02/item.json")
     with pytest.raises(ForeignRootError, match=r"has files and no .* next: .*kfm init --adopt"):
@@ -66,7 +66,7 @@ def test_a_root_with_files_and_no_mark_is_taken_over_only_when_that_is_said(plac
     assert catalog.holder() == ONE
 
 
-def test_nothing_is_marked_where_one_of_several_roots_is_refused(place: str) -> None:
+def test_no_root_is_marked_if_one_of_several_is_refused(place: str) -> None:
     empty, foreign, full = root(place, "storage"), root(place), root(place, "lineage")
     hold([foreign], ONE)
     put(full, "prov/a.jsonld")
@@ -85,21 +85,21 @@ def test_probes_marks_of_inner_roots_and_unfinished_files_leave_a_root_empty(pla
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff"])
-def test_a_mark_that_names_nobody_is_nobodys_to_take(place: str, content: bytes) -> None:
+def test_an_invalid_mark_is_refused_to_every_deployment(place: str, content: bytes) -> None:
     catalog = root(place)
     put(catalog, MARKER, content)
     with pytest.raises(ForeignRootError, match="observed an unreadable id"):
         hold([catalog], ONE, adopt=True)
 
 
-def test_of_two_deployments_that_see_one_empty_root_one_gets_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_concurrent_deployments_gets_an_empty_root(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog, both = root(place), threading.Barrier(2, timeout=30)
     looked = Root.is_empty
 
     def looked_together(self: Root) -> bool:
-        found = looked(self)
+        seen_state = looked(self)
         both.wait()
-        return found
+        return seen_state
 
     monkeypatch.setattr(Root, "is_empty", looked_together)
 
@@ -111,11 +111,11 @@ def test_of_two_deployments_that_see_one_empty_root_one_gets_it(place: str, monk
         return deployment
 
     with ThreadPoolExecutor(2) as pool:
-        held = [found for found in pool.map(try_to_hold, (ONE, OTHER)) if found]
-    assert held == [catalog.holder()]
+        holders = [found for found in pool.map(try_to_hold, (ONE, OTHER)) if found]
+    assert holders == [catalog.holder()]
 
 
-def test_a_process_that_looks_while_another_of_its_deployment_begins_to_write_is_let_in(
+def test_a_process_is_admitted_while_another_of_its_deployment_writes_the_mark(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog = root(place)
@@ -131,18 +131,18 @@ def test_a_process_that_looks_while_another_of_its_deployment_begins_to_write_is
     assert catalog.holder() == ONE
 
 
-def test_every_database_is_made_with_an_id_of_its_own(empty_database_url: str, tmp_path: Path) -> None:
-    found = []
+def test_every_database_is_created_with_its_own_id(empty_database_url: str, tmp_path: Path) -> None:
+    ids = []
     for url in (empty_database_url, empty_database_url, f"sqlite:///{tmp_path / 'other.db'}"):
         database = Database.open(url)
-        found.append(deployment_id(database))
+        ids.append(deployment_id(database))
         database.dispose()
-    assert found[0] == found[1] != found[2]
+    assert ids[0] == ids[1] != ids[2]
 
 
-def test_every_place_that_is_written_is_a_root(tmp_path: Path) -> None:
+def test_every_written_place_is_a_root(tmp_path: Path) -> None:
     chosen = {f"{name}_url": f"s3://b/{name}" for name in ("storage", "catalog", "lineage", "virtual")}
     every = roots(Settings(home=tmp_path, **chosen))
-    assert [one.location for one in every] == list(chosen.values())
-    assert [one.setting for one in every] == [f"KFM_{name.upper()}" for name in chosen]
+    assert [root.location for root in every] == list(chosen.values())
+    assert [root.setting for root in every] == [f"KFM_{name.upper()}" for name in chosen]
     assert len(roots(Settings(home=tmp_path))) == 3

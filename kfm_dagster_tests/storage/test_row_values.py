@@ -1,4 +1,4 @@
-"""Values built from rows: each column as its field's type has it, whatever the database gives."""
+"""Values built from rows: each column is converted to its field's type on both databases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_column_is_read_as_its_fields_type() -> None:
     assert value_of(Record, {**ROW, "at": at}).at is at
 
 
-def test_a_null_stays_and_a_lacking_column_is_refused() -> None:
+def test_a_null_is_kept_and_a_missing_column_is_refused() -> None:
     built = value_of(Record, {**ROW, "lane": None, "at": None, "run_id": "r"})
     assert (built.lane, built.at, built.run_id) == (None, None, "r")
     with pytest.raises(TypeError):

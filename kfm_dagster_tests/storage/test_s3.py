@@ -1,4 +1,4 @@
-"""The client of S3 before a store that redirects it, or answers what HTTP or S3 does not allow; its signatures."""
+"""The S3 client with redirecting or invalid stores, and its signatures."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ TOKEN = "a-session-token-that-is-nobody-elses-business"
 
 @pytest.fixture(params=["127.0.0.1", "127.0.0.2"])
 def elsewhere(request: pytest.FixtureRequest) -> Iterator[WebServer]:
-    """The server that nobody configured: at another port, or another host."""
+    """An unconfigured server, at another port or host."""
     with open_web_server(request.param) as server:
         yield server
 
 
 @pytest.fixture
 def endpoint(elsewhere: WebServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    """The configured endpoint, which redirects to the other one."""
+    """The configured endpoint, which redirects to the unconfigured server."""
     with open_web_server() as server:
         redirects(server, elsewhere)
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_SQS", "HTTP_PROXY", "http_proxy"):
@@ -93,15 +93,13 @@ READS: dict[str, Callable[[ObjectStores], Any]] = {
 
 @CLAUSE
 @pytest.mark.parametrize("read", READS)
-def test_a_redirected_read_is_refused_and_goes_nowhere_else(
-    endpoint: WebServer, elsewhere: WebServer, read: str
-) -> None:
+def test_a_redirected_read_is_refused_and_not_followed(endpoint: WebServer, elsewhere: WebServer, read: str) -> None:
     for status, anonymous in itertools.product((301, 302, 303, 307, 308), (False, True)):
         redirects(endpoint, elsewhere, status=status)
         with pytest.raises(ObjectReadError) as caught:
             READS[read](ObjectStores(anonymous=anonymous))
         assert elsewhere.requests == []
-        assert len(endpoint.requests) == 1, "trying again would not help"
+        assert len(endpoint.requests) == 1, "a retry would not help"
         assert (TOKEN in endpoint.requests[0].headers.get("x-amz-security-token", "")) is not anonymous
         line = str(caught.value)
         assert caught.value.code is IntegrityIssue.STORAGE_UNAVAILABLE
@@ -149,7 +147,7 @@ def test_no_store_of_ours_follows_a_redirect(endpoint: WebServer, elsewhere: Web
 
 
 @CLAUSE
-def test_the_queues_client_follows_none_either(endpoint: WebServer, elsewhere: WebServer, tmp_path: Path) -> None:
+def test_the_queues_client_does_not_follow_redirects(endpoint: WebServer, elsewhere: WebServer, tmp_path: Path) -> None:
     with pytest.raises(QueueUnavailableError):
         connect(Settings(home=tmp_path)).depth()
     assert endpoint.requests
@@ -157,7 +155,7 @@ def test_the_queues_client_follows_none_either(endpoint: WebServer, elsewhere: W
 
 
 @CLAUSE
-def test_nobody_in_the_package_has_another_client_of_s3() -> None:
+def test_the_package_has_only_one_s3_client() -> None:
     root = Path(__file__).resolve().parents[2] / "kfm_dagster"
     clients = [
         path.relative_to(root).as_posix()
@@ -171,12 +169,12 @@ def test_nobody_in_the_package_has_another_client_of_s3() -> None:
 ASKED = 128 * 1024
 ENDLESS = 1024 * 1024 * 1024
 SOCKETS = 32 * 1024 * 1024
-"""More than the buffers of both ends take before a reader that has gone away is noticed."""
+"""More bytes than both ends' buffers hold before a closed connection is noticed."""
 
 
 @contextmanager
 def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int]]]:
-    """A bucket whose store sends so many bytes after a head; and how many it has sent, once it is over."""
+    """Yield a bucket whose store sends a body of this size, and a function that counts the sent bytes."""
     sent: list[int] = []
 
     def serve(server: socket.socket) -> None:
@@ -200,8 +198,8 @@ def answering(head: str, body: int) -> Iterator[tuple[S3Bucket, Callable[[], int
     thread.join(10)
 
 
-def test_another_answer_than_the_range_is_refused_and_not_read_to_its_end() -> None:
-    for what, (head, body, why) in {
+def test_an_answer_other_than_the_range_is_refused_without_reading_it_completely() -> None:
+    for case, (head, body, why) in {
         "the whole object": (f"200 OK\r\nContent-Length: {ASKED}", ASKED, "another range"),
         "no range named": (f"206 Partial Content\r\nContent-Length: {ASKED}", ASKED, "another range"),
         "one byte more": (f"206 Partial Content\r\nContent-Length: {ASKED + 1}", ASKED + 1, "more bytes"),
@@ -211,14 +209,14 @@ def test_another_answer_than_the_range_is_refused_and_not_read_to_its_end() -> N
         with answering(head, body) as (bucket, sent):
             with pytest.raises(GenericError, match=why):
                 bucket.get("k", options={"range": (0, ASKED)})
-            assert sent() < SOCKETS, what
+            assert sent() < SOCKETS, case
 
 
 DATED = "Last-Modified: Wed, 03 Dec 2025 00:04:20 {zone}"
 
 
 @pytest.mark.clause("SEC-09")
-def test_a_header_that_cannot_be_is_an_error_of_the_store() -> None:
+def test_an_invalid_header_is_an_error_of_the_store() -> None:
     for header in (
         'ETag: "\xe9"',
         f"ETag: {'e' * (HEADER_CHARS + 1)}",
@@ -236,7 +234,7 @@ def test_a_header_that_cannot_be_is_an_error_of_the_store() -> None:
 
 
 @pytest.mark.clause("SEC-09")
-def test_the_size_of_an_object_is_in_the_range_that_the_store_names() -> None:
+def test_the_size_of_an_object_comes_from_the_content_range() -> None:
     for content_range, size in (
         (f"bytes 0-6/{LARGEST_SIZE}", LARGEST_SIZE),
         (f"bytes 0-6/{LARGEST_SIZE + 1}", None),
@@ -269,7 +267,7 @@ ENTRY = "<Contents><Key>k</Key><Size>{size}</Size><LastModified>{time}</LastModi
 
 
 @pytest.mark.clause("SEC-09")
-def test_a_listing_that_cannot_be_is_an_error_of_the_store() -> None:
+def test_an_invalid_listing_is_an_error_of_the_store() -> None:
     for page in (
         "no XML",
         "<?xml version='1.0' encoding='none'?><a/>",
@@ -321,7 +319,7 @@ QUERY = st.dictionaries(st.sampled_from(["list-type", "prefix", "start-after", "
     body=b"",
     at=datetime(2026, 1, 2, tzinfo=UTC),
 )
-def test_headers_and_signature_are_botocores(
+def test_headers_and_signature_equal_botocore_s(
     secret: str,
     token: str | None,
     endpoint: str,

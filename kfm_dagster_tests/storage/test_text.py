@@ -1,4 +1,4 @@
-"""Any text can be stored: what no database holds is replaced in one place, as a parameter and inside of a batch."""
+"""Any text can be stored: unstorable characters are replaced in parameters and in batches."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _cleaned(text: str) -> str:
 @given(ANY_TEXT)
 @example("a\udfffb")
 @example("0" * 101)
-def test_only_what_no_database_holds_is_replaced(text: str) -> None:
+def test_only_unstorable_characters_are_replaced(text: str) -> None:
     assert storable(text) == _cleaned(text)
     message = SqsMessage(message_id=text, body=text)
     assert (message.message_id, message.body) == (storable(text, 100), _cleaned(text))
 
 
 @given(st.recursive(ANY_TEXT | st.none(), lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner)))
-def test_json_of_any_texts_is_the_json_of_their_storable_forms(value: object) -> None:
+def test_json_of_any_texts_equals_the_json_of_their_storable_forms(value: object) -> None:
     written = json_text([value])
     assert not re.search(r"(?<!\\)(?:\\\\)*\\u0000", written)
     assert not re.search("\0|[\ud800-\udfff]", json.dumps(json.loads(written), ensure_ascii=False))
@@ -50,16 +50,16 @@ def _plain(value: object) -> object:
 
 @given(st.recursive(ANY_TEXT | st.integers() | st.floats(allow_nan=False) | st.none(), st.lists))
 @example([2**64, -(2**63) - 1, 1e300])
-def test_json_is_read_as_python_reads_it(value: object) -> None:
+def test_json_is_parsed_as_by_python(value: object) -> None:
     assert json_value(json.dumps(value)) == value
 
 
-def test_a_text_over_its_bound_is_cut_and_marked() -> None:
+def test_a_text_over_its_limit_is_truncated_and_marked() -> None:
     for length, kept in [(4, "abcd"), (3, "ab…")]:
         assert storable("abcd", length) == kept
 
 
-def test_a_parameter_is_given_as_it_is_and_encoded_once() -> None:
+def test_a_parameter_is_passed_unchanged_and_encoded_once() -> None:
     for value, encoded in (
         (None, None),
         (True, True),
@@ -76,7 +76,7 @@ def test_a_parameter_is_given_as_it_is_and_encoded_once() -> None:
         assert parameter(value) == encoded
 
 
-def test_what_has_no_form_in_a_database_is_refused() -> None:
+def test_values_without_a_database_type_are_refused() -> None:
     for value in (datetime(2025, 12, 3), [datetime(2025, 12, 3)], [object()]):  # noqa: DTZ001
         with pytest.raises((ValueError, TypeError)):
             parameter(value)

@@ -1,4 +1,4 @@
-"""The path's part of G3, G4 and G7: what each lets pass, and what each finds at which unit."""
+"""The path's rules of G3, G4 and G7: passing paths, and the findings on each unit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def volume(sigmas: Sigmas = DECLARED) -> PathArrival:
     return path_arrival(facts, ts_start=START, reference=START, tau=TAU, options=PathOptions(sigmas=sigmas))
 
 
-def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> None:
+def test_g3_passes_computed_paths_and_names_the_unit_of_a_broken_one() -> None:
     beams = volume().beams
     passed = path_conventions({GOOD: beams})
     assert (passed.gate, passed.passed, passed.observed) == (Gate.G3, True, "0 faults in 5 paths")
@@ -46,7 +46,7 @@ def test_g3_passes_what_is_computed_and_names_the_unit_of_a_broken_path() -> Non
     assert path_conventions({GOOD: beams, BAD: []}).units == {BAD}
 
 
-def test_g3_asks_for_so_many_points_and_for_elements_within_a_sample_of_each_unit() -> None:
+def test_g3_requires_a_number_of_points_and_elements_within_a_sample() -> None:
     beams = volume().beams
     assert path_conventions({GOOD: beams}, min_points=beams[0].points).passed
     assert path_conventions({GOOD: beams}, min_points=beams[0].points + 1).units == {GOOD}
@@ -55,11 +55,11 @@ def test_g3_asks_for_so_many_points_and_for_elements_within_a_sample_of_each_uni
     assert "f_s allows" in failed.findings[0].what
 
 
-def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance() -> None:
-    found = volume()
-    good = {"T_arr": found.t_covariance, "T_arr, Phi at 0.5 degrees": found.phase_covariance[0]}
+def test_g7_passes_computed_covariances_and_names_the_unit_of_a_singular_one() -> None:
+    faulty = volume()
+    good = {"T_arr": faulty.t_covariance, "T_arr, Phi at 0.5 degrees": faulty.phase_covariance[0]}
     assert covariance_consistency({GOOD: good}).passed
-    singular = np.outer(np.diag(found.t_covariance), np.diag(found.t_covariance))
+    singular = np.outer(np.diag(faulty.t_covariance), np.diag(faulty.t_covariance))
     failed = covariance_consistency({GOOD: good, BAD: good | {"T_arr": singular}})
     assert (failed.gate, failed.units) == (Gate.G7, {BAD})
     assert failed.findings[0].what.startswith("T_arr: the least eigenvalue")
@@ -68,7 +68,7 @@ def test_g7_passes_what_is_computed_and_names_the_unit_of_a_singular_covariance(
 
 @pytest.mark.clause("PCS-04", "PCS-09")
 def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> None:
-    """E_UQ by coverage mismatch: an atmosphere that is thought to be known ten times as well as it is."""
+    """E_UQ by coverage mismatch: the declared uncertainty of the atmosphere is ten times too small."""
     sure = volume(Sigmas(n0=3, scale_height_m=50))
     covariances = {GOOD: {"T_arr": volume().t_covariance}, BAD: {"T_arr": sure.t_covariance}}
     residuals = {GOOD: volume().residuals, BAD: sure.residuals}
@@ -86,11 +86,11 @@ def test_g7_names_the_unit_whose_uncertainty_does_not_cover_its_residuals() -> N
 
 
 @pytest.mark.clause("PCS-12")
-def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension() -> None:
+def test_g4_passes_computed_quantities_and_names_one_of_another_dimension() -> None:
     quantities = [as_array_quantities([arrival]) for arrival in volume().arrivals]
     passed = dimensional_closure_of_path({GOOD: quantities})
     assert (passed.gate, passed.passed, passed.observed) == (Gate.G4, True, "p_dim = 1 over 1 units")
-    # The array of a quantity is one, as its beams' numbers are one each.
+    # An array counts as one quantity, as each beam's number does.
     together = dimensional_closure_of_path({GOOD: [as_array_quantities(volume().arrivals)]})
     of_one = {name: count // len(quantities) for name, count in passed.figures.items()}
     assert together == replace(passed, figures=of_one)
@@ -98,7 +98,7 @@ def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension(
     failed = dimensional_closure_of_path({GOOD: quantities, BAD: wrong})
     assert failed.units == {BAD}
     assert [finding.what for finding in failed.findings] == ["T_arr has the dimension [length]; expected [time]"]
-    # A unit passes at its own share, and not one step past; nothing at all is no closure.
+    # A unit passes at its exact share and not one step above; no quantities are no closure.
     figures = dimensional_closure_of_path({BAD: wrong}).figures
     share = figures["closed"] / figures["quantities"]
     assert dimensional_closure_of_path({BAD: wrong}, min_p_dim=share).passed
@@ -107,15 +107,15 @@ def test_g4_passes_what_is_computed_and_names_the_quantity_of_another_dimension(
 
 
 @pytest.mark.clause("PCS-12")
-def test_the_report_counts_every_quantity_and_equation_and_says_which_is_of_another_dimension() -> None:
+def test_the_report_counts_every_quantity_and_equation_and_marks_wrong_dimensions() -> None:
     good = [as_array_quantities(volume().arrivals)]
     lines = {line["quantity"]: line for line in path_dim_report({GOOD: good, BAD: good})}
     assert set(lines) == {*QUANTITIES, *(f"{left} = {right}" for right, left in EQUATIONS.items())}
     assert {(line["values"], line["closed"], line["ok"], line["fault"]) for line in lines.values()} == {
         (2, 2, True, None)
     }
-    told = {"unit": "s", "dimension_expected": "[time]", "dimension_observed": "[time]"}
-    assert lines["T_arr"].items() >= told.items()
+    line_values = {"unit": "s", "dimension_expected": "[time]", "dimension_observed": "[time]"}
+    assert lines["T_arr"].items() >= line_values.items()
     wrong = [good[0] | {"T_arr": pint.Quantity(1.5e-3, "m")}]
     line = {line["quantity"]: line for line in path_dim_report({GOOD: good, BAD: wrong})}["T_arr"]
     assert (line["values"], line["closed"], line["ok"]) == (2, 1, False)
@@ -123,7 +123,7 @@ def test_the_report_counts_every_quantity_and_equation_and_says_which_is_of_anot
     assert path_dim_report({}) == []
 
 
-def test_a_batch_without_paths_has_nothing_to_look_at() -> None:
+def test_the_rules_do_not_apply_to_a_batch_without_paths() -> None:
     for verdict in (path_conventions({}), covariance_consistency({}), dimensional_closure_of_path({})):
         assert verdict.passed
         assert not verdict.applies
