@@ -85,22 +85,17 @@ def check_dead_letters(settings: Settings) -> Iterator[Diagnosis]:
 
 
 def _rules(queue: Queue) -> QueueRules:
-    """Return a queue's rules. Raises QueueUnavailableError with the next step."""
+    """Return a queue's rules. Raises QueueUnavailableError."""
     try:
         return queue.rules()
     except QueueUnavailableError as error:
-        if "AccessDenied" in str(error.observed):
-            raise QueueUnavailableError(
-                f"these credentials may not look at queue {queue.name}",
-                observed=error.observed,
-                expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and what receiving needs",
-                next_step="give the role this policy: kfm queue create --dataset NAME --print iam",
-            ) from None
+        if "AccessDenied" not in str(error.observed):
+            raise
         raise QueueUnavailableError(
-            error.what,
+            f"these credentials may not look at queue {queue.name}",
             observed=error.observed,
-            expected=error.expected or "a queue that answers",
-            next_step=error.next_step or "create the queue: kfm queue create --dataset NAME",
+            expected="sqs:GetQueueUrl and sqs:GetQueueAttributes, and what receiving needs",
+            next_step="give the role this policy: kfm queue create --dataset NAME --print iam",
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from kfm_dagster.addresses import shown
 from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.deployment.doctor.finding import Diagnosis, fault, ok, warning
-from kfm_dagster.errors import DependencyUnavailableError, KfmError, NoLedgerError
+from kfm_dagster.errors import KfmError, NoLedgerError
 from kfm_dagster.retention import RetentionPolicy
 from kfm_dagster.settings import Environment, Settings
 from kfm_dagster.storage.answering import answering, refuse_unwritable
@@ -164,8 +164,6 @@ def check_bucket(objects: ObjectStores, contract: DatasetContract, bucket: str) 
     try:
         with answering(what, "KFM_ANONYMOUS or the credentials"):
             objects.ask(contract, bucket)
-    except DependencyUnavailableError:
-        raise
     except FileNotFoundError as error:
         yield warning(
             f"{what} is not there",
