@@ -51,7 +51,7 @@ class Id(Named):
         self.query = query
 
     def whole(self, tx: Transaction, typed: str) -> str:
-        """Return the id with the prefix `typed`, else `typed` itself. Raises AmbiguousIdError."""
+        """Return the id with the prefix `typed`, else `typed` itself. Raises KfmError for several."""
         if not _TYPED.fullmatch(typed):
             return typed
         matches = tx.run(self.query, prefix=typed, limit=MATCHES_ASKED).scalars().all()

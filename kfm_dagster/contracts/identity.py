@@ -90,15 +90,11 @@ class DayWindow:
         return self.first <= day and day - AHEAD <= max(self.today, sent_at.date() if sent_at else self.today)
 
 
-class AmbiguousIdError(KfmError):
-    """The prefix matches several ids."""
-
-
 def whole_id(prefix: str, matches: Collection[str], *, what: str) -> str | None:
     """Return the id in `matches` that begins with `prefix`; None without a match.
 
-    `what` names the kind of id in a refusal. Raises AmbiguousIdError for a prefix of several
-    ids, or of fewer than SHORTEST_PREFIX characters.
+    `what` names the kind of id in a refusal. Raises KfmError for a prefix of several ids, or of
+    fewer than SHORTEST_PREFIX characters.
     """
     if prefix in matches:
         return prefix
@@ -106,8 +102,8 @@ def whole_id(prefix: str, matches: Collection[str], *, what: str) -> str | None:
         return None
     if len(matches) > 1 or len(prefix) < SHORTEST_PREFIX:
         shown = sorted(matches)[: MATCHES_ASKED - 1]
-        raise AmbiguousIdError(
-            None if len(matches) > 1 else f"the {what} is abbreviated too far",
+        raise KfmError(
+            "the prefix matches several ids" if len(matches) > 1 else f"the {what} is abbreviated too far",
             observed=f"{prefix}: {', '.join(shown)}",
             expected=f"a whole {what}, or a prefix of {SHORTEST_PREFIX} characters or more that is unique",
             next_step="give more of the id",

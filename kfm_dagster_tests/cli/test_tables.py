@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kfm_dagster.cli.tables import LEAST_ID, LEAST_PROSE, show_fields, show_rows
-from kfm_dagster.contracts.identity import SHORTEST_PREFIX, AmbiguousIdError, whole_id
+from kfm_dagster.contracts.identity import SHORTEST_PREFIX, whole_id
+from kfm_dagster.errors import KfmError
 from kfm_dagster.governance.switches import KillSwitch
 
 IDS = ["0b2f0c1e-5d7a-8c11-9a40-7f3e1d2c4b5a", "0b2f0c1e-ffff-8c11-9a40-7f3e1d2c4b5a"]
@@ -154,6 +155,6 @@ def test_a_prefix_selects_an_id_only_if_it_is_unambiguous(ids: set[str], length:
     elif given_text == meant or (len(matches) == 1 and length >= SHORTEST_PREFIX):
         assert whole_id(given_text, matches, what="id") == meant
     else:
-        with pytest.raises(AmbiguousIdError):
+        with pytest.raises(KfmError, match=r"several ids|too far"):
             whole_id(given_text, matches, what="id")
     assert whole_id("x" + meant, [], what="id") is None

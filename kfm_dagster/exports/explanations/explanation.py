@@ -72,7 +72,7 @@ class Explanations:
         """Return the report of a run, by its id, its root's, a unique prefix of either, or `latest`.
 
         A wal_id means the run that changed the unit last, an Item's id the run that wrote the current Item. Raises
-        UnknownNameError for a run without records, AmbiguousIdError for an ambiguous or too short prefix.
+        UnknownNameError for a run without records, KfmError for an ambiguous or too short prefix.
         """
         run_id, reexecution = self._resolve(run)
         root = reexecution.root_run_id if reexecution else run_id
