@@ -135,7 +135,7 @@ class FollowerRunner:
             failure = error
             if isinstance(error, PublishError):
                 next_step = "check that the follower's output is writable (KFM_CATALOG_URL, KFM_VIRTUAL_URL)"
-                failure = FollowError(observed=error, next_step=next_step)
+                failure = FollowError(observed=error.reason, next_step=next_step)
             text = error_text(failure)
             _LOG.warning("%s of %s is deferred: %s", entry.consumer, entry.subject, text)
             self._outbox.defer(entry, text)

@@ -109,7 +109,7 @@ def lost_race(lost: Iterable[Write], current: Mapping[str, CatalogEntry]) -> dic
 
 def all_failed(writes: Iterable[Write], error: PublishError) -> dict[str, StacResult]:
     """Return the results of a batch that failed as a whole, by Item id."""
-    return {write.candidate.item_id: failed(write.candidate, error.code, str(error)) for write in writes}
+    return {write.candidate.item_id: failed(write.candidate, error.code, error.reason) for write in writes}
 
 
 def failed(

@@ -10,8 +10,7 @@ Does not belong here: building an Item (`item.py`), queries (`index.py`), file o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError
@@ -32,10 +31,6 @@ from kfm_dagster.storage.publisher import Publisher, PublishError, Staged, publi
 
 PAGE_SIZE = 1000
 """Maximum Items that a page links: about 100 kB."""
-
-
-class CatalogUndoError(DependencyUnavailableError):
-    """A run's Items could not be withdrawn, or not all of them."""
 
 
 class Catalog:
@@ -86,7 +81,7 @@ class Catalog:
         return [results[position] for position in range(len(candidates))]
 
     def verify(self, dataset: str, results: Iterable[StacResult]) -> None:
-        """Read back the Items of results. Raises DependencyUnavailableError if any differs.
+        """Read back the Items of results. Raises DependencyUnavailableError if any differs, or cannot be read.
 
         An Item that another writer has replaced since must match the current index. Raises the database's error when
         the database is unavailable.
@@ -125,13 +120,11 @@ class Catalog:
 
         Waits for the collection's current writer. After a crash a repeated call continues; after a success it does
         nothing. Release the run's claims first, because a run with claims can write again afterwards. Raises
-        CatalogUndoError when the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the
+        PublishError when the location of KFM_CATALOG_URL fails, ContractError for an unknown dataset, and the
         database's error; repeat the call after any of them.
         """
         contract = self._registry[dataset]
-        with self._undoing(f"{dataset}, run {run_id}"):
-            log = PromotionLog(tx, contract)
-            return undo_run(self._index(tx, contract), log, self._publisher, dataset, run_id)
+        return undo_run(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, dataset, run_id)
 
     def undo_items(self, dataset: str, promotions: Mapping[str, int], *, tx: Transaction) -> UndoReport:
         """Undo single promotions, keyed by Item id, byte for byte; in other respects as `undo`.
@@ -139,35 +132,17 @@ class Catalog:
         An Item is skipped if its current version is from another promotion.
         """
         contract = self._registry[dataset]
-        with self._undoing(f"{dataset}, {len(promotions)} Items"):
-            return undo_items(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, promotions)
+        return undo_items(self._index(tx, contract), PromotionLog(tx, contract), self._publisher, promotions)
 
     def orphans(self, wal_ids: Iterable[WalId]) -> list[Orphan]:
         """Return the Items of these units that are quarantined and have no current lineage."""
         with self._database.snapshot() as view:
             return view.rows(Orphan, "catalog.orphans", wal_ids=sorted(wal_ids))
 
-    @contextmanager
-    def _undoing(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except PublishError as error:
-            raise CatalogUndoError(
-                observed=f"{what}: {error}",
-                next_step="check that KFM_CATALOG_URL is writable, then repeat: the undo continues where it stopped",
-            ) from error
-
     def _contents(self, paths: Iterable[str]) -> dict[str, str | None]:
-        """Return the current content hash of each file. Raises DependencyUnavailableError."""
+        """Return the current content hash of each file. Raises PublishError."""
         ordered_paths = list(paths)
-        try:
-            contents = self._publisher.read(ordered_paths)
-        except PublishError as error:
-            raise DependencyUnavailableError(
-                "written Items cannot be read back from the catalog",
-                observed=error,
-                next_step="check that KFM_CATALOG_URL is reachable; the stage is retried",
-            ) from error
+        contents = self._publisher.read(ordered_paths)
         return {path: content_of(contents.get(path)) for path in ordered_paths}
 
     def _register_latest(
@@ -255,7 +230,7 @@ class Catalog:
         outcome = {write.candidate.item_id: outcomes.written(write) for write in promoted}
         for write in writes:
             if (failure := failures.get(write.path)) is not None:
-                outcome[write.candidate.item_id] = outcomes.failed(write.candidate, failure.code, str(failure))
+                outcome[write.candidate.item_id] = outcomes.failed(write.candidate, failure.code, failure.reason)
         lost = [write for write in writes if write.candidate.item_id not in outcome]
         if lost:
             outcome |= outcomes.lost_race(lost, index.current(write.candidate.item_id for write in lost))

@@ -25,7 +25,6 @@ from kfm_dagster.plural import counted
 from kfm_dagster.recovery.reconcile import ComparedDay, Difference, compare_day, repair_day
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.object_handle import ObjectReadError
-from kfm_dagster.storage.publisher import PublishError
 
 COLUMNS = ("dataset", "day", "objects", "units", "items", *(kind.value for kind in Difference))
 REPAIRED = ("entered", "repeated", "left")
@@ -118,7 +117,7 @@ def _compared(pipeline: Pipeline, dataset: str, day: date, bar: Progress, *, rea
     task = bar.add_task(f"comparing {dataset} {day}", total=None)
     try:
         return compare_day(pipeline, dataset, day, read=read)
-    except (ObjectReadError, PublishError) as error:
+    except ObjectReadError as error:
         raise DependencyUnavailableError(
             f"{dataset} {day} cannot be compared", observed=str(error), next_step="try again when the store answers"
         ) from None

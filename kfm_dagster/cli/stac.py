@@ -14,13 +14,12 @@ from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import rows_as_json, show_rows, show_section
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.contracts.model import DatasetContract
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, ExitCode
+from kfm_dagster.errors import ConfigurationError, ExitCode
 from kfm_dagster.followers.stac_api.comparison import Comparison, DayComparison, compare
 from kfm_dagster.followers.stac_api.follower import PgstacFollower
 from kfm_dagster.ingest.preflight import hold_roots
 from kfm_dagster.reading.stores import stores
-from kfm_dagster.storage.database import Database
-from kfm_dagster.storage.publisher import PublishError, open_publisher
+from kfm_dagster.storage.publisher import open_publisher
 
 REFILLED_COLUMNS = ("collection_id", "changes")
 STATUS_COLUMNS = ("collection_id", "behind", "failures", "next_attempt_at", "last_error")
@@ -66,13 +65,9 @@ def check(*, collections: Sequence[str], as_json: bool) -> int:
     """
     with opened_pipeline(read_only=True) as pipeline:
         follower = _follower(pipeline.followers)
-        return _shown(
-            [
-                _compared(pipeline.database, pipeline.settings.catalog, follower, owner)
-                for owner in _owners(pipeline.registry, collections)
-            ],
-            as_json=as_json,
-        )
+        publisher = open_publisher(pipeline.settings.catalog)
+        owners = _owners(pipeline.registry, collections)
+        return _shown([compare(pipeline.database, publisher, follower, owner) for owner in owners], as_json=as_json)
 
 
 @stac.command()
@@ -110,10 +105,10 @@ def rebuild(*, collections: Sequence[str], place: str, as_json: bool) -> int:
             ]
             show_rows(rows, REFILLED_COLUMNS, as_json=as_json)
             return ExitCode.DONE
-        comparisons = []
+        publisher, comparisons = open_publisher(pipeline.settings.catalog), []
         for contract in owners:
             pipeline.following.rebuild(follower, contract)
-            comparisons.append(_compared(pipeline.database, pipeline.settings.catalog, follower, contract))
+            comparisons.append(compare(pipeline.database, publisher, follower, contract))
         return _shown(comparisons, as_json=as_json)
 
 
@@ -150,15 +145,6 @@ def _owners(registry: ContractRegistry, collections: Sequence[str]) -> list[Data
     if unknown := sorted(set(collections) - set(owners)):
         raise click.UsageError(f"no such collection: {', '.join(unknown)} (there are {', '.join(sorted(owners))})")
     return [owners[collection] for collection in sorted(collections or owners)]
-
-
-def _compared(database: Database, catalog: str, follower: PgstacFollower, contract: DatasetContract) -> Comparison:
-    try:
-        return compare(database, open_publisher(catalog), follower, contract)
-    except PublishError as error:
-        raise DependencyUnavailableError(
-            "the catalog's files cannot be read", observed=error, next_step="see whether KFM_CATALOG_URL answers"
-        ) from None
 
 
 def _shown(comparisons: Iterable[Comparison], *, as_json: bool) -> int:

@@ -15,12 +15,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from kfm_dagster import __version__
 from kfm_dagster.catalog.layout import GEOJSON, link
-from kfm_dagster.errors import DependencyUnavailableError, UnknownNameError
+from kfm_dagster.errors import UnknownNameError
 from kfm_dagster.exports.deployment_status import DeploymentStatus, deployment_status
 from kfm_dagster.exports.explanations.unit_history import unit_history
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.record import NoddWalRecord
-from kfm_dagster.storage.publisher import PublishError, open_publisher
+from kfm_dagster.storage.publisher import open_publisher
 from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import DATASETS, GAPS, REJECTIONS
 from kfm_dagster.views.units import FAILURES, UNITS, record_of
@@ -80,12 +80,7 @@ def item(pipeline: Pipeline, arguments: Mapping[str, str]) -> dict[str, Any]:
     with pipeline.database.snapshot() as view:
         href = record_of(pipeline.ledger, arguments.get("wal_id", ""), tx=view).stac_item_href
     address = pipeline.settings.catalog_public_url or pipeline.settings.catalog
-    try:
-        content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
-    except PublishError as error:
-        raise DependencyUnavailableError(
-            "the catalog is not reachable", observed=error, next_step="check KFM_CATALOG_URL"
-        ) from error
+    content = open_publisher(pipeline.settings.catalog).read([href]).get(href) if href else None
     if content is None:
         raise UnknownNameError("the unit has no Item in the catalog", observed=arguments["wal_id"])
     document: dict[str, Any] = json.loads(content)

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from obstore.exceptions import BaseError
 
-from kfm_dagster.catalog.store import CatalogUndoError, Orphan
+from kfm_dagster.catalog.store import Orphan
 from kfm_dagster.contracts.envelope import WalId
 from kfm_dagster.contracts.issues import IntegrityIssue
 from kfm_dagster.errors import ArtifactError, ContractError, DependencyUnavailableError, KfmError
@@ -33,6 +33,7 @@ from kfm_dagster.redaction import redacted_error
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.storage.artifacts import ArtifactReference, Artifacts
 from kfm_dagster.storage.object_handle import ObjectReadError
+from kfm_dagster.storage.publisher import PublishError
 from kfm_dagster.storage.s3 import Store
 
 FOLDER = "evidence"
@@ -83,7 +84,7 @@ class EvidenceCollector:
         """Withdraw the units' Items without lineage; return the cases where no such Item is left."""
         try:
             withdraw_orphans(self._pipeline, {case.wal_id for case in part})
-        except CatalogUndoError as error:
+        except PublishError as error:
             _LOG.warning("%s", error)
             return [case for single in part if len(part) > 1 for case in self._without_orphans([single])]
         return part
@@ -171,7 +172,7 @@ def withdraw_orphans(pipeline: Pipeline, wal_ids: Iterable[WalId]) -> None:
     """Withdraw Items without lineage of quarantined units in `wal_ids`.
 
     A transaction per dataset and run locks the units, so that none is requeued meanwhile. Safe to repeat, also after a
-    crash. Raises CatalogUndoError if the catalog's storage fails, and the database's error.
+    crash. Raises PublishError if the catalog's storage fails, and the database's error.
     """
     known = {contract.id for contract in pipeline.registry}
     for (dataset, run_id), orphans in groupby(pipeline.catalog.orphans(wal_ids), key=attrgetter("dataset", "run_id")):

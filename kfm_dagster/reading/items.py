@@ -11,7 +11,7 @@ import posixpath
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from itertools import islice
@@ -22,8 +22,9 @@ from obstore.store import HTTPStore
 
 from kfm_dagster.catalog.layout import ROOT, collection_path
 from kfm_dagster.contracts.identity import rfc3339
+from kfm_dagster.contracts.issues import StacIssue
 from kfm_dagster.contracts.loader import ContractRegistry
-from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError, UnknownNameError
+from kfm_dagster.errors import ConfigurationError, UnknownNameError
 from kfm_dagster.reading.names import REFERENCE, Item, matches
 from kfm_dagster.settings import Settings
 from kfm_dagster.storage.publisher import ObjectStorePublisher, Publisher, PublishError, open_publisher
@@ -142,11 +143,10 @@ class CatalogFiles:
         from kfm_dagster.followers.geoparquet.search import SearchCriteria  # noqa: PLC0415
 
         criteria = SearchCriteria(start=start, end=end, bbox=bbox, conditions=tuple(conditions))
-        with self._reachable():
-            for collection in self.collections(names):
-                for folder, table in self._tables(collection, criteria):
-                    for item in to_items(table):
-                        yield f"{self.url}/{folder}/{item['id']}.json", item
+        for collection in self.collections(names):
+            for folder, table in self._tables(collection, criteria):
+                for item in to_items(table):
+                    yield f"{self.url}/{folder}/{item['id']}.json", item
 
     def collections(self, names: Sequence[str] | None = None) -> list[str]:
         """Return the Collections of datasets or Collections that exist, all without a name.
@@ -181,8 +181,7 @@ class CatalogFiles:
         """Return a line for each property that no Item of the newest days has: it may be misspelt."""
         from kfm_dagster.followers.geoparquet.search import properties_of  # noqa: PLC0415, see above
 
-        with self._reachable():
-            known = properties_of(self._publisher, self.collections(names)) if self._lists else set()
+        known = properties_of(self._publisher, self.collections(names)) if self._lists else set()
         lines = []
         for name in sorted({name for name, *_ in conditions} - known) if known else ():
             near = get_close_matches(name, known)
@@ -192,9 +191,11 @@ class CatalogFiles:
 
     def read(self, paths: Sequence[str]) -> Mapping[str, Any]:
         """Return the JSON documents that exist, by path."""
-        with self._reachable():
-            contents = self._publisher.read(paths)
+        contents = self._publisher.read(paths)
+        try:
             return {path: orjson.loads(contents[path]) for path in paths if path in contents}
+        except orjson.JSONDecodeError as error:
+            raise PublishError(StacIssue.IO_ERROR, f"a file is no JSON: {error}") from error
 
     def _tables(self, collection: str, criteria: SearchCriteria) -> Iterator[tuple[str, pa.Table]]:
         from kfm_dagster.followers.geoparquet.days import years  # noqa: PLC0415, see above
@@ -233,15 +234,6 @@ class CatalogFiles:
             for link in document["links"]
             if link["rel"] == rel
         ]
-
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        try:
-            yield
-        except (PublishError, orjson.JSONDecodeError) as error:
-            raise DependencyUnavailableError(
-                "the catalog is not reachable", observed=error, next_step="check KFM_CATALOG_URL"
-            ) from error
 
 
 def equal(properties: Mapping[str, object]) -> tuple[PropertyCondition, ...]:

@@ -23,7 +23,7 @@ from obstore.exceptions import BaseError
 from typing_extensions import Buffer
 
 from kfm_dagster.contracts.issues import StacIssue
-from kfm_dagster.errors import ConfigurationError
+from kfm_dagster.errors import ConfigurationError, DependencyUnavailableError
 from kfm_dagster.failpoints import Failpoint, hit, with_context
 from kfm_dagster.redaction import error_text
 from kfm_dagster.storage.objects import open_store
@@ -84,12 +84,17 @@ Level = Mapping[str, bytes | None]
 """Files by path; None for a file that must not exist."""
 
 
-class PublishError(Exception):
-    """A file could not be read, staged or promoted; `code` names the failure."""
+class PublishError(DependencyUnavailableError):
+    """Published files cannot be read or written.
 
-    def __init__(self, code: StacIssue, message: str) -> None:
+    `code` names the failure, `reason` describes it.
+    """
+
+    def __init__(self, code: StacIssue, reason: str) -> None:
         self.code = code
-        super().__init__(message)
+        self.reason = reason
+        places = "KFM_CATALOG_URL, KFM_LINEAGE_URL or KFM_VIRTUAL_URL"
+        super().__init__(observed=reason, next_step=f"check their folder or bucket ({places})")
 
 
 class Staged(NamedTuple):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
-from kfm_dagster.catalog.store import Catalog, CatalogUndoError
+from kfm_dagster.catalog.store import Catalog
 from kfm_dagster.catalog.undo import UndoReport
 from kfm_dagster.contracts.envelope import Envelope, StacStatus
 from kfm_dagster.contracts.issues import StacIssue
@@ -23,7 +23,7 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.failpoints import Failpoint
 from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.fence import open_fence
-from kfm_dagster.storage.publisher import STAGING, FolderPublisher, ObjectStorePublisher
+from kfm_dagster.storage.publisher import STAGING, FolderPublisher, ObjectStorePublisher, PublishError
 from kfm_dagster_tests.catalog import trees
 from kfm_dagster_tests.catalog.conftest import ON_A_GROWING_CATALOG, Write
 from kfm_dagster_tests.catalog.envelopes import DAY, candidates, goes, nexrad, with_metadata
@@ -294,7 +294,7 @@ def test_an_undo_with_an_unreachable_place_changes_no_row_and_is_repeated(
     rows = everything(root, database)["items"]
     with (
         meanwhile(Failpoint.CATALOG_STAGE_BEFORE, full),
-        pytest.raises(CatalogUndoError, match="No space left on device"),
+        pytest.raises(PublishError, match="No space left on device"),
     ):
         own_tx(catalog).undo("goes-abi", "run")
     assert everything(root, database)["items"] == rows

@@ -247,7 +247,7 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
         (lambda: kfm.open(str(catalog / "hrrr" / "collection.json")), ConfigurationError, "the asset `data`"),
         (lambda: kfm.search(catalog="ftp://host/x"), ConfigurationError, "unknown scheme"),
         (lambda: kfm.search(catalog=str(catalog / "hrrr")), ConfigurationError, "there is no catalog here"),
-        (lambda: kfm.search(catalog="http://127.0.0.1:9/x"), DependencyUnavailableError, "not reachable"),
+        (lambda: kfm.search(catalog="http://127.0.0.1:9/x"), DependencyUnavailableError, "cannot be read"),
         (lambda: kfm.open(str(catalog / "x.json")), UnknownNameError, "there is no such Item"),
         (lambda: kfm.open("goes-abi"), UnknownNameError, "the catalog has no Items of goes-abi"),
         (lambda: kfm.open(surface), UnknownNameError, "expected one of "),

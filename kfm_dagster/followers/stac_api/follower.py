@@ -27,7 +27,7 @@ from kfm_dagster.contracts.model import DatasetContract
 from kfm_dagster.errors import KfmError
 from kfm_dagster.followers.stac_api.database import DDL_LOCK_TIMEOUT, StacApiDatabase, StacApiTransaction
 from kfm_dagster.followers.stac_api.rows import api_collection, stage_line
-from kfm_dagster.storage.publisher import Publisher, PublishError
+from kfm_dagster.storage.publisher import Publisher
 
 PARTITION = "month"
 """The smallest partition that pgstac offers: its searches are fastest with some million Items per partition, and a GOES
@@ -98,7 +98,7 @@ class PgstacFollower:
         try:
             content = self._publisher.read([path]).get(path)
             return None if content is None else api_collection(content, contract)
-        except (PublishError, ValueError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             raise FollowError(
                 observed=f"{path}: {error}",
                 next_step="check that KFM_CATALOG_URL is reachable; the follower is retried",
