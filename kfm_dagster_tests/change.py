@@ -1,4 +1,4 @@
-"""What a change touches: the commit that it is compared with, and the paths that differ from it.
+"""The change under test: the base commit and the paths that differ from it.
 
 The selection of tests and the mutants of a change use the same base.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLE = "KFM_CHANGED_BASE"
 AGE = "12 hours ago"
-"""A base is older than one sitting's commits; a fresh clone knows no more of what was tested before."""
+"""The minimum age of a base: older than the commits of one session."""
 
 
 def base_commit(root: Path = ROOT, named: str = "") -> str | None:
@@ -23,13 +23,13 @@ def base_commit(root: Path = ROOT, named: str = "") -> str | None:
 
 
 def changed_paths(root: Path, base: str) -> frozenset[str]:
-    """Return the paths, from the root, that differ from a commit, with the untracked ones; a rename counts twice."""
+    """Return the paths that differ from a commit, and untracked ones; a rename gives both paths."""
     differing = _git(root, "diff", "--name-only", "--no-renames", "-z", base)
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     return frozenset(filter(None, f"{differing}\0{untracked}".split("\0")))
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return what git prints; nothing where it fails: outside a checkout, or no such commit."""
+    """Return git's output, or an empty text if it fails: outside a checkout, or for an unknown commit."""
     done = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -6,7 +6,7 @@
 The page has each clause with its tests, those that every commit runs and those that run when a path of theirs changed
 (`selection.yaml`), and each requirement of the documents with its clauses, its test and its page.
 
-An unknown clause id is a usage error, so that a typo cannot claim anything; so is a clause that no commit has to run,
+An unknown clause id is a usage error; so is a clause without a test that every commit runs,
 and a requirement whose test is not collected.
 """
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"docs/spec/requirements.yaml names tests that there are not: {', '.join(lost)}")
     table = config.stash[_TABLE] = render(clauses, claims)
     out = config.getoption("--clauses-out")
-    # Every worker of pytest-xdist collects everything, and the process that started them nothing.
+    # Every worker of pytest-xdist collects all tests; the process that started them collects none.
     if out and getattr(config, "workerinput", {}).get("workerid", _FIRST_WORKER) == _FIRST_WORKER:
         out.write_text(table, encoding="utf-8")
     if config.getoption("--clauses"):
@@ -67,7 +67,7 @@ def _claims(items: list[pytest.Item], clauses: Collection[str]) -> dict[str, lis
 
 
 def _function(item: pytest.Item) -> str:
-    """A test's name without its case."""
+    """Return a test's name without its case."""
     return item.nodeid.partition("[")[0]
 
 
@@ -108,7 +108,7 @@ def _requirements() -> list[dict[str, Any]]:
 
 
 def _named(row: dict[str, Any]) -> str:
-    """The test of a requirement as pytest names it."""
+    """Return the node id of a requirement's test."""
     return f"{TESTS.name}/{row['test']}"
 
 
@@ -131,10 +131,10 @@ def _required() -> list[str]:
 
 
 def _pages(row: dict[str, Any]) -> str:
-    """Links to the page that says it, and to the reason why the document is not followed to the letter."""
-    said = [f"[{row['page']}](../../{row['page']})"] if "page" in row else []
+    """Return links to a requirement's page and to the reason of a deviation from the document."""
+    links = [f"[{row['page']}](../../{row['page']})"] if "page" in row else []
     why = [f"[why otherwise](../../{row['instead']})"] if "instead" in row else []
-    return "<br>".join(said + why)
+    return "<br>".join(links + why)
 
 
 _TABLE = pytest.StashKey[str]()

@@ -1,4 +1,4 @@
-"""Clocks of tests that are not about clocks, and readings for those that are."""
+"""Clocks for tests of other subjects, and readings for tests of clocks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ RULE = ClockRule(tau_calib=timedelta(hours=24), max_offset=timedelta(seconds=1),
 
 
 class LockedClock:
-    """What the pipeline takes for its calibration: locked, whatever this machine's kernel says, and no reading kept."""
+    """A replacement of the pipeline's calibration: always locked, without readings."""
 
     def decided(self, contract: DatasetContract, objects: ObjectStores) -> ClockDecision:
         return ClockDecision(state=ClockState.LOCKED, reason="a test says so")
 
 
 def locked(pipeline: Pipeline) -> Pipeline:
-    """Give a pipeline a clock that is locked."""
+    """Give a pipeline a locked clock."""
     pipeline.calibration = cast("Calibration", LockedClock())
     return pipeline
 
 
 def server_reading(at: datetime, offset: float, bound: float = 0.5, *, host: str = "s3") -> ClockReading:
-    """Return the reading that a server's Date gives."""
+    """Return a reading of a server's Date header."""
     return _reading(at, f"date:{host}", ClockState.UNKNOWN, offset, bound)
 
 
@@ -44,7 +44,7 @@ def _reading(at: datetime, source: str, state: ClockState, offset: float | None,
 
 
 def reopened(pipeline: Pipeline, *parts: str) -> None:
-    """Let a pipeline open these parts again, under the clock and the card that it has by now."""
+    """Make a pipeline reopen these parts with its current clock and card."""
     for part in parts:
         with suppress(AttributeError):
             delattr(pipeline, part)

@@ -1,4 +1,4 @@
-"""The embedded cloud of the tests: one server for each worker of the suite, emptied for each module or test."""
+"""The embedded cloud of the tests: one server per worker, emptied for each module or test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kfm_dagster.demo.feed import Feed, FeedObject, ObjectEvent
 
 
 def emptied(cloud: EmbeddedCloud) -> EmbeddedCloud:
-    """Return the cloud without buckets, topics, queues and messages; its endpoint and its certificate stay."""
+    """Return the cloud without buckets, topics, queues and messages; endpoint and certificate are kept."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{cloud.endpoint_url}/moto-api/reset", data=b"", timeout=TIMEOUT_SECONDS):
         return cloud

@@ -1,4 +1,4 @@
-"""`kfm ...` as a person types it, in this process: what it answered, and what a folder held before and after."""
+"""Running `kfm ...` in this process: its output and exit code, and the state of a folder."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Answer(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A JSON object for each line of the output."""
+        """Return the JSON object of each line of the output."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     def refused(self, *texts: str, code: int = ExitCode.USAGE) -> None:
-        """Assert a refusal: its exit code, no output, and one line on standard error that has each text."""
+        """Check a refusal: exit code, no output, and one line on standard error with each text."""
         assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
         assert self.err.startswith("kfm: "), self
         assert [text for text in texts if text not in self.err] == [], self
 
     @property
     def document(self) -> Any:
-        """The output as one JSON document."""
+        """Return the output as one JSON document."""
         return json.loads(self.out)
 
 
@@ -46,7 +46,7 @@ SERVE = "import sys; from kfm_dagster.cli.main import main; main(sys.argv[1:])"
 
 
 def caller(captured: pytest.CaptureFixture[str], *before: str) -> Call:
-    """Return what runs `kfm` with the words `before` and those that it is called with."""
+    """Return a function that runs `kfm` with the words `before` and its arguments."""
 
     def run(*arguments: str) -> Answer:
         captured.readouterr()
@@ -66,7 +66,7 @@ def words_of(line: str) -> tuple[dict[str, str], list[str]]:
 
 
 def state_of(folder: Path) -> dict[str, bytes]:
-    """Read every file and folder below a folder, but for SQLite's own side files, which come and go."""
+    """Return the content of every file and folder below a folder, without SQLite's temporary files."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in folder.rglob("*")

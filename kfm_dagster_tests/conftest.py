@@ -1,4 +1,4 @@
-"""Fixtures that every test may ask for."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ if TYPE_CHECKING:
 settings.register_profile("kfm", deadline=None)
 settings.load_profile("kfm")
 
-# Most messages of the tests are made by hand, and signed by nobody. Those that come by way of the embedded cloud are
-# signed, and its environment asks for that.
+# Most messages of the tests are unsigned. Those of the embedded cloud are
+# signed, and its environment requires that.
 os.environ.setdefault("KFM_SNS_VERIFY", "off")
 
-# What a schedule begins would be among what the tests count; integration/test_scheduled_listing.py has it on.
+# Scheduled work would change the tests' counts; integration/test_scheduled_listing.py enables it.
 os.environ.setdefault("KFM_SCHEDULED_LISTINGS", "false")
 
-# What follows the catalog would be among what the tests count; followers/geoparquet/test_geoparquet.py has it on.
+# Followers would change the tests' counts; followers/geoparquet/test_geoparquet.py enables GeoParquet.
 os.environ.setdefault("KFM_GEOPARQUET", "false")
 
 if not entry_points(group="kfm_dagster.followers"):
     pytest.exit("the installed metadata is older than pyproject.toml; next: pip install --no-deps -e .", returncode=4)
 
-# What a shell or nohup starts in the background ignores these, and hands that on to the processes of the tests.
+# Background processes of a shell or nohup ignore these signals, and the tests' processes would inherit that.
 for _number, _disposition in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _disposition)
 
-# Workers of pytest-xdist are given a width of their own, which the tables of commands would obey.
+# pytest-xdist sets a width for its workers, which would change the tables of commands.
 os.environ.pop("COLUMNS", None)
 
-# The collector would look at every module and at thousands of collected tests again and again.
+# Frequent collections would repeatedly scan every module and thousands of collected tests.
 collect_rarely()
 
-scratch.use_memory()  # before pytest, or a module of tests, asks for a temporary folder
+scratch.use_memory()  # before pytest or a test module creates a temporary folder
 
 pytest_configure, pytest_unconfigure = scratch.begin_run, scratch.end_run
 
@@ -75,7 +75,7 @@ SHARED_DATA = [Path(__file__).resolve().parents[2] / "shared" / name for name in
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give `database_url` both databases, and a test that is marked so the quicker one alone."""
+    """Run tests with `database_url` on both databases, or only on the faster one if marked so."""
     if "database_url" not in metafunc.fixturenames:
         return
     if any("database_url" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
@@ -86,21 +86,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def _environment_stays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No test, nor what it tests, leaves environment variables to the next one of its worker."""
+    """Check that a test leaves no changed environment variable."""
     before = _environment()
     yield
-    left = {name for name, _ in _environment().items() ^ before.items()}
-    assert not left, f"{request.node.nodeid} leaves these environment variables changed: {sorted(left)}"
+    changed = {name for name, _ in _environment().items() ^ before.items()}
+    assert not changed, f"{request.node.nodeid} leaves these environment variables changed: {sorted(changed)}"
 
 
 def _environment() -> dict[str, str]:
-    """What is read by the package, Dagster and the clients of AWS; libraries set names of their own at import."""
+    """Return the variables of the package, Dagster and AWS clients; libraries set others at import."""
     return {name: value for name, value in os.environ.items() if name.startswith(("KFM_", "DAGSTER_", "AWS_"))}
 
 
 @pytest.fixture(scope="session")
 def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of real NODD objects, of ../shared/data and ../shared/nodd; skips the test where one is missing."""
+    """The folder of real NODD objects (../shared/data and ../shared/nodd); skip the test if one is missing."""
     merged = tmp_path_factory.mktemp("real") / "data"
     for folder in SHARED_DATA:
         if not folder.is_dir():
@@ -111,7 +111,7 @@ def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(shared_data: Path) -> dict[str, Any]:
-    """Answers of independent readers, by path below the data folder."""
+    """The values of independent readers by path below the data folder."""
     answers = [json.loads((folder / "reference.json").read_text(encoding="utf-8")) for folder in SHARED_DATA]
     assert not set.intersection(*map(set, answers))
     return {path: entry for each in answers for path, entry in each.items()}
@@ -125,20 +125,20 @@ def contracts() -> ContractRegistry:
 
 @pytest.fixture(scope="session")
 def cloud_server() -> Iterator[EmbeddedCloud]:
-    """S3, SNS and SQS on loopback, started once; they hold what earlier tests left (`clouds.emptied`)."""
+    """S3, SNS and SQS on loopback, started once; content of earlier tests stays (`clouds.emptied`)."""
     with EmbeddedCloud() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def cloud(cloud_server: EmbeddedCloud) -> EmbeddedCloud:
-    """S3, SNS and SQS on loopback, empty when a module begins."""
+    """S3, SNS and SQS on loopback, emptied for each module."""
     return clouds.emptied(cloud_server)
 
 
 @pytest.fixture
 def aws(cloud: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCloud:
-    """The same, in the environment of the test, with credentials and a region."""
+    """The cloud in the environment of the test, with credentials and a region."""
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     for name, value in {**AWS, "AWS_ENDPOINT_URL": cloud.endpoint_url}.items():
         monkeypatch.setenv(name, value)
@@ -157,7 +157,7 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: str) -> Iterator[str]:
-    """Name of a migrated database on the server, for others to be copied from."""
+    """The name of a migrated database on the server, used as a template."""
     with databases.created(postgres_server) as url:
         Database.open(url).dispose()
         yield str(sa.make_url(url).database)
@@ -172,7 +172,7 @@ def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def deployment_role(postgres_server: str) -> Iterator[str]:
-    """Name of a role that `deployment_url` gives its rights; dropped when every database with them is."""
+    """The name of a role with rights granted by `deployment_url`; dropped after its databases."""
     name = f"kfm_deployment_{secrets.token_hex(4)}"
     yield name
     databases.drop_role(postgres_server, name)
@@ -189,7 +189,7 @@ def deployment_url(deployment_role: str, postgres_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def retention_role(postgres_server: str) -> Iterator[str]:
-    """Name of a role that must be quoted wherever it stands; dropped when every database with its rights is."""
+    """The name of a role that always needs quotes; dropped after its databases."""
     name = f"kfm retention %s {secrets.token_hex(4)}"
     yield name
     databases.drop_role(postgres_server, name)
@@ -215,7 +215,7 @@ def postgis_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def stac_api_template(postgis_server: str) -> Iterator[str]:
-    """Name of a database with pgstac and our tables, for others to be copied from."""
+    """The name of a database with pgstac and our tables, used as a template."""
     with postgis.stac_api_database(postgis_server) as url:
         yield str(sa.make_url(url).database)
 
@@ -245,7 +245,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Path:
-    """Folder in the place of the providers' object stores."""
+    """A folder that replaces the providers' object stores."""
     folder = tmp_path / "objects"
     folder.mkdir()
     return folder
@@ -254,7 +254,7 @@ def objects(tmp_path: Path) -> Path:
 @pytest.fixture
 def queue() -> FakeQueue:
     """The queue of `pipeline`."""
-    # Only here: importing it takes seconds.
+    # Imported here because the import takes seconds.
     from kfm_dagster_tests.integration.chain import FakeQueue
 
     return FakeQueue()
@@ -297,7 +297,7 @@ def call(home: Path, capfd: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def ledger(home: Path) -> dict[str, NoddWalRecord]:
-    """A ledger with one unit of each fate, by its status."""
+    """A ledger with one unit of each status; return the records by status."""
     from kfm_dagster.ingest.pipeline import Pipeline
     from kfm_dagster_tests.factories import bring, envelope
     from kfm_dagster_tests.transactions import own_tx

@@ -1,6 +1,6 @@
-"""Databases for tests: copied from one that is migrated already, because migrating costs more than most tests do.
+"""Databases for tests: copies of a migrated one, because a migration costs more than most tests.
 
-Belongs here: how a fresh database comes to be. Does not belong here: who asks for one (`conftest.py`).
+Belongs here: creating databases. Does not belong here: fixtures (`conftest.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kfm_dagster.storage.database import Database
 
 
 def migrated_sqlite(path: Path) -> str:
-    """Put a migrated database at `path`, unless something stands there, and give its URL."""
+    """Write a migrated database to `path`, unless the file exists, and return its URL."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_sqlite())
@@ -35,14 +35,14 @@ def migrated_sqlite(path: Path) -> str:
 def _sqlite() -> bytes:
     with tempfile.TemporaryDirectory(prefix="kfm-sqlite-") as folder:
         path = Path(folder) / "kfm.db"
-        Database.open(f"sqlite:///{path}").dispose()  # the last to close writes the whole journal into the file
+        Database.open(f"sqlite:///{path}").dispose()  # closing the last connection writes the journal into the file
         return path.read_bytes()
 
 
 @contextmanager
 def shared_server(folder: Path) -> Iterator[str]:
-    """Run the PostgreSQL that the workers of a suite share, and give its URL; the last worker to leave stops it."""
-    # The server may run as a user of its own, who has to reach its data.
+    """Run the PostgreSQL shared by the suite's workers, and yield its URL; the last worker stops it."""
+    # The server may run as another user, who must reach its data.
     folder.mkdir(mode=0o755, exist_ok=True)
     with ExitStack() as stack:
         with locked(folder / "lock"):
@@ -67,7 +67,7 @@ def created(server: str, *, template: str = "template1") -> Iterator[str]:
     name = f"kfm_{secrets.token_hex(6)}"
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        # Half of what the default takes, which writes every page to the journal; tests do this over a thousand times.
+        # Takes half the time of the default, which journals every page; tests do this over a thousand times.
         connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
     yield sa.make_url(server).set(database=name).render_as_string(hide_password=False)
     with admin.connect() as connection:
@@ -76,10 +76,10 @@ def created(server: str, *, template: str = "template1") -> Iterator[str]:
 
 
 def forget_power_loss(server: str) -> None:
-    """Let a server that no test crashes wait for no disk: a killed client loses nothing by it.
+    """Disable syncs of a server that no test crashes: a killed client loses nothing.
 
-    Its journal stays small, because it may stand in memory. The campaigns that crash a server start one of their own,
-    which keeps its defaults.
+    Its journal stays small, because it may be in memory. Campaigns that crash a server start their own,
+    with the defaults.
     """
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -91,7 +91,7 @@ def forget_power_loss(server: str) -> None:
 
 @contextmanager
 def unguarded(connection: Connection, *tables: str) -> Iterator[None]:
-    """Type into tables as their owner can who switches the guards off; they are on again afterwards."""
+    """Disable the guards of tables, as their owner can, and enable them afterwards."""
     if connection.dialect.name == "postgresql":
         for table in tables:
             connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER USER")
@@ -100,21 +100,21 @@ def unguarded(connection: Connection, *tables: str) -> Iterator[None]:
             connection.exec_driver_sql(f"ALTER TABLE {table} ENABLE TRIGGER USER")
         return
     triggers = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?"
-    found = [row for table in tables for row in connection.exec_driver_sql(triggers, (table,)).all()]
-    for name, _ in found:
+    trigger_rows = [row for table in tables for row in connection.exec_driver_sql(triggers, (table,)).all()]
+    for name, _ in trigger_rows:
         connection.exec_driver_sql(f"DROP TRIGGER {name}")
     yield
-    for _, sql in found:
+    for _, sql in trigger_rows:
         connection.exec_driver_sql(sql)
 
 
 def as_role(url: str, role: str) -> str:
-    """Give the URL under which a role connects that needs no password, as the servers of tests let it."""
+    """Return the URL of a role without a password, which the tests' servers accept."""
     return sa.make_url(url).set(username=role, password=None).render_as_string(hide_password=False)
 
 
 def drop_role(server: str, role: str) -> None:
-    """Drop a role that no database knows any more."""
+    """Drop a role without rights in any database."""
     admin = sa.create_engine(server, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.exec_driver_sql(f'DROP ROLE IF EXISTS "{role}"'.replace("%", "%%"))
@@ -128,7 +128,7 @@ def ask(database: Database, query: str) -> list[Any]:
 
 
 def refusal(database: Database, typed: str) -> str | None:
-    """Return PostgreSQL's code for a statement that is refused, and None for any other; it is taken back."""
+    """Execute and roll back a statement; return PostgreSQL's error code, or None."""
     with database.engine.connect() as connection, connection.begin() as typing:
         try:
             connection.exec_driver_sql(typed)
@@ -140,7 +140,7 @@ def refusal(database: Database, typed: str) -> str | None:
 
 
 def every_row(database: Database) -> dict[str, list[str]]:
-    """Return every row of every table as JSON, in an order of its own."""
+    """Return the rows of every table as JSON, sorted."""
     with database.snapshot() as tx:
         return {
             name: sorted(
@@ -152,7 +152,7 @@ def every_row(database: Database) -> dict[str, list[str]]:
 
 
 def refuse_rows(database: Database, table: str, condition: str) -> None:
-    """Have the database refuse rows of a table for which a condition over NEW holds."""
+    """Make the database refuse rows for which a condition over NEW holds."""
     with database.engine.begin() as connection:
         if database.dialect == "sqlite":
             connection.exec_driver_sql(

@@ -59,17 +59,17 @@ def envelope(number: int = 0, **changes: Any) -> Envelope:
 
 
 def staged(contract: DatasetContract, status: str, **retired: str | None) -> DatasetContract:
-    """Return a contract in another stage of life; `retired` has since and successor."""
+    """Return a contract with another status; `retired` has since and successor."""
     document = contract.model_dump()
     document["metadata"] |= {"status": status, "retired": {"reason": "It ended.", **retired} if retired else None}
     return DatasetContract.model_validate(document)
 
 
 def identified(unit: Envelope, **changes: Any) -> Envelope:
-    """Return the unit changed, with the identity that follows from the changes."""
-    other = unit.evolve(**changes)
-    facts = {name: getattr(other, name) for name in ("dataset", "object_uri", "time_range_start", "object_version")}
-    return other.evolve(wal_id=wal_id(**facts))
+    """Return the changed unit with its new identity."""
+    changed = unit.evolve(**changes)
+    facts = {name: getattr(changed, name) for name in ("dataset", "object_uri", "time_range_start", "object_version")}
+    return changed.evolve(wal_id=wal_id(**facts))
 
 
 def landed_path(digest: str) -> str:
@@ -79,7 +79,7 @@ def landed_path(digest: str) -> str:
 
 
 def received_long_ago(database: Database, digest: str) -> None:
-    """Record a message of a landed batch, which was received years ago and announced nothing."""
+    """Record a message of a landed batch, received years ago without a unit."""
     message = Delivery(
         message_id=digest,
         queue="q",
@@ -91,7 +91,7 @@ def received_long_ago(database: Database, digest: str) -> None:
 
 
 def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -> Envelope:
-    """Return the unit as it leaves a chain in which everything went well."""
+    """Return the unit after a successful chain."""
     return unit.evolve(
         integrity=Integrity(status=CheckStatus.OK, actual_size_bytes=unit.object_size, actual_etag=unit.object_version),
         metadata=Metadata(
@@ -111,13 +111,13 @@ def finished(unit: Envelope, *, write_status: StacStatus = StacStatus.CREATED) -
 
 
 def failed(unit: Envelope, code: str = "missing_object") -> Envelope:
-    """Return the unit as it leaves a chain that it left at integrity-check."""
+    """Return the unit after a failure at integrity-check."""
     issue = Issue(code=code, severity=Severity.FAILED, message="the object is not there")
     return unit.evolve(integrity=Integrity(status=CheckStatus.FAILED, issues=(issue,), checks_run=("exists",)))
 
 
 def bring(ledger: Any, status: str, units: Sequence[Envelope], *, code: str | None = None) -> None:
-    """Give units of one dataset and day a record, and take them to a status as runs and people do."""
+    """Record units of one dataset and day, and bring them to a status as runs and people do."""
     own, ids = own_tx(ledger), [unit.wal_id for unit in units]
     own.ensure(units)
     if status == "quarantined":
@@ -148,7 +148,7 @@ JSON = st.recursive(
 
 @st.composite
 def envelopes(draw: st.DrawFn) -> Envelope:
-    """Any envelope that the operators could make, and some that they could not."""
+    """Draw any envelope of the operators, and some impossible ones."""
     start = draw(_TIMES)
     unit = envelope(
         draw(st.integers(0, 10**6)),

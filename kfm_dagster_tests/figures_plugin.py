@@ -1,6 +1,6 @@
-"""Pytest plugin: figures that a test measures are printed at the end of the session, also when it passes.
+"""Pytest plugin: print the figures measured by tests at the end of the session, also of passing tests.
 
-Ask for the fixture `figure` and call it with a sentence. A figure is reported, never asserted: machines are noisy.
+Use the fixture `figure` and call it with a sentence. Figures are reported and never asserted: machines are noisy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str], No
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Of the reports and not of this process: a test may have run in a worker of pytest-xdist.
+    # Read from the reports, since a test may have run in a worker of pytest-xdist.
     reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
     figures = [
         value

@@ -1,4 +1,4 @@
-"""Moments of a process: dying at the n-th statement or failpoint, and what another process does meanwhile.
+"""Moments of a process: death at the n-th statement or failpoint, and actions of another process meanwhile.
 
 Belongs here: acting at a failpoint. Does not belong here: deaths of real processes (`integration/test_kill.py`).
 """
@@ -26,20 +26,20 @@ class DeathError(BaseException):
 
 @dataclass
 class Death:
-    """A death at the `at`-th moment; `reached` are the moments until then, all of them where it was survived."""
+    """A death at the `at`-th moment; `reached` has the moments until then, or all if the process survived."""
 
     at: int
     reached: list[str] = field(default_factory=list)
 
     def reach(self, moment: str) -> None:
-        """Die here if it is time, and at each later moment. Raises DeathError."""
+        """Die at this moment if it is the chosen one or later. Raises DeathError."""
         self.reached.append(moment)
         if self.died:
             raise DeathError(moment)
 
     @property
     def died(self) -> bool:
-        """Whether there were that many moments."""
+        """Return whether the chosen moment was reached."""
         return len(self.reached) >= self.at
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Death:
 
 @contextmanager
 def dying(database: Database | None = None, *, at: int | Death, only: str = "") -> Iterator[Death]:
-    """End the block at its `at`-th statement or failpoint; `only`: at that of the failpoints whose names begin so."""
+    """End the block at its `at`-th statement or failpoint; `only` counts failpoints with this prefix."""
     death = at if isinstance(at, Death) else Death(at)
 
     def executed(_connection: Any, statement: Any, *_: Any) -> None:
@@ -74,7 +74,7 @@ def dying(database: Database | None = None, *, at: int | Death, only: str = "") 
 
 
 def deaths() -> Iterator[tuple[int, Death]]:
-    """A death for each moment of a block in turn, until one is survived."""
+    """Yield a death for each moment of a block in turn, until the block survives."""
     for at in count(1):
         yield at, (death := Death(at))
         if not death.died:
@@ -83,24 +83,24 @@ def deaths() -> Iterator[tuple[int, Death]]:
 
 @contextmanager
 def meanwhile(failpoint: Failpoint, act: Callable[[], object], *, nth: int = 1) -> Iterator[None]:
-    """Act once, where a failpoint is reached for the n-th time; an error of `act` is one of the call there."""
-    left = nth
+    """Act once when a failpoint is reached for the n-th time; an error of `act` is raised there."""
+    remaining = nth
 
-    def reached(one: Failpoint, _: object) -> None:
-        nonlocal left
-        left -= one is failpoint
-        if left == 0 and one is failpoint:
+    def reached(point: Failpoint, _: object) -> None:
+        nonlocal remaining
+        remaining -= point is failpoint
+        if remaining == 0 and point is failpoint:
             failpoints.install(None)
             act()
 
     failpoints.install(reached)
     try:
         yield
-        assert left <= 0, f"{failpoint} was not reached"
+        assert remaining <= 0, f"{failpoint} was not reached"
     finally:
         failpoints.install(None)
 
 
 def full() -> None:
-    """Raise what a full disk does."""
+    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

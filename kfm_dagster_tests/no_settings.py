@@ -1,4 +1,4 @@
-"""No variable of this machine, for tests that load settings as a command does."""
+"""An environment without this machine's variables, for tests that load settings like a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def unset_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every KFM_ variable out of the environment but the tests' own."""
+    """Remove every KFM_ variable from the environment except the tests' own."""
     for name in os.environ:
         if name.startswith("KFM_") and not name.startswith("KFM_TEST_"):
             monkeypatch.delenv(name)

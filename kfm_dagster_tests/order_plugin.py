@@ -1,6 +1,6 @@
-"""Pytest plugin: gives parallel workers the longest modules first, so that none of them ends long after the others.
+"""Pytest plugin: give parallel workers the longest modules first, so that all end at about the same time.
 
-xdist by itself begins with the modules of most tests, but those that last longest hold few: they start daemons and
+xdist alone starts with the modules with most tests, but the longest modules have few: they start daemons and
 kill them. `make test` therefore passes `--no-loadscope-reorder`. Without workers the order is pytest's.
 """
 
@@ -19,7 +19,7 @@ LATE = {
     "jsonschema": 6, "kubernetes": 0.5, "libcst": 1, "playwright": 0.5, "pystac_client": 6,
     "schemathesis": 2, "xradar": 2,
 }  # fmt: skip
-"""Packages that a test imports where it needs them, with the CPU seconds that each costs every worker at collection."""
+"""Packages that tests import locally, with the CPU seconds of each for every worker at collection."""
 LONGEST = [
     "docs/test_runbooks.py",
     "chaos/test_every_failpoint.py",
@@ -39,7 +39,7 @@ LONGEST = [
     "deployment/test_deployment.py",
     "integration/test_backfill.py",
 ]
-"""Modules of twenty seconds and more, by the processor time that they take; one that is missing costs balance alone."""
+"""Modules of twenty CPU seconds or more, by time; a missing one only worsens the balance."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    gc.freeze()  # what was collected stays to the end: no collection of garbage has to look through it
+    gc.freeze()  # collected tests live to the end, so garbage collections need not scan them
     atexit.register(gc.unfreeze)
     if session.config.getoption("--changed") and (early := sorted(LATE.keys() & sys.modules.keys())):
         raise pytest.UsageError(f"a module of tests imports {', '.join(early)} at its top; every worker pays for it")

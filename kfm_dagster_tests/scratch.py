@@ -1,6 +1,6 @@
-"""Where the tests' folders and servers stand: in memory, where it can hold them.
+"""The place of the tests' folders and servers: in memory if it has room.
 
-Belongs here: the choice of the folder. Does not belong here: what stands in it (`tmp_path`, `databases.py`).
+Belongs here: the choice of the folder. Does not belong here: its content (`tmp_path`, `databases.py`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import pytest
 RUN = "KFM_TEST_RUN"
 MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 4 << 30
-"""Twice what the suite leaves while it runs, and room for its servers; a container's /dev/shm has 64 MB by default."""
+"""Twice the suite's files and room for its servers; a container's /dev/shm has 64 MB by default."""
 
 
 def use_memory() -> None:
-    """Put temporary files of this process and of those that it starts in memory, if it has room and nobody chose.
+    """Put temporary files of this process and its children in memory, if it has room and no folder is set.
 
-    A killed process leaves in memory what it leaves on a disk, so no test of a crash is the weaker; but creating a
-    database takes a tenth of the time, and nobody waits for a disk.
+    A killed process leaves the same files in memory as on a disk, so crash tests stay valid; but creating a
+    database takes a tenth of the time.
     """
     if "TMPDIR" not in os.environ and _room() >= NEEDED_BYTES:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
 def begin_run(config: pytest.Config) -> None:
-    """Name the run of the suite, by a folder that its workers share; only the process that started them ends it."""
+    """Name the run by a folder that its workers share; only the process that started them removes it."""
     if not hasattr(config, "workerinput"):
         os.environ[RUN] = tempfile.mkdtemp(prefix="kfm-suite-")
-        # pytest's own base folder is closed to all but its owner; servers may run as users of their own.
+        # pytest's base folder is private to its owner; servers may run as other users.
         of_this_run().chmod(0o755)
 
 
@@ -48,11 +48,11 @@ def end_run(config: pytest.Config) -> None:
 
 
 def _room() -> int:
-    """Bytes that MEMORY and the machine can still hold, 0 where it is no such folder."""
+    """Return the free bytes of MEMORY and the machine, or 0 without such a folder."""
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         available = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in lines)}
-        # Half: the processes of the tests need theirs.
+        # Only half, since the tests' processes need memory.
         return min(shutil.disk_usage(MEMORY).free, available["MemAvailable"] // 2)
     except (OSError, KeyError):
         return 0

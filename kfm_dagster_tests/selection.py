@@ -1,12 +1,12 @@
-"""Pytest plugin: which tests a change has to run, by the table `selection.yaml`.
+"""Pytest plugin: the tests that a change must run, by the table `selection.yaml`.
 
     pytest --changed            leave out walks whose paths did not change, and the repetitions on PostgreSQL
-    KFM_TEST_ALL=1              run everything all the same, as `make soak` does
+    KFM_TEST_ALL=1              run everything, as `make soak` does
     KFM_CHANGED_BASE=COMMIT     compare with this commit; default: the newest one older than twelve hours
 
-Without `--changed` pytest runs all that its arguments name. Nothing is drawn by chance: the base, the table and the
+Without `--changed` pytest runs all tests of its arguments. The selection is deterministic: the base, the table and the
 checkout decide, and Hypothesis draws by a seed of the base, which the header names: `--hypothesis-seed` repeats it.
-Does not belong here: which paths differ (`change.py`).
+Does not belong here: the changed paths (`change.py`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ POSTGRESQL, SQLITE = "postgresql", "sqlite"
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """Tests that follow some paths of the repository, and run when one of these changes.
+    """Tests that depend on some paths of the repository, and run when one of these changes.
 
     `tests` are modules or functions below kfm_dagster_tests, `paths` files and folders from the root. `always` are
-    functions or cases that run on every commit all the same.
+    functions or cases that run on every commit anyway.
     """
 
     name: str
@@ -43,23 +43,23 @@ class Walk:
     always: tuple[str, ...] = ()
 
     def holds(self, nodeid: str) -> bool:
-        """Whether a test is part of the walk and may be left out."""
+        """Return whether a test is part of the walk and may be left out."""
         return _named(nodeid, self.tests) and not _named(nodeid, self.always)
 
     def leaves_out(self, function: str) -> bool:
-        """Whether no case of a test function, or of a whole module, runs on every commit."""
+        """Return whether no case of a test function or module runs on every commit."""
         cases = tuple(f"{TESTS}/{name}" for name in self.always)
         return self.holds(function) and not any(case.startswith((f"{function}[", f"{function}::")) for case in cases)
 
     def touched(self, changed: Iterable[str]) -> bool:
-        """Whether a path of the walk, or one of its test modules, is among those that changed."""
+        """Return whether a path or test module of the walk changed."""
         modules = (f"{TESTS}/{test.partition('::')[0]}" for test in self.tests)
         return _below(changed, (*self.paths, *modules))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Twins:
-    """Repetitions on PostgreSQL of tests that run on SQLite as well: what is tested is Python's, and runs on one.
+    """Repetitions on PostgreSQL of tests of Python code, for which SQLite suffices.
 
     They run when one of `paths` changes. `always` are the tests of SQL, locks, roles and types, which always run.
     """
@@ -68,7 +68,7 @@ class Twins:
     always: tuple[str, ...]
 
     def holds(self, nodeid: str, nodeids: Collection[str]) -> bool:
-        """Whether a test repeats one of `nodeids` on PostgreSQL and may be left out."""
+        """Return whether a test repeats one of `nodeids` on PostgreSQL and may be left out."""
         function, bracket, case = nodeid.partition("[")
         if POSTGRESQL not in case or _named(nodeid, self.always):
             return False
@@ -77,7 +77,7 @@ class Twins:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a run of the suite leaves out. `base` and `changed` are None where everything runs, for a `reason`."""
+    """The tests that a run leaves out. `base` and `changed` are None if everything runs, for a `reason`."""
 
     walks: tuple[Walk, ...]
     twins: Twins
@@ -99,13 +99,13 @@ class Selection:
         return tuple(walk for walk in self.walks if not walk.touched(changed))
 
     def leaves_out(self, nodeid: str, nodeids: Collection[str]) -> bool:
-        """Whether this run leaves a test out, one of all that were collected."""
+        """Return whether this run leaves out a collected test."""
         if any(walk.holds(nodeid) for walk in self.untouched):
             return True
         return not self.repeats and self.twins.holds(nodeid, nodeids)
 
     def lacking(self, nodeids: Collection[str]) -> list[str]:
-        """Return the cases that the table names and no collected function has, among the functions in `nodeids`."""
+        """Return the cases of the table that no collected function in `nodeids` has."""
         cases = {f"{TESTS}/{name}" for walk in self.walks for name in walk.always if "[" in name}
         functions = {nodeid.partition("[")[0] for nodeid in nodeids}
         return sorted(case for case in cases - set(nodeids) if case.partition("[")[0] in functions)
@@ -122,20 +122,20 @@ class Selection:
 
 @cache
 def load(path: Path = TABLE) -> tuple[tuple[Walk, ...], Twins]:
-    """Read the table. Raises TypeError for a key that is none of its own."""
+    """Read the table. Raises TypeError for an unknown key."""
     table = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     walks = tuple(Walk(**{name: _frozen(value) for name, value in row.items()}) for row in table["walks"])
     return walks, Twins(**{name: _frozen(value) for name, value in table["twins"].items()})
 
 
 def runs_always(function: str) -> bool:
-    """Whether every commit runs a case of a test function, given as module::function."""
+    """Return whether every commit runs a case of a test function (module::function)."""
     return not any(walk.leaves_out(function) for walk in load()[0])
 
 
 @cache
 def selection(*, changed_only: bool) -> Selection:
-    """Return what a run leaves out: nothing unless it was told to run what changed."""
+    """Return the tests that a run leaves out: none without `--changed`."""
     walks, twins = load()
     if not changed_only or os.environ.get(EVERYTHING) == "1":
         reason = f"{EVERYTHING}=1" if changed_only else "--changed is not given"
@@ -181,7 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _named(nodeid: str, names: Iterable[str]) -> bool:
-    """Whether names hold a test, its function, its module or a folder above it."""
+    """Return whether names contain a test, its function, its module or a folder above it."""
     test = nodeid.removeprefix(f"{TESTS}/")
     return any(test == name or test.startswith((f"{name}::", f"{name}[", f"{name}/")) for name in names)
 
@@ -191,7 +191,7 @@ def _below(changed: Iterable[str], paths: Collection[str]) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Tuples in place of lists, flattened: YAML's anchors put lists into lists."""
+    """Return tuples instead of lists, flattened: YAML's anchors nest lists."""
     if not isinstance(value, list):
         return value
     return tuple(text for entry in value for text in (_frozen(entry) if isinstance(entry, list) else (entry,)))

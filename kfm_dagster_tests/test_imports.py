@@ -1,4 +1,4 @@
-"""Importing the package does nothing: no environment, no socket, no file but its own."""
+"""Importing the package has no effects: no environment, no socket, no other file."""
 
 from __future__ import annotations
 
@@ -70,39 +70,41 @@ def test_no_two_classes_of_the_package_share_a_name() -> None:
 
 
 def test_one_module_imports_private_parts_of_dagster() -> None:
-    """Each is opt-in, with what would end it in docs/adr/036-dagster-by-its-front-door.md."""
+    """Each use is opt-in; docs/adr/036-dagster-by-its-front-door.md has the condition for removing it."""
     package = Path(kfm_dagster.__file__).parent
     private = re.compile(r"dagster(_\w+)?(\.\w+)*\._")
-    found: dict[str, set[str]] = defaultdict(set)
+    uses: dict[str, set[str]] = defaultdict(set)
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 names = [f"{node.module}.{name}" for name in names]
-            found[path.relative_to(package).as_posix()] |= {name for name in names if private.match(name)}
-    assert {module: names for module, names in found.items() if names} == {
+            uses[path.relative_to(package).as_posix()] |= {name for name in names if private.match(name)}
+    assert {module: names for module, names in uses.items() if names} == {
         "defs/code_server.py": {"dagster._cli.api", "dagster._grpc.server", "dagster._grpc.server.DagsterApiServer"}
     }
     for file in (package.parent / "dagster.yaml", *(package.parent / "deploy").rglob("dagster.yaml")):
         assert "kfm_dagster" not in file.read_text(encoding="utf-8"), file
 
 
-def test_a_protocol_asks_for_eight_members_at_most() -> None:
+def test_a_protocol_has_at_most_eight_members() -> None:
     package = Path(kfm_dagster.__file__).parent
-    asked: dict[str, int] = {}
+    member_counts: dict[str, int] = {}
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
-                asked[node.name] = sum(isinstance(one, ast.FunctionDef | ast.AnnAssign) for one in node.body)
-    assert "IdempotentNode" in asked
-    assert {name: members for name, members in asked.items() if members > 8} == {}
+                member_counts[node.name] = sum(
+                    isinstance(member, ast.FunctionDef | ast.AnnAssign) for member in node.body
+                )
+    assert "IdempotentNode" in member_counts
+    assert {name: members for name, members in member_counts.items() if members > 8} == {}
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What happened while every module but those apart was imported, with an empty environment."""
+    """Import every module except the listed ones in an empty environment, and return the recorded effects."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_EVERYTHING],
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
         cwd=folder,
@@ -111,13 +113,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         check=False,
         timeout=120,
     )
-    assert found.returncode == 0, found.stderr
-    result: dict[str, list[str]] = json.loads(found.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    result: dict[str, list[str]] = json.loads(process.stdout.splitlines()[-1])
     assert len(result["modules"]) > 80
     assert list(folder.iterdir()) == []
     return result
 
 
 @pytest.mark.parametrize("what", ["sockets", "variables", "written"])
-def test_importing_the_package_touches_nothing_outside_itself(what: str, seen: dict[str, list[str]]) -> None:
+def test_importing_the_package_has_no_outside_effects(what: str, seen: dict[str, list[str]]) -> None:
     assert seen[what] == []

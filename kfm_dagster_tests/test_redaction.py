@@ -1,4 +1,4 @@
-"""What never reaches the ledger or a screen, whatever text it is wrapped in; and what foreign text costs at most."""
+"""Redaction: secrets never reach the ledger or a screen, and the cost of foreign text is bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kfm_dagster.storage.database import Database
 from kfm_dagster.storage.text import json_text, json_value, storable
 from kfm_dagster_tests.integration.chain import StoredObject, announce, volumes
 
-# The secrets are made up; those of AWS are the documentation's examples.
+# The secrets are invented; those of AWS are the documentation's examples.
 CASES = {
     "access key id": ("denied for AKIAIOSFODNN7EXAMPLE today", "denied for [redacted] today"),
     "temporary key id": ("key ASIAIOSFODNN7EXAMPLE.", "key [redacted]."),
@@ -107,33 +107,33 @@ SECRETS = {
     "postgresql://kfm:s3cr3t-pass@db/kfm": "s3cr3t-pass",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.sig-nature": "eyJzdWIiOiIxIn0",
 }
-"""Texts with a secret, and the part that must not be left of each."""
+"""Texts with a secret, and the part that must be removed."""
 
 
 @pytest.mark.clause("WSM-06")
-def test_secrets_people_and_traces_are_taken_out() -> None:
+def test_secrets_people_and_traces_are_removed() -> None:
     assert {name: redact(text) for name, (text, _) in CASES.items()} == {
         name: expected for name, (_, expected) in CASES.items()
     }
 
 
-def test_what_explains_an_error_is_kept() -> None:
+def test_the_explanation_of_an_error_is_kept() -> None:
     assert [redact(text) for text in KEPT] == KEPT
 
 
 @pytest.mark.clause("WSM-06")
 @given(before=st.text(max_size=600), after=st.text(max_size=600), secret=st.sampled_from([*SECRETS]))
 def test_no_surrounding_text_lets_a_secret_through(before: str, after: str, secret: str) -> None:
-    found = redact(f"{before} {secret} {after}")
-    assert SECRETS[secret] not in found.replace(before, "").replace(after, "")
+    redacted = redact(f"{before} {secret} {after}")
+    assert SECRETS[secret] not in redacted.replace(before, "").replace(after, "")
 
 
 @pytest.mark.clause("WSM-06")
 @given(text=st.text(max_size=3000), limit=st.integers(1, 600))
 def test_the_result_is_one_printable_line_within_the_limit(text: str, limit: int) -> None:
-    found = redact(text, limit)
-    assert len(found) <= limit
-    assert found.isprintable()
+    redacted = redact(text, limit)
+    assert len(redacted) <= limit
+    assert redacted.isprintable()
     assert len(redact(text)) <= MAX_MESSAGE_LENGTH
 
 
@@ -157,7 +157,7 @@ def test_a_long_text_is_bounded_before_it_is_read() -> None:
 
 
 @pytest.mark.clause("SEC-12")
-def test_of_a_long_trace_the_exception_stays() -> None:
+def test_a_long_trace_keeps_its_exception() -> None:
     frames = '  File "/srv/kfm/x.py", line 3, in f\n    g()\n' * 1_000
     assert (
         redact(f"Traceback (most recent call last):\n{frames}OSError: no route to host") == "OSError: no route to host"
@@ -169,9 +169,9 @@ OF_VALUES = {
     *("ValueError", "TypeError", "KeyError", "LookupError", "AttributeError", "ArithmeticError", "OverflowError"),
     *("RecursionError", "UnicodeDecodeError", "JSONDecodeError", "YAMLError", "error", "ClickException"),
 }
-"""Exceptions of Python, of parsers and of the command line, about a value that was given to them."""
+"""Exceptions of Python, parsers and the command line about a value passed to them."""
 DECODERS = ("readers/",)
-"""Rooms without a client: what their libraries raise is about an object's bytes, and redacted where it is stored."""
+"""Packages without a client: their libraries' errors are about an object's bytes, and redacted when stored."""
 DOORS = {"error_text", "redacted_error", "redact", "without_secrets"}
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
 
@@ -190,30 +190,30 @@ def _foreign(types: ast.expr | None) -> bool:
     named = types.elts if isinstance(types, ast.Tuple) else [] if types is None else [types]
     if isinstance(types, ast.BinOp):
         named = [types.left, types.right]
-    return any(_last_name(one) not in _own_errors() | OF_VALUES for one in named)
+    return any(_last_name(error) not in _own_errors() | OF_VALUES for error in named)
 
 
 def _is_own(test: ast.expr, name: str) -> bool:
-    """Return whether the test tells that the named exception is one of the package."""
+    """Return whether the condition restricts the named exception to the package's own."""
     if not isinstance(test, ast.Call) or not (isinstance(test.args[0], ast.Name) and test.args[0].id == name):
         return False
     return ast.unparse(test.func) == "is_own" or (ast.unparse(test.func) == "isinstance" and not _foreign(test.args[1]))
 
 
 def _shown(node: ast.AST, name: str) -> Iterator[int]:
-    """Yield the lines on which a text of the named exception is made, but for a door or to compare it."""
+    """Yield the lines that convert the named exception to text, except for redaction or comparison."""
     if isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and _last_name(node.func) in {*DOORS, "search"}):
         return
     if isinstance(node, ast.If | ast.IfExp) and _is_own(node.test, name):
         for rest in node.orelse if isinstance(node.orelse, list) else [node.orelse]:
             yield from _shown(rest, name)
         return
-    given = {"value"} if isinstance(node, ast.FormattedValue) else set()
+    attributes = {"value"} if isinstance(node, ast.FormattedValue) else set()
     if isinstance(node, ast.Call) and _last_name(node.func) in {"str", "repr", *LOGGING}:
-        given = {"args"}
+        attributes = {"args"}
     for field, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
-            if field in given and isinstance(child, ast.Name) and child.id == name:
+            if field in attributes and isinstance(child, ast.Name) and child.id == name:
                 yield child.lineno
             if isinstance(child, ast.AST):
                 yield from _shown(child, name)
@@ -235,15 +235,15 @@ def _undoored(path: Path) -> Iterator[int]:
 
 
 @pytest.mark.clause("SEC-14")
-def test_the_text_of_a_foreign_exception_goes_through_the_door() -> None:
+def test_the_text_of_a_foreign_exception_is_redacted() -> None:
     paths = [path for path in PACKAGE.rglob("*.py") if not path.relative_to(PACKAGE).as_posix().startswith(DECODERS)]
-    found = {path.relative_to(PACKAGE).as_posix(): sorted({*_undoored(path)}) for path in paths}
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    undoored = {path.relative_to(PACKAGE).as_posix(): sorted({*_undoored(path)}) for path in paths}
+    assert {path: lines for path, lines in undoored.items() if lines} == {}
 
 
 @pytest.mark.clause("SEC-14")
 def test_an_error_is_shown_with_its_causes_redacted_and_its_traceback() -> None:
-    # Given to the function: a traceback shows its lines.
+    # Passed as arguments, since a traceback shows the source lines.
     secrets = ["s3cr3t-pass", "hunter2hunter2"]
 
     def refuses(secret: str) -> None:
@@ -280,7 +280,7 @@ PLACES = [
 
 
 @pytest.mark.clause("SEC-07")
-def test_an_address_is_shown_without_what_opens_it() -> None:
+def test_an_address_is_shown_without_credentials() -> None:
     for address, expected in (
         ("postgresql+psycopg2://u:p@h:5432/d", "postgresql+psycopg2://u:***@h:5432/d"),
         (
@@ -309,15 +309,15 @@ def test_no_secret_is_shown_whatever_its_characters(secret: str, name: str) -> N
         f"postgresql+psycopg2://kfm:{encoded}@host/db",
         f"postgresql+psycopg2://kfm@host/db?sslmode=require&{name}={encoded}&application_name=kfm",
     ):
-        said = f"could not open {secret!s} ({encoded}) of {address}"
-        for text in (shown(address), without_secrets(said, address)):
+        message = f"could not open {secret!s} ({encoded}) of {address}"
+        for text in (shown(address), without_secrets(message, address)):
             assert encoded not in text.removeprefix("could not open").replace("kfm", "")
-        assert f" {secret} (" not in without_secrets(said, address)
+        assert f" {secret} (" not in without_secrets(message, address)
 
 
 @pytest.mark.clause("SEC-07")
 @pytest.mark.parametrize("dsn", PLACES)
-def test_a_database_that_does_not_answer_shows_none(
+def test_an_unreachable_database_s_error_shows_no_secret(
     dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(DatabaseUnavailableError) as refused:
@@ -363,11 +363,11 @@ def test_dagster_shows_no_dsn_of_the_resource_and_refuses_a_wrong_one_unseen() -
 
 
 SHORT, FACTOR = 1_250, 8
-"""Characters, and how many times as many the long text has: where the work is quadratic it costs 64 times as much."""
+"""Characters, and the factor of the long text: quadratic work costs 64 times as much."""
 ALLOWED, NOISE_SECONDS = 24, 0.010
-"""The long text may take so many times as long, and a collection of garbage."""
+"""The allowed factor of time for the long text, plus a garbage collection."""
 TRIES, TRIES_OF_LONG = 4, 40
-"""One of so many is enough: on a busy machine a process pays for what its neighbours leave of the caches."""
+"""The number of tries, of which one must suffice: other processes on a busy machine affect the caches."""
 
 PIECES = [
     *("-a", "a.", "a-", "a=", "a@", "a@b", "a@b.c_", "@a.", "a:", "://a", "a://", "a://b?", "?a://", "b:/", ".//@"),
@@ -377,7 +377,7 @@ PIECES = [
     *("\\", "\\\\u0000", '\\"', '"', "'", "[", "{", '{"a":'),
     *("%", "%2", "+", "/", "\n", " ", "\x00", "\ud800", "é", "1"),
 ]
-"""What is repeated: beginnings of what the rules look for, and the marks between which they look."""
+"""Repeated pieces: starts of the rules' patterns, and their delimiters."""
 
 Reader = Callable[[str], Any]
 

@@ -1,4 +1,4 @@
-"""Which tests a change runs: the table fits the tree, and what it leaves out follows from base and paths alone."""
+"""The selection of tests for a change: the table fits the tree, and base and paths alone decide."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def test_the_table_names_tests_and_paths_that_exist() -> None:
         (None, {"test_kill.py::test_x[2]", "test_rule.py::test_y[postgresql-3]"}),
     ],
 )
-def test_a_run_leaves_out_the_walks_and_repetitions_that_the_change_does_not_touch(
-    changed: set[str] | None, more: set[str]
-) -> None:
+def test_a_run_leaves_out_walks_and_repetitions_of_unchanged_paths(changed: set[str] | None, more: set[str]) -> None:
     paths = None if changed is None else frozenset(changed)
     chosen = Selection(walks=(KILLS,), twins=REPEATED, base="0" * 40, changed=paths)
     runs = {nodeid.removeprefix(f"{TESTS}/a/") for nodeid in NODES if not chosen.leaves_out(nodeid, NODES)}
@@ -79,7 +77,7 @@ def commit(root: Path, name: str, *, date: str) -> str:
     return subprocess.check_output(["git", "-C", str(root), "rev-parse", "HEAD"], text=True).strip()
 
 
-def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_one_that_is_named(
+def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_named_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(change.VARIABLE, raising=False)
@@ -98,13 +96,13 @@ def test_the_base_is_the_newest_commit_older_than_half_a_day_or_the_one_that_is_
     assert base_commit(tmp_path) is None
 
 
-def test_a_function_runs_on_every_commit_where_one_of_its_cases_does() -> None:
+def test_a_function_runs_on_every_commit_if_one_of_its_cases_does() -> None:
     module = f"{TESTS}/a/test_kill.py"
     functions = {f"{module}::test_x": False, f"{module}::test_z": True, module: False, f"{TESTS}/a/test_rule.py": False}
     assert {function: KILLS.leaves_out(function) for function in functions} == functions
 
 
-def test_a_case_that_the_table_names_and_nothing_has_is_reported() -> None:
+def test_a_case_of_the_table_without_a_test_is_reported() -> None:
     chosen = Selection(walks=(KILLS,), twins=REPEATED)
     assert chosen.lacking(NODES) == []
     assert chosen.lacking(NODES - {f"{TESTS}/a/test_kill.py::test_x[1]"}) == [f"{TESTS}/a/test_kill.py::test_x[1]"]

@@ -1,4 +1,4 @@
-"""Settings: every variable with a bad value is one clear line that names it; a password is never in it."""
+"""Settings: each bad value gives one line that names its variable and contains no password."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ANY_TEXT = {
     "image_digest", "energy_grid", "signing_key", "signing_passphrase", "sns_trusted_ca",
     "sensitive_areas", "masking_salt", "console_tokens",
 }  # fmt: skip
-"""Variables that take any text; what they name is checked where it is opened."""
+"""Variables that accept any text; the named resource is checked when it is opened."""
 BAD: dict[str, list[str]] = {
     "env": ["production", ""],
     "wal_dsn": [
         f"mysql://kfm:{SECRET}@host/db",
         f"kfm:{SECRET}",
         f"sqlite://{SECRET}",
-        # What a password must not hold as it is: the rest of it would be taken for a host, and shown.
+        # Characters that a password must not have unescaped: its rest would be parsed as a host, and shown.
         *(f"postgresql://kfm:pa{mark}{SECRET}@host/db" for mark in "@/?#["),
         f"postgresql://kfm@host:{SECRET}/db",
         f"postgresql://kfm:pa@ss:{SECRET}@host/db",
@@ -107,15 +107,15 @@ def test_a_bad_value_is_one_line_that_names_its_variable() -> None:
         assert refusal.value.exit_code is ExitCode.USAGE
 
 
-def test_every_postgresql_url_names_the_one_driver() -> None:
+def test_every_postgresql_url_has_our_driver() -> None:
     expected = "postgresql+psycopg2://kfm@host/db"
     for scheme in ("postgresql", "postgres", "postgresql+psycopg2"):
-        given = f"{scheme}://kfm@host/db"
-        with environment({"KFM_WAL_DSN": given}):
+        url = f"{scheme}://kfm@host/db"
+        with environment({"KFM_WAL_DSN": url}):
             assert Settings.load().database_url == expected
-        # Dagster reads its own from the environment, as it is.
-        with environment({"KFM_DAGSTER_DSN": given}):
-            if given == expected:
+        # Dagster reads its own variable unchanged from the environment.
+        with environment({"KFM_DAGSTER_DSN": url}):
+            if url == expected:
                 assert Settings.load().dagster_dsn == expected
                 continue
             with pytest.raises(ConfigurationError, match="KFM_DAGSTER_DSN"):
@@ -126,7 +126,7 @@ def test_every_postgresql_url_names_the_one_driver() -> None:
         Settings.load()
 
 
-def test_the_branch_is_the_one_that_the_store_s_address_names_and_no_other() -> None:
+def test_the_branch_must_equal_that_of_the_store_s_address() -> None:
     address = "lakefs://weather/release-v11"
     for run_state, branch, expected in (
         ("", None, "main"),
@@ -139,27 +139,27 @@ def test_the_branch_is_the_one_that_the_store_s_address_names_and_no_other() -> 
         with environment({"KFM_RUN_STATE": run_state, **named}):
             assert Settings.load().lakefs_branch == expected, (run_state, branch)
     for branch in ("main", "release-v12"):
-        said = f"KFM_LAKEFS_BRANCH is wrong; observed '?{branch}'?; .*release-v11"
+        message = f"KFM_LAKEFS_BRANCH is wrong; observed '?{branch}'?; .*release-v11"
         with (
             environment({"KFM_RUN_STATE": address, "KFM_LAKEFS_BRANCH": branch}),
-            pytest.raises(ConfigurationError, match=said),
+            pytest.raises(ConfigurationError, match=message),
         ):
             Settings.load()
 
 
 def test_a_secret_given_as_another_type_is_not_shown() -> None:
-    for given in ({"signing_passphrase": 12345678}, {"alert_urls": [f"json://{SECRET}"]}, {"wal_dsn": 12345678}):
+    for variables in ({"signing_passphrase": 12345678}, {"alert_urls": [f"json://{SECRET}"]}, {"wal_dsn": 12345678}):
         with pytest.raises(ConfigurationError, match="is wrong; observed a value that is not shown;") as refusal:
-            Settings.load(**given)
+            Settings.load(**variables)
         assert not {SECRET, "12345678"} & set(str(refusal.value).replace("/", " ").replace("'", " ").split())
 
 
-def test_everything_has_its_default_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_default_path_is_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_HOME", str(tmp_path))
-    found: Any = Settings.load()
-    assert found.env is Environment.DEV
-    assert found.database_url == f"sqlite:///{tmp_path / 'kfm.db'}"
-    assert [found.storage, found.catalog, found.lineage] == [
+    loaded: Any = Settings.load()
+    assert loaded.env is Environment.DEV
+    assert loaded.database_url == f"sqlite:///{tmp_path / 'kfm.db'}"
+    assert [loaded.storage, loaded.catalog, loaded.lineage] == [
         str(tmp_path / name) for name in ("storage", "catalog", "lineage")
     ]
     defaults = {
@@ -168,22 +168,22 @@ def test_everything_has_its_default_below_the_home(tmp_path: Path, monkeypatch: 
         "max_units_per_run": 5000, "max_in_flight_units": 20_000, "live_share": 0.5, "read_concurrency": 128,
         "lease_seconds": 960,
     }  # fmt: skip
-    assert {name: getattr(found, name) for name in defaults} == defaults
+    assert {name: getattr(loaded, name) for name in defaults} == defaults
 
 
-def test_the_least_and_the_greatest_value_of_a_setting_are_taken() -> None:
+def test_the_minimum_and_maximum_of_a_setting_are_accepted() -> None:
     extremes = {"max_units_per_run": (1, 10_000), "live_share": (0, 1), "max_bytes_per_tick": (1 << 20,)}
     for name, values in {**extremes, "lakefs_branch": ("b" * 256,)}.items():
         for value in values:
             assert getattr(Settings.load(**{name: value}), name) == value
 
 
-def test_a_folder_is_read_by_one_thread_and_a_store_by_as_many_as_configured(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_one_thread_and_a_store_by_the_configured_number(tmp_path: Path) -> None:
     assert Settings(read_concurrency=64).read_threads == 64
     assert Settings(read_concurrency=64, object_root=tmp_path).read_threads == 1
 
 
-def test_all_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_wrong_settings_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFM_LIVE_SHARE", "half")
     monkeypatch.setenv("KFM_WAL_DSN", f"mysql://kfm:{SECRET}@host/db")
     monkeypatch.setenv("KFM_ENV", "production")
@@ -195,10 +195,10 @@ def test_all_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert "\n" not in line
 
 
-def test_a_misspelt_variable_is_named_once_with_the_one_that_was_meant(
+def test_a_misspelt_variable_is_reported_once_with_the_intended_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # No other test of this process has this variable: it is logged once.
+    # Only this test has the variable, because its warning is logged once per process.
     for name in ("KFM_CATALOG_ULR", "KFM_SERVICE_HOST", "KFM_TEST_POSTGRES_DSN", "KFMX_ENV"):
         monkeypatch.setenv(name, SECRET)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The wheel ships what users run: by the packaging configuration, whose folders are listed here as hatchling does."""
+"""The wheel's files, by the packaging configuration, listed as hatchling does."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ sys.meta_path.insert(0, NotInstalled())
 
 
 def with_extras(*extras: str) -> str:
-    """Python after which a process has the packages of a default install, those of these extras, and no others."""
+    """Return Python code that limits a process to the packages of a default install and these extras."""
     return NOT_INSTALLED.replace("EXTRAS", repr(("", *extras)))
 
 
 def install_wheel(folder: Path, *extras: str) -> dict[str, str]:
-    """Lay the wheel's files out in a folder; return the variables of a shell that has it with these extras alone."""
+    """Write the wheel's files into a folder; return the variables of a shell with only these extras."""
     for name, source in shipped().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, folder / name)
@@ -44,7 +44,7 @@ def install_wheel(folder: Path, *extras: str) -> dict[str, str]:
 
 
 def shipped() -> dict[str, str]:
-    """The tracked files that are packaged, by their path in the wheel."""
+    """Return the tracked packaged files by their path in the wheel."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert set(wheel) == {"packages", "force-include"}
     places = {**{name: name for name in wheel["packages"]}, **wheel["force-include"]}

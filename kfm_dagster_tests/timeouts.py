@@ -1,6 +1,6 @@
-"""How a test waits, for whole processes and for other transactions: it ends what hangs, and measures nothing.
+"""Waiting for processes and transactions in tests, with limits that only end hanging tests.
 
-Belongs here: waiting that ends as soon as what is waited for is there, with a bound that is generous.
+Belongs here: waits that end as soon as their condition holds, with a generous limit.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from kfm_dagster.storage.database import Database
 
 HANG_SECONDS = 1500
-"""Several times what the slowest deployment takes on two processors with the rest of the tests beside it."""
+"""Several times the duration of the slowest deployment on two processors beside the other tests."""
 LOCK_SECONDS = 60
-"""Many times what a transaction takes until it has to wait for another one."""
+"""Many times the duration until a transaction waits for another."""
 
 
 def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "it did not come") -> Any:
-    """Return what is there once it is true; `shown` describes what came instead."""
+    """Return the value of `there` once it is true; `shown` describes a timeout."""
     deadline = time.monotonic() + HANG_SECONDS
     while not (awaited := there()):
         assert time.monotonic() < deadline, shown()
@@ -28,11 +28,11 @@ def until(there: Callable[[], Any], shown: Callable[[], str] = lambda: "it did n
 
 
 def await_a_wait(database: Database, other: Future[Any]) -> None:
-    """Return once another transaction waits for this one, or is over; on SQLite none begins before this one ends."""
+    """Return once another transaction waits for this one or has ended; on SQLite none starts before this one ends."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     deadline = time.monotonic() + LOCK_SECONDS
     while database.dialect == "postgresql" and not other.done():
         with database.engine.connect() as connection:
             if connection.exec_driver_sql(waiting).first() is not None:
                 return
-        assert time.monotonic() < deadline, "nobody waits"
+        assert time.monotonic() < deadline, "no transaction waits"

@@ -1,4 +1,4 @@
-"""Stores of the database as a test uses them between the steps of others: each call in a transaction of its own."""
+"""Stores of the database for tests, with each call in its own transaction."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class _OwnTransactions:
 
 
 def own_tx(store: Any) -> Any:
-    """Return a store whose methods that work in a transaction have one of their own where none is given."""
+    """Return a store whose methods open a transaction if none is passed."""
     return _OwnTransactions(store)

@@ -53,8 +53,8 @@ Objects = Iterator[tuple[str, str, bytes, Callable[[str], BytesSource | None]]]
 def sample_objects(dataset: str, count: int) -> Objects:
     """Return sample objects of a dataset; a model's with their index."""
     if dataset in INDEXED:
-        bucket, made = INDEXED[dataset]
-        for key, content, index in islice(made(), count):
+        bucket, indexed = INDEXED[dataset]
+        for key, content, index in islice(indexed(), count):
             yield bucket, key, content, lambda _, index=index: BytesSource(index.encode())
         return
     samples = {

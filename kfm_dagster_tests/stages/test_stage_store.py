@@ -106,14 +106,14 @@ def test_a_row_is_a_transition_with_its_successes_and_all_its_lines_are_in_the_c
 ) -> None:
     attempt = opened(store, database)
     good, bad = {"outcome": "passed"}, {"outcome": "restrict"}
-    told = [
+    entries = [
         attempt.event(AuditKind.GATE, "G1", good),
         attempt.event(AuditKind.GATE, "G5", bad),
         attempt.event(AuditKind.GATE, "G8", good),
         attempt.event(AuditKind.CHECKPOINT, "saved", {"sha256": "a"}),
     ]
     with database.transaction() as tx:
-        store.move(attempt, StageState.RUNNING, lines=told, tx=tx)
+        store.move(attempt, StageState.RUNNING, lines=entries, tx=tx)
         store.audit.append([attempt.event(AuditKind.GATE, "G2", good)], tx=tx)
     with database.engine.connect() as connection:
         rows = connection.exec_driver_sql("SELECT seq, event FROM stage_audit ORDER BY seq").all()
