@@ -49,7 +49,7 @@ def test_a_demo_of_a_folder_launches_no_run_over_nothing_leaves_no_step_behind_a
         "kfm demo --objects objects --home home --json && KFM_HOME=home kfm export --out release "
         "&& KFM_HOME=home kfm report --json > validate.json"
     )
-    done = shell(typed, tmp_path, seconds=HANG_SECONDS)
+    done = shell(typed, tmp_path, seconds=HANG_SECONDS, variables={"KFM_DATASETS": "nexrad-l2"})
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "release" / "PTN_EXPORT" / "SIGNATURE.asc").is_file()
     gates = json.loads((tmp_path / "validate.json").read_text(encoding="utf-8"))["gates"]
@@ -69,7 +69,7 @@ def counts_of(json_text: str) -> dict[str, tuple[int, ...]]:
     """Units received, succeeded and quarantined, and duplicates, of the datasets of which something came."""
     names = ("received", "succeeded", "quarantined", "duplicates")
     datasets = json.loads(json_text)["datasets"]
-    return {dataset: tuple(map(found.get, names)) for dataset, found in datasets.items() if any(found.values())}
+    return {dataset: tuple(map(figures.get, names)) for dataset, figures in datasets.items() if any(figures.values())}
 
 
 @pytest.mark.deployment
@@ -92,9 +92,9 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
     assert counts_of(out) == samples | day
     assert set(samples | day) == set(ContractRegistry.load().contracts)
     assert (json.loads(out)["rejected"], json.loads(out)["unexpected"]) == (1, [])
-    found = Counter(item["properties"]["kfm:dataset"] for item in traces.items(tmp_path / "home" / "catalog").values())
+    items = Counter(item["properties"]["kfm:dataset"] for item in traces.items(tmp_path / "home" / "catalog").values())
     # A volume's chunks are one Item, and of a day's two analyses the final one stays.
-    assert found == {name: counts[1] for name, counts in (samples | day).items()} | {"nexrad-l2-chunks": 1, "ocean": 1}
+    assert items == {name: counts[1] for name, counts in (samples | day).items()} | {"nexrad-l2-chunks": 1, "ocean": 1}
     database = Database.open(f"sqlite:///{tmp_path / 'home' / 'kfm.db'}")
     with database.engine.connect() as connection:
         unannounced = connection.exec_driver_sql(UNANNOUNCED).scalars().all()
@@ -105,7 +105,7 @@ def test_a_demo_of_all_datasets_ingests_samples_of_each_through_queue_listing_da
         assert runs.execute("SELECT DISTINCT status FROM runs").fetchall() == [("SUCCESS",)]
 
 
-def test_what_does_not_end_as_it_has_to_is_named(tmp_path: Path) -> None:
+def test_an_object_that_ends_otherwise_than_expected_is_named(tmp_path: Path) -> None:
     pipeline = Pipeline.open(demo.demo_settings(tmp_path))
     ledger = pipeline.ledger
     units = [envelope(number) for number in range(3)]
@@ -149,9 +149,9 @@ def test_a_demo_knows_what_its_home_had_received_before(tmp_path: Path, monkeypa
         monkeypatch.setattr(demo, name, instead)
     monkeypatch.setattr(demo, "feed_demo", feed_demo)
     monkeypatch.setattr(demo, "drain", MagicMock())
-    told = [
+    results = [
         demo.run_demo(tmp_path / "home", objects=None, timeout_seconds=1, report=MagicMock(), say=MagicMock())
         for _ in range(2)
     ]
-    assert [(result.earlier, result.messages, result.ignored) for result in told] == [(0, 1, 1), (1, 2, 2)]
-    assert [(result.published, len(result.unexpected)) for result in told] == [(1, 1), (1, 1)]
+    assert [(result.earlier, result.messages, result.ignored) for result in results] == [(0, 1, 1), (1, 2, 2)]
+    assert [(result.published, len(result.unexpected)) for result in results] == [(1, 1), (1, 1)]

@@ -91,6 +91,12 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
+def followed() -> str:
+    """Datasets that `face` follows: few, because each test assembles their definitions."""
+    return "goes-abi hrrr nexrad-l2"
+
+
+@pytest.fixture
 def retry_backoff_seconds() -> int:
     """The default backoff of a failed unit of `face`."""
     return 0
@@ -103,12 +109,14 @@ def face(
     database_url: str,
     queue: chain.FakeQueue,
     instance: dg.DagsterInstance,
+    followed: str,
     retry_backoff_seconds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Face]:
     """Sensors and jobs over `objects` and `queue`, once on SQLite and once on PostgreSQL."""
     variables = {
         "KFM_HOME": str(tmp_path / "home"),
+        "KFM_DATASETS": followed,
         "KFM_OBJECT_ROOT": str(objects),
         "KFM_WAL_DSN": database_url,
         "KFM_RETRY_BACKOFF_SECONDS": str(retry_backoff_seconds),

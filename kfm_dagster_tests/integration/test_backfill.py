@@ -65,6 +65,11 @@ BEGINS = date(1991, 6, 1)
 """The first day of DATASET (storage.first_day)."""
 
 
+@pytest.fixture
+def followed() -> str:
+    return f"{DATASET} hrrr ocean surface-obs"
+
+
 def start(pipeline: Pipeline, first: date = DAY, last: date = DAY, *datasets: str) -> Backfill:
     return Backfills(pipeline).start(datasets=datasets or (DATASET,), first_day=first, last_day=last, decision=WHY)
 

@@ -39,7 +39,7 @@ from kfm_dagster.ledger.state_machine import Status
 from kfm_dagster.settings import Settings, environment
 from kfm_dagster_tests import clouds
 from kfm_dagster_tests.commands import SERVE
-from kfm_dagster_tests.integration.chain import DAY
+from kfm_dagster_tests.integration.chain import DATASET, DAY
 from kfm_dagster_tests.ledger.bench import counted
 from kfm_dagster_tests.timeouts import HANG_SECONDS, until
 from kfm_dagster_tests.transactions import own_tx
@@ -84,7 +84,7 @@ def events(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> Iterator
     """Announce some units of each day by the environment's cloud."""
     days = [FIRST_DAY + timedelta(days=number) for number in range(len(DEATHS))]
     samples = [sample for day in days for sample in nexrad_level2_samples(day, UNITS_PER_DAY)]
-    events = clouds.feed(cloud_server, contracts, samples, duplicates=3)
+    events = clouds.feed(cloud_server, contracts.only([DATASET]), samples, duplicates=3)
     with environment(cloud_server.environment()):
         yield events
 
@@ -101,6 +101,7 @@ def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_un
     home = tmp_path / "home"
     variables = {
         "KFM_HOME": str(home),
+        "KFM_DATASETS": DATASET,
         "KFM_WAL_DSN": database_url,
         "KFM_SENSOR_INTERVAL_SECONDS": "1",
         "KFM_RETRY_BACKOFF_SECONDS": "1",
@@ -125,7 +126,7 @@ def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_un
         assert killed, "daemon and code server did not die"
         assert {entry["rule"] for entry in counters.injected()} == {rule["name"] for rule in chaos_plan()["rules"]}
         _assert_every_attempt_is_explained(pipeline, counters)
-        assert assert_whole(pipeline, home, dataset="nexrad-l2", events=events) == 2
+        assert assert_whole(pipeline, home, dataset=DATASET, events=events) == 2
         assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
         _assert_failures_are_told(pipeline, home)
         depth = pipeline.queue.depth()
@@ -166,7 +167,8 @@ def _assert_failures_are_told(pipeline: Pipeline, home: Path) -> None:
 @pytest.fixture
 def announced(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> dict[str, str]:
     """Return the environment of an embedded cloud whose queue announces three units."""
-    clouds.feed(cloud_server, contracts, nexrad_level2_samples(DAY, 3), visibility_timeout=10, max_receive_count=1000)
+    samples = nexrad_level2_samples(DAY, 3)
+    clouds.feed(cloud_server, contracts.only([DATASET]), samples, visibility_timeout=10, max_receive_count=1000)
     return dict(cloud_server.environment())
 
 
@@ -265,7 +267,7 @@ def cloud(cloud_server: EmbeddedCloud, contracts: ContractRegistry) -> EmbeddedC
     """A cloud with a bucket of each kind and a queue that announces the units."""
     days = [FIRST_DAY + timedelta(days=number) for number in range(DAYS)]
     samples = [sample for day in days for sample in nexrad_level2_samples(day, UNITS_A_DAY)]
-    clouds.feed(cloud_server, contracts, samples, duplicates=3)
+    clouds.feed(cloud_server, contracts.only([DATASET]), samples, duplicates=3)
     for bucket in BUCKETS.values():
         cloud_server.client("s3").create_bucket(Bucket=bucket)
     return cloud_server
@@ -304,6 +306,7 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
         **cloud.environment(),
         **{name: f"s3://{bucket}" for name, bucket in BUCKETS.items()},
         "KFM_HOME": str(home),
+        "KFM_DATASETS": DATASET,
         "DAGSTER_HOME": str(home / "dagster"),
         "KFM_WAL_DSN": database_url,
         "KFM_DAGSTER_DSN": empty_postgres_url,
@@ -337,7 +340,7 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
         assert ended[death["pid"]] == -signal.SIGKILL
         assert set(steps) == {"one@here", "two@here"}
 
-        counts = own_tx(pipeline.ledger).counts()["nexrad-l2"]
+        counts = own_tx(pipeline.ledger).counts()[DATASET]
         assert {status: count for status, count in counts.items() if count} == {Status.SUCCEEDED: UNITS}
         assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
         records = own_tx(pipeline.ledger).find(limit=1000)

@@ -30,6 +30,11 @@ JUNE = datetime(2025, 6, 10, 5, tzinfo=UTC)
 DAY_SECONDS = 86_400
 
 
+@pytest.fixture
+def followed() -> str:
+    return f"{DATASET} hrrr"
+
+
 def scheduled(pipeline: Pipeline, at: datetime) -> Clock:
     """Schedule a dataset's listings in a pipeline, with a fixed clock."""
     pipeline.settings = pipeline.settings.model_copy(update={"scheduled_listings": True})

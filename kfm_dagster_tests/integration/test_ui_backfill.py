@@ -62,7 +62,11 @@ def test_a_ui_backfill_over_days_without_objects_succeeds_and_the_days_look_empt
             put(tmp_path / "objects", [good(*sample) for sample in nexrad_level2_samples(day, 1)])
     home = tmp_path / "home"
     migrated_sqlite(home / "kfm.db")
-    environment = {"KFM_OBJECT_ROOT": str(tmp_path / "objects"), "KFM_SENSOR_INTERVAL_SECONDS": "600"}
+    environment = {
+        "KFM_DATASETS": "nexrad-l2",
+        "KFM_OBJECT_ROOT": str(tmp_path / "objects"),
+        "KFM_SENSOR_INTERVAL_SECONDS": "600",
+    }
     with Deployment(home, environment=environment, web_port=free_port()) as deployment:
         keys = [{"path": ["nexrad_l2", node.asset]} for node in chain()]
         names = [day.isoformat() for day in DAYS]
@@ -74,15 +78,15 @@ def test_a_ui_backfill_over_days_without_objects_succeeds_and_the_days_look_empt
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(foreign, timeout=HANG_SECONDS)
         state = final_state(deployment, launched["backfillId"])
-        shown = graphql(deployment, SHOWN, key=keys[-1], days=names)
+        answer = graphql(deployment, SHOWN, key=keys[-1], days=names)
     assert (state["status"], state["error"]) == ("COMPLETED_SUCCESS", None)
     days_shown = {
         each["partition"]: entry["text"]
-        for each in shown["assetNodeOrError"]["assetMaterializations"]
+        for each in answer["assetNodeOrError"]["assetMaterializations"]
         for entry in each["metadataEntries"]
         if entry["label"] == "day"
     }
     empty, full = "empty: nothing of this day is known", "1 of 1 succeeded"
     assert days_shown == {day.isoformat(): empty if day in EMPTY else full for day in DAYS}
-    tagged = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in shown["runsOrError"]["results"]]
+    tagged = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in answer["runsOrError"]["results"]]
     assert {run["dagster/partition"] for run in tagged} == {day.isoformat() for day in EMPTY}
