@@ -151,34 +151,6 @@ def test_redrive_moves_a_letter_and_discard_refuses_one_of_another_class(dlq_fix
     assert named["unreadable"] in refused.err
 
 
-def test_bad_input_is_one_line_and_changes_nothing(dlq_fixture: DlqFixture, call: Call) -> None:
-    dlq_fixture.bury([dlq_fixture.body(0)])
-    before = standing(dlq_fixture)
-    for arguments, named in (
-        (("drain", "--confirm"), "reason"),
-        (("drain", *WHY, "--confirm", "--dataset", "goes-abx"), "goes-abx"),
-        (("drain", *WHY, "--confirm", "--class", "odd"), "odd"),
-        (("drain", *WHY, "--confirm", "--batch-size", "0"), "batch-size"),
-        (("redrive", "--reason", "", "--confirm"), "reason"),
-        (("discard", *WHY, "--confirm"), "MESSAGE_ID"),
-    ):
-        call(*arguments).refused(named)
-        assert standing(dlq_fixture) == before
-
-
-def test_an_unavailable_dependency_is_named(
-    dlq_fixture: DlqFixture, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", "not-there")
-    assert call("status").code == ExitCode.DEPENDENCY_UNAVAILABLE
-    monkeypatch.setenv("KFM_SQS_DLQ_QUEUE", dlq_fixture.pipeline.settings.sqs_primary_queue)
-    assert call("plan").code == ExitCode.REFUSED
-    monkeypatch.setenv("KFM_ENV", "prod")
-    call("drain", *WHY, "--confirm").refused("change reference")
-    monkeypatch.setenv("KFM_HOME", str(dlq_fixture.pipeline.settings.home / "elsewhere"))
-    assert "there is no ledger yet" in call("list").err
-
-
 def test_the_cloud_serves_until_it_is_signalled_to_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from kfm_dagster.cli.main import main; main()", "cloud", "--outage"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KFM_")}

@@ -99,17 +99,6 @@ def test_without_a_policy_nothing_is_deleted_and_the_policys_path_is_named(call:
     assert landed(home)
 
 
-def test_a_wrong_policy_is_one_line_and_deletes_nothing(call: Call, home: Path) -> None:
-    for text, expected in (
-        ("  landing: 1d\n", "line 3: keep.landing is wrong; observed '1d'; expected 15d at least"),
-        ("  ledger: 30d\n", "line 3: keep.ledger is wrong; observed unknown key 'ledger'"),
-    ):
-        policy(home, text)
-        for command in ("plan", "run"):
-            call(command).refused(expected)
-            assert landed(home)
-
-
 def test_a_missing_ledger_is_one_line(call: Call, home: Path) -> None:
     policy(home, "  landing: 30d\n")
     (home / "kfm.db").unlink()
