@@ -23,6 +23,8 @@ from kfm_dagster_tests.alerts.recorded import NOON, NOTIFY, PAGE, STAGE, TICKET,
 from kfm_dagster_tests.moments import DeathError
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.clause("PCS-18")
+
 HERE = f"path_desync: {STAGE} G3"
 ME = Decision(actor="ann", reason="I am on it")
 
@@ -48,7 +50,6 @@ def repeats(record: Record, now: Clock) -> None:
     record.gate("G3")
 
 
-@pytest.mark.clause("PCS-18")
 def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_it(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -62,7 +63,6 @@ def test_an_alert_is_told_once_within_its_window_of_suppression_and_again_after_
     assert "and is not acknowledged" in box.bodies[1]
 
 
-@pytest.mark.clause("PCS-18")
 def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -84,7 +84,6 @@ def test_an_alert_that_resolves_and_fires_again_is_suppressed_all_the_same(
     assert [one.alert_id for one in evaluator.store.listed()] == [3]
 
 
-@pytest.mark.clause("PCS-18")
 def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -105,7 +104,6 @@ def test_what_nobody_takes_on_goes_up_a_level_and_to_its_channels_at_once(
     assert (alert.level, alert.level_since) == (Level.CRITICAL, NOON + timedelta(hours=3))
 
 
-@pytest.mark.clause("PCS-18")
 def test_what_somebody_takes_on_is_quiet_and_goes_up_only_if_it_still_repeats(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -145,7 +143,6 @@ def test_who_takes_an_alert_on_and_why_stands_in_the_governance_log(
     assert details == {"alert_id": 1, "rule": "path_desync", "subject": f"{STAGE} G3", "level": "warning"}
 
 
-@pytest.mark.clause("PCS-18")
 def test_a_divergence_is_told_on_the_channels_of_the_replay_plan_too(
     database: Database, plan: AlertPlan, evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -178,7 +175,6 @@ def test_what_nobody_hears_is_kept_and_told_as_soon_as_somebody_does(
         desk_over(database, plan, now, box, urls="json://h pager=json://u:secret@h").evaluate()
 
 
-@pytest.mark.clause("PCS-18")
 def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
     evaluator: AlertEvaluator, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -202,7 +198,6 @@ def test_a_dead_channel_is_tried_again_and_holds_up_no_other(
     assert evaluator.evaluate().delivered == 0
 
 
-@pytest.mark.clause("PCS-18")
 def test_what_waits_goes_nowhere_but_to_its_own_channel_when_the_urls_change(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -222,7 +217,6 @@ def test_what_waits_goes_nowhere_but_to_its_own_channel_when_the_urls_change(
     assert again.evaluate().delivered == 1
 
 
-@pytest.mark.clause("PCS-18")
 def test_evaluators_at_once_tell_each_alert_once(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:
@@ -241,7 +235,6 @@ def test_evaluators_at_once_tell_each_alert_once(
     assert sorted(box.taken) == sorted((NOTIFY, f"[warning] path_desync: d{number}.settle G3") for number in range(6))
 
 
-@pytest.mark.clause("PCS-18")
 def test_what_a_dead_evaluator_was_about_to_tell_is_told_by_another_once(
     database: Database, plan: AlertPlan, record: Record, now: Clock, box: Mailbox
 ) -> None:

@@ -21,6 +21,8 @@ from kfm_dagster.storage.statements import statement
 from kfm_dagster.telemetry.clock.reading import ClockState
 from kfm_dagster_tests.alerts.recorded import NOON, STAGE, Clock, Record
 
+pytestmark = pytest.mark.clause("PCS-18")
+
 FAILED, ROLLED_BACK, SUCCEEDED = StageState.FAILED, StageState.ROLLED_BACK, StageState.SUCCEEDED
 OTHER = "goes-abi.stac_register"
 
@@ -115,7 +117,6 @@ QUIET: dict[str, Callable[[Record], None]] = {
 }
 
 
-@pytest.mark.clause("PCS-18")
 @pytest.mark.parametrize("case", TRIPS)
 def test_a_rule_trips_at_its_threshold(
     case: str, evaluator: AlertEvaluator, record: Record, now: Clock, plan: AlertPlan
@@ -130,7 +131,6 @@ def test_a_rule_trips_at_its_threshold(
     assert alert.run_id or alert.place in {"kernel", "date:x"}
 
 
-@pytest.mark.clause("PCS-18")
 @pytest.mark.parametrize("case", QUIET)
 def test_what_stays_below_a_threshold_is_not_told(
     case: str, evaluator: AlertEvaluator, record: Record, now: Clock
@@ -141,7 +141,6 @@ def test_what_stays_below_a_threshold_is_not_told(
     assert evaluator.store.listed() == []
 
 
-@pytest.mark.clause("PCS-18")
 def test_only_what_is_within_a_rules_window_counts(evaluator: AlertEvaluator, record: Record, now: Clock) -> None:
     for minutes in (61, 59, 30, 10):
         record.at = NOON - timedelta(minutes=minutes)
@@ -159,7 +158,6 @@ def test_only_what_is_within_a_rules_window_counts(evaluator: AlertEvaluator, re
     assert (alert.observed, alert.last_event_at) == (10, record.at)
 
 
-@pytest.mark.clause("PCS-18")
 def test_thresholds_windows_and_levels_are_those_of_the_file(
     plan: AlertPlan, record: Record, evaluator: AlertEvaluator
 ) -> None:

@@ -31,6 +31,8 @@ from kfm_dagster_tests.factories import staged
 from kfm_dagster_tests.moments import deaths, dying, full, meanwhile
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.clause("PCS-03")
+
 NEXT_YEAR = DAY + timedelta(days=40)
 CREATED, UPDATED, NO_OP, FAILED = StacStatus.CREATED, StacStatus.UPDATED, StacStatus.NO_OP, StacStatus.FAILED
 NOTHING = UndoReport()
@@ -70,7 +72,6 @@ BATCHES = st.lists(
 _names = count()
 
 
-@pytest.mark.clause("PCS-03")
 @settings(ON_A_GROWING_CATALOG, max_examples=20)
 @given(before=st.lists(BATCHES, max_size=3), batches=BATCHES, data=st.data())
 def test_undoing_a_run_restores_the_state_before_it_and_undoing_all_runs_leaves_nothing(
@@ -111,7 +112,6 @@ def test_undoing_a_run_restores_the_state_before_it_and_undoing_all_runs_leaves_
     assert not any(everything(root, database).values())
 
 
-@pytest.mark.clause("PCS-03")
 def test_an_item_replaced_by_a_later_run_stays_until_that_run_is_undone_too(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
@@ -130,7 +130,6 @@ def test_an_item_replaced_by_a_later_run_stays_until_that_run_is_undone_too(
     assert trees.files(root) == {}
 
 
-@pytest.mark.clause("PCS-03")
 def test_single_promotions_are_undone_while_they_are_current(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
@@ -166,7 +165,7 @@ def test_single_promotions_are_undone_while_they_are_current(
     assert trees.item_ids(root) == [str(first.item_id)]
 
 
-@pytest.mark.clause("PCS-03", "OPR-09")
+@pytest.mark.clause("OPR-09")
 def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_next_one(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
@@ -179,7 +178,6 @@ def test_a_write_whose_collection_was_undone_meanwhile_leaves_the_root_to_the_ne
     assert trees.item_ids(root) == [item.item_id]
 
 
-@pytest.mark.clause("PCS-03")
 def test_restoring_a_lost_file_is_not_undone(catalog: Catalog, root: Path, write: Write) -> None:
     [item] = write("run", goes(0))
     (root / str(item.item_href)).unlink()
@@ -194,7 +192,7 @@ def test_restoring_a_lost_file_is_not_undone(catalog: Catalog, root: Path, write
     ("moment", "nth"), [(Failpoint.DATABASE_BEGIN, 2), (AFTER_ITS_LOG, 1)], ids=["before its log", "after its log"]
 )
 @pytest.mark.parametrize("rewritten", [False, True], ids=["gone", "another's"])
-@pytest.mark.clause("PCS-03", "OPR-09")
+@pytest.mark.clause("OPR-09")
 def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, write: Write,
     moment: Failpoint, nth: int, rewritten: bool,
@@ -215,7 +213,6 @@ def test_a_writer_is_refused_if_the_item_it_read_was_undone_meanwhile(
     assert write("late", goes(0, platform="goes-18"))[0].write_status is (UPDATED if rewritten else CREATED)
 
 
-@pytest.mark.clause("PCS-03")
 def test_a_run_is_undone_while_others_write(
     catalog: Catalog, open_catalog: Callable[[], Catalog], contracts: ContractRegistry, root: Path, database: Database,
     write: Write,
@@ -248,7 +245,6 @@ def changes() -> list[Envelope]:
     ]  # fmt: skip
 
 
-@pytest.mark.clause("PCS-03")
 @pytest.mark.parametrize("first", [False, True], ids=["into a catalog", "into no catalog yet"])
 def test_a_promotion_that_dies_anywhere_is_undone(
     catalog: Catalog, root: Path, database: Database, write: Write, first: bool
@@ -269,7 +265,6 @@ def test_a_promotion_that_dies_anywhere_is_undone(
     assert at > 30
 
 
-@pytest.mark.clause("PCS-03")
 def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
@@ -284,7 +279,6 @@ def test_an_undo_that_dies_anywhere_is_finished_by_the_next(
     assert death.at > 40
 
 
-@pytest.mark.clause("PCS-03")
 def test_an_undo_with_an_unreachable_place_changes_no_row_and_is_repeated(
     catalog: Catalog, root: Path, database: Database, write: Write
 ) -> None:
@@ -302,7 +296,6 @@ def test_an_undo_with_an_unreachable_place_changes_no_row_and_is_repeated(
     assert everything(root, database) == before
 
 
-@pytest.mark.clause("PCS-03")
 def test_a_catalog_in_a_bucket_is_restored_too(database: Database, contracts: ContractRegistry) -> None:
     store = MemoryStore()
     catalog = Catalog(database, ObjectStorePublisher(store), contracts, page_size=3)

@@ -19,6 +19,8 @@ from kfm_dagster_tests.alerts.recorded import STAGE, Clock, Mailbox, Record, des
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.followers.announcements.web_server import open_web_server
 
+pytestmark = pytest.mark.clause("PCS-18")
+
 SECRET = "s3cr3t-word"
 
 
@@ -44,7 +46,6 @@ def evaluator(home: Path) -> Iterator[AlertEvaluator]:
     database.dispose()
 
 
-@pytest.mark.clause("PCS-18")
 def test_the_list_has_firing_alerts_and_with_days_also_resolved_ones(evaluator: AlertEvaluator, call: Call) -> None:
     answer = call("list", "--json")
     [alert] = answer.rows
@@ -59,7 +60,6 @@ def test_the_list_has_firing_alerts_and_with_days_also_resolved_ones(evaluator: 
     assert STAGE not in call("list")[1]
 
 
-@pytest.mark.clause("PCS-18")
 def test_an_alert_is_acknowledged_once_with_a_name_and_a_reason(
     evaluator: AlertEvaluator, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +84,6 @@ def test_an_alert_is_acknowledged_once_with_a_name_and_a_reason(
         call(*arguments).refused(expected, code=code)
 
 
-@pytest.mark.clause("PCS-18")
 def test_a_trial_prints_the_answer_of_each_channel(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     channels = ("notify", "page_ops", "open_ticket")
     with open_web_server() as server:

@@ -18,6 +18,8 @@ from kfm_dagster_tests.catalog.envelopes import candidates, goes
 from kfm_dagster_tests.commands import Call, caller
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebRequest, WebServer, open_web_server
 
+pytestmark = pytest.mark.clause("OPR-22")
+
 SECRET = "s3cr3t-word"
 WELL, WRONG = "well", "wrong"
 
@@ -62,7 +64,6 @@ def announced(home: Path, server: WebServer) -> list[str]:
     return ids
 
 
-@pytest.mark.clause("OPR-22")
 def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_again(
     announced: list[str], call: Call, server: WebServer
 ) -> None:
@@ -91,7 +92,6 @@ def test_the_list_has_each_subscriptions_state_and_refused_events_can_be_sent_ag
     assert call("list")[0] == ExitCode.DONE
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_receiver_that_lost_its_items_can_be_sent_all_again_with_the_same_ids(
     announced: list[str], call: Call, server: WebServer
 ) -> None:
@@ -103,7 +103,6 @@ def test_a_receiver_that_lost_its_items_can_be_sent_all_again_with_the_same_ids(
     assert len(server.requests) == 5
 
 
-@pytest.mark.clause("OPR-22")
 def test_an_unreachable_receiver_is_reported(announced: list[str], call: Call, server: WebServer) -> None:
     server.answers = lambda _: WebAnswer(status=503)
     code, _, error = call("resend", WRONG)

@@ -31,7 +31,7 @@ from kfm_dagster_tests.databases import migrated_sqlite
 from kfm_dagster_tests.integration import chain
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
+pytestmark = [pytest.mark.one_database, pytest.mark.clause("RSP-12")]
 
 DAY = chain.DAY.isoformat()
 WORKED = "11111111-0000-4000-8000-000000000001"
@@ -115,7 +115,7 @@ def told(call: Call, run: str) -> dict[str, Any]:
     return dict(answer.rows[0])
 
 
-@pytest.mark.clause("RSP-12", "IEN-17")
+@pytest.mark.clause("IEN-17")
 def test_a_run_is_shown_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
     account = told(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
@@ -142,7 +142,6 @@ def test_a_run_is_shown_by_node_with_inputs_hashes_outcome_and_output(deployment
     assert node["started_at"] == node["applied_at"] == node["recorded_at"] == "2026-01-01T00:00:00.000000Z"
 
 
-@pytest.mark.clause("RSP-12")
 def test_a_skip_names_the_run_that_applied_the_content(deployment: Pipeline, call: Call) -> None:
     account, first = told(call, AGAIN), told(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
@@ -171,7 +170,6 @@ def test_a_reexecution_under_another_contract_is_marked(deployment: Pipeline, da
     assert {node["fate"] for node in told(call, WORKED)["nodes"]} == {"ran"}
 
 
-@pytest.mark.clause("RSP-12")
 def test_a_reexecution_skips_nodes_that_succeeded_in_its_run(
     deployment: Pipeline, dagster_runs: None, call: Call
 ) -> None:
@@ -192,7 +190,6 @@ def test_a_reexecution_skips_nodes_that_succeeded_in_its_run(
     assert f'href="/runs/{WAITS}"' in console.get(f"/runs/{WORKED}").text
 
 
-@pytest.mark.clause("RSP-12")
 def test_a_retried_step_shows_its_number_of_attempts(
     deployment: Pipeline, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +224,6 @@ def test_a_step_whose_units_all_failed_differs_from_a_failed_step() -> None:
         assert node_account(state.dataset_id, state, [], Window()).did == did
 
 
-@pytest.mark.clause("RSP-12")
 def test_a_run_that_died_shows_its_last_node_and_unsettled_units(deployment: Pipeline, call: Call) -> None:
     account = told(call, "latest")
     assert account["run_id"] == DIED
@@ -273,7 +269,7 @@ def test_the_table_is_readable_in_eighty_columns(
     assert fields.isdisjoint({"node", "fate", "did", "why", "outcome", "inputs", "took"})
 
 
-@pytest.mark.clause("RSP-12", "RSP-09")
+@pytest.mark.clause("RSP-09")
 def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(deployment: Pipeline, call: Call) -> None:
     record = own_tx(deployment.ledger).find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
     for name in (record.wal_id, record.stac_item_id):
@@ -286,7 +282,6 @@ def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(depl
     assert told(call, "latest")["run_id"] == DIED
 
 
-@pytest.mark.clause("RSP-12")
 def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) -> None:
     stage = "nexrad-l2.metadata_extract"
     store = StageStore(deployment.database, clock=deployment.clock)
@@ -321,7 +316,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.clause("RSP-12")
 def test_showing_a_run_changes_nothing(deployment: Pipeline, dagster_runs: None, call: Call, tmp_path: Path) -> None:
     with deployment.database.snapshot() as tx:
         before = tx.run("explanation.intents", run_id=AGAIN).all()

@@ -14,6 +14,8 @@ from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.errors import ExitCode
 from kfm_dagster_tests.commands import Call
 
+pytestmark = pytest.mark.clause("BEY-18")
+
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "nodd" / "registry"
 HRRR = "arn:aws:sns:us-east-1:123901341784:NewHRRRObject"
 MRMS = "arn:aws:sns:us-east-1:123901341784:NewMRMSObject"
@@ -169,7 +171,6 @@ DRIFTS: dict[str, tuple[Callable[[Planted], object], str, str]] = {
 }
 
 
-@pytest.mark.clause("BEY-18")
 def test_each_planted_drift_is_named_once(check: Check) -> None:
     named = {}
     for drift, (change, _, _) in DRIFTS.items():
@@ -193,7 +194,6 @@ def test_the_text_output_has_a_line_for_each_drift(call: Call, check: Check, tmp
     ]
 
 
-@pytest.mark.clause("BEY-18")
 def test_agreeing_excepted_and_unrelated_entries_are_not_drift(
     check: Check,
 ) -> None:
@@ -209,7 +209,6 @@ def test_agreeing_excepted_and_unrelated_entries_are_not_drift(
     assert check(planted) == []
 
 
-@pytest.mark.clause("BEY-18")
 def test_the_end_of_a_retired_dataset_is_not_drift(
     call: Call, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +236,6 @@ def test_an_unreadable_registry_is_refused(call: Call, tmp_path: Path, monkeypat
     call("registry", "check", str(tmp_path)).refused("registry-exceptions.yaml line 2: ", "unknown key 'topics'")
 
 
-@pytest.mark.clause("BEY-18")
 def test_a_contract_is_created_from_an_entry(call: Call, tmp_path: Path) -> None:
     text = '## News <p>**Rapid** \\1 refresh: [RAP](https://x) is a "model".</p> Hourly.\n\n<br/> Since 2012. More.'
     entries = {
@@ -279,7 +277,6 @@ def test_a_contract_is_created_from_an_entry(call: Call, tmp_path: Path) -> None
     assert call("dataset", "check", "old.yaml").code == ExitCode.DONE
 
 
-@pytest.mark.clause("BEY-18")
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no folder ../shared/nodd/registry beside the checkout")
 def test_the_contracts_agree_with_the_registry(call: Call) -> None:
     answer = call("registry", "check", str(SHARED))

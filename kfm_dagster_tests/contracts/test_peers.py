@@ -15,10 +15,11 @@ from kfm_dagster.contracts.quality import PEERS_KEPT, PeerSizes
 from kfm_dagster.readers.grib_index import read_index
 from kfm_dagster.readers.ranges import BytesSource
 
+pytestmark = pytest.mark.clause("BEY-04")
+
 SIZES = st.lists(st.integers(1, 2**40), min_size=1, max_size=PEERS_KEPT)
 
 
-@pytest.mark.clause("BEY-04")
 def test_what_peers_say_is_their_middle_half() -> None:
     for sizes, quartiles in [
         ([], None),
@@ -33,7 +34,6 @@ def test_what_peers_say_is_their_middle_half() -> None:
         assert PeerSizes.of(sizes) == quartiles
 
 
-@pytest.mark.clause("BEY-04")
 def test_a_size_is_expected_within_the_factor_and_further_where_the_peers_vary() -> None:
     for peers, factor, expected in [
         (PeerSizes(8, 1000, 1000), 2, (500, 2000)),
@@ -54,7 +54,6 @@ def test_the_middle_half_is_never_far_from_itself(sizes: list[int], factor: floa
     assert {peers.lower, peers.upper} <= set(sizes)
 
 
-@pytest.mark.clause("BEY-04")
 def test_no_real_object_is_far_from_another_one_of_its_product(
     contracts: ContractRegistry, shared_data: Path, reference: dict[str, Any]
 ) -> None:

@@ -49,6 +49,8 @@ from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebR
 from kfm_dagster_tests.followers.test_discovery import installed
 from kfm_dagster_tests.notifications.signing import AT, issue
 
+pytestmark = pytest.mark.clause("BEY-11")
+
 Planted = Callable[["Deployed"], object]
 GONE = "http://127.0.0.1:1"
 POLICY = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
@@ -190,7 +192,7 @@ def findings(call: Call) -> tuple[int, list[dict[str, Any]]]:
     return answer.code, [finding for finding in printed["findings"] if finding["verdict"] != Health.OK]
 
 
-@pytest.mark.clause("BEY-11", "BEY-18")
+@pytest.mark.clause("BEY-18")
 def test_a_sound_deployment_has_no_finding_and_is_not_changed(deployed: Deployed, call: Call) -> None:
     def outside() -> object:
         sqs = deployed.cloud.client("sqs")
@@ -469,7 +471,6 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.clause("BEY-11")
 @pytest.mark.parametrize("planted", ROWS)
 def test_a_planted_fault_is_the_only_finding_and_has_a_next_step(planted: str, deployed: Deployed, call: Call) -> None:
     plant, check, verdict, observed, next_step = ROWS[planted]
@@ -485,7 +486,7 @@ def test_a_planted_fault_is_the_only_finding_and_has_a_next_step(planted: str, d
     assert state_of(deployed.home) == before
 
 
-@pytest.mark.clause("BEY-11", "BEY-18")
+@pytest.mark.clause("BEY-18")
 def test_values_at_the_limits_have_no_finding(deployed: Deployed, call: Call) -> None:
     """Test each check's limits exactly, or one step inside where equality is impossible."""
     # Retired topics need not be in the policy.
@@ -511,7 +512,6 @@ def test_values_at_the_limits_have_no_finding(deployed: Deployed, call: Call) ->
     assert findings(call) == (ExitCode.DONE, [])
 
 
-@pytest.mark.clause("BEY-11")
 def test_a_stored_certificate_counts_from_its_first_second_to_its_last(
     home: Path, contracts: ContractRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,7 +528,6 @@ def test_a_stored_certificate_counts_from_its_first_second_to_its_last(
     assert [verdict(now) for now in moments] == [FAULT, Health.OK, Health.OK, FAULT]
 
 
-@pytest.mark.clause("BEY-11")
 def test_denied_access_to_queue_and_store_is_reported_apart_from_unreachable_ones(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
@@ -568,7 +567,7 @@ def test_findings_with_one_cause_are_one_line_of_text_and_separate_in_json(
     assert f" {len(reported)} faults, 0 warnings, " in shown
 
 
-@pytest.mark.clause("BEY-11", "PCS-10")
+@pytest.mark.clause("PCS-10")
 def test_the_recorded_clock_counts_as_for_kfm_clock_and_unverified_is_no_fault(
     deployed: Deployed, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -585,7 +584,6 @@ def test_the_recorded_clock_counts_as_for_kfm_clock_and_unverified_is_no_fault(
         assert json.loads(call("clock", "--json").out)["state"] == state
 
 
-@pytest.mark.clause("BEY-11")
 def test_prod_requires_more_settings(deployed: Deployed, call: Call) -> None:
     deployed.set(KFM_ENV="prod", KFM_SNS_VERIFY="off")
     code, reported = findings(call)
@@ -595,7 +593,6 @@ def test_prod_requires_more_settings(deployed: Deployed, call: Call) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.clause("BEY-11")
 def test_working_as_the_owner_of_the_tables_is_a_finding(
     deployed: Deployed, postgres_url: str, deployment_url: str, call: Call
 ) -> None:
@@ -610,7 +607,6 @@ def test_working_as_the_owner_of_the_tables_is_a_finding(
 RETENTION = "keep: {landing: 30d}"
 
 
-@pytest.mark.clause("BEY-11")
 def test_retention_needs_no_right_to_write(
     deployed: Deployed, postgres_url: str, deployment_url: str, retention_role: str, call: Call
 ) -> None:
@@ -628,7 +624,6 @@ def test_retention_needs_no_right_to_write(
     assert findings(call) == (ExitCode.DONE, [])
 
 
-@pytest.mark.clause("BEY-11")
 def test_a_database_in_prod_needs_a_backup(deployed: Deployed, postgres_url: str, call: Call) -> None:
     def backup_findings() -> list[tuple[str, str]]:
         return [
@@ -652,7 +647,6 @@ def test_a_database_in_prod_needs_a_backup(deployed: Deployed, postgres_url: str
     assert backup_findings() == [(FAULT, "0001 was the last to fail, after the last that was archived")]
 
 
-@pytest.mark.clause("BEY-11")
 def test_reachable_receivers_and_workers_are_ok_and_are_sent_nothing(
     deployed: Deployed, refusing: str, call: Call
 ) -> None:
@@ -672,7 +666,6 @@ def test_reachable_receivers_and_workers_are_ok_and_are_sent_nothing(
     assert attributes == {"ApproximateNumberOfMessages": "0"}
 
 
-@pytest.mark.clause("BEY-11")
 def test_a_hanging_or_failing_check_is_a_fault_and_the_others_still_run() -> None:
     never = threading.Event()
 

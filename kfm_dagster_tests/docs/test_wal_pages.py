@@ -25,6 +25,8 @@ from kfm_dagster_tests.integration.test_run_replay import PARTITION
 from kfm_dagster_tests.schemas import wal_record_schema
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.clause("WAL-18")
+
 ROOT = PAGES.parents[1]
 SCHEMA = (ROOT / "sql" / "schema" / "0001_first_schema.sql").read_text(encoding="utf-8")
 DRAWING = PAGES.parent / "images" / "concepts" / "unit-states.svg"
@@ -36,20 +38,17 @@ def page(name: str) -> str:
     return (PAGES / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.clause("WAL-18")
 def test_the_pages_that_the_document_asks_for_are_there() -> None:
     assert NAMES == ["README.md", "record-model.md", "state-machine.md", "storage-backends.md"]
     for name in NAMES[1:]:
         assert f"({name})" in page("README.md")
 
 
-@pytest.mark.clause("WAL-18")
 def test_what_is_generated_is_what_the_code_says() -> None:
     for name in NAMES:
         assert page(name) == written(page(name)), "python -m kfm_dagster_tests.docs.wal_pages"
 
 
-@pytest.mark.clause("WAL-18")
 def test_the_drawing_has_every_legal_transition_and_no_other() -> None:
     drawing = ET.parse(DRAWING)
     arrows = {arrow.get("id"): arrow.findtext("{*}title") for arrow in drawing.iterfind(".//{*}path[@id]")}
@@ -60,7 +59,6 @@ def test_the_drawing_has_every_legal_transition_and_no_other() -> None:
     assert "(../images/concepts/unit-states.svg)" in page("state-machine.md")
 
 
-@pytest.mark.clause("WAL-18")
 def test_the_tables_and_the_backends_are_those_that_there_are() -> None:
     text = page("storage-backends.md")
     named = set(re.findall(r"`(\w+)`", text.partition("## Its tables")[2].partition("## Migrations")[0]))
@@ -70,7 +68,6 @@ def test_the_tables_and_the_backends_are_those_that_there_are() -> None:
     assert DIALECTS == ("sqlite", "postgresql")
 
 
-@pytest.mark.clause("WAL-18")
 def test_the_examples_are_a_record() -> None:
     properties = wal_record_schema()["properties"]
     record = NoddWalRecord.model_validate({name: entry["examples"][0] for name, entry in properties.items()})
@@ -89,7 +86,7 @@ def at(document: Any, path: str) -> Any:
     return document
 
 
-@pytest.mark.clause("WAL-18", "WAL-14")
+@pytest.mark.clause("WAL-14")
 def test_each_field_comes_from_where_the_page_says_and_is_seen_where_it_says(tmp_path: Path) -> None:
     """One unit whose object came late: it failed and was let in again by a replay, so that every field has a value."""
     objects = tmp_path / "objects"

@@ -22,6 +22,8 @@ from kfm_dagster.operators.metadata_extract import footprint
 from kfm_dagster_tests.contracts.test_contracts import HRRR, changed
 from kfm_dagster_tests.factories import START, envelope, failed, finished
 
+pytestmark = pytest.mark.clause("SEC-03")
+
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MASKING = {
@@ -78,7 +80,6 @@ RULINGS: dict[str, tuple[dict[str, Any], Envelope, datetime, RuleId | None]] = {
 }
 
 
-@pytest.mark.clause("SEC-03")
 @pytest.mark.parametrize(("declared", "unit", "at", "rule"), RULINGS.values(), ids=RULINGS)
 def test_the_rules_decide_on_a_unit(
     declared: dict[str, Any], unit: Envelope, at: datetime, rule: RuleId | None
@@ -96,7 +97,6 @@ def test_the_rules_decide_on_a_unit(
     assert (after.metadata == unit.metadata) is ("masking" not in declared or unit is NOWHERE)
 
 
-@pytest.mark.clause("SEC-03")
 def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
     for rule, declared in (
         (RuleId.CONSENT, {"indigenous_data_flag": True}),
@@ -106,7 +106,6 @@ def test_a_unit_of_an_unchecked_contract_is_refused_by_the_rule() -> None:
         assert objection.rule is rule
 
 
-@pytest.mark.clause("SEC-03")
 def test_a_contract_without_the_declarations_it_needs_is_refused_with_a_line() -> None:
     for declared, says in (
         ({"sensitivity": "restricted"}, "access restricted or closed, but access is open"),
@@ -140,7 +139,6 @@ def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
     return draw(LONGITUDES), south, draw(LONGITUDES), north
 
 
-@pytest.mark.clause("SEC-03")
 @given(box=boxes(), resolution=st.integers(0, 8))
 @example(box=(179.9, -1.0, -179.9, 1.0), resolution=3)
 @example(box=(-180.0, 89.9, 180.0, 90.0), resolution=1)
@@ -168,7 +166,6 @@ def test_a_generalised_footprint_is_valid_and_contains_the_place(
         assert width < 60 / 2**resolution
 
 
-@pytest.mark.clause("SEC-03")
 def test_a_box_is_split_at_the_antimeridian() -> None:
     for box, parts in (
         ((10.0, 0.0, 11.0, 1.0), [(10.0, 11.0)]),
@@ -185,7 +182,6 @@ def test_a_box_is_split_at_the_antimeridian() -> None:
     assert outline((-97.5, 38.0, -97.5, 38.0)) == {"type": "Polygon", "coordinates": [[[-97.5, 38.0]] * 5]}
 
 
-@pytest.mark.clause("SEC-03")
 def test_a_masked_header_keeps_only_cell_times_and_listed_properties() -> None:
     issue = Issue(code="time_mismatch", severity=Severity.SUSPECT, message="the header of 38.123456 says noon")
     shifted = []
@@ -204,7 +200,6 @@ def test_a_masked_header_keeps_only_cell_times_and_listed_properties() -> None:
     assert [(reported.code, reported.message) for reported in metadata.issues] == [("time_mismatch", WITHHELD)]
 
 
-@pytest.mark.clause("SEC-03")
 def test_an_already_failed_unit_keeps_its_reason_without_its_place() -> None:
     rules = Rules(governance=governance(**SHIELDED, embargo={"until": NOON}), at=START)
     broken = failed(UNIT)

@@ -45,6 +45,8 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.face import Face
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.clause("BEY-05")
+
 MIDNIGHT = datetime.combine(DAY, time(), UTC)
 WHY = Decision(actor="ada", reason="x")
 LATER = MIDNIGHT + timedelta(hours=12, minutes=30)
@@ -108,7 +110,6 @@ def drawn(svg: str) -> tuple[int, str]:
     return sum(rect.get("class") == "m" for rect in root.iter(f"{space}rect")), str(description.text)
 
 
-@pytest.mark.clause("BEY-05")
 def test_an_unannounced_object_is_listed_drawn_fetched_and_then_no_longer_missing(
     pipeline: Pipeline, objects: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +153,6 @@ def test_an_unannounced_object_is_listed_drawn_fetched_and_then_no_longer_missin
     assert call("reconcile", *days).code == 0
 
 
-@pytest.mark.clause("BEY-05")
 def test_no_gaps_and_no_expectation_give_different_output(
     pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,6 @@ def test_no_gaps_and_no_expectation_give_different_output(
 
 
 @pytest.mark.one_database
-@pytest.mark.clause("BEY-05")
 def test_a_product_is_expected_from_its_first_announced_unit_on(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +192,6 @@ def test_a_product_is_expected_from_its_first_announced_unit_on(
     assert since(listed=(670,)) is None
 
 
-@pytest.mark.clause("BEY-05")
 def test_an_hour_without_a_run_is_noticed_by_the_next_check(
     pipeline: Pipeline, objects: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +212,7 @@ def test_an_hour_without_a_run_is_noticed_by_the_next_check(
     assert pipeline.gaps.list(since=MIDNIGHT) == []
 
 
-@pytest.mark.clause("BEY-05", "BEY-18")
+@pytest.mark.clause("BEY-18")
 def test_a_tick_detects_a_silence_and_checks_again_only_when_one_may_have_begun(
     pipeline: Pipeline, objects: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +267,6 @@ def silent_feeds(pipeline: Pipeline) -> list[tuple[str, AlertState]]:
 
 
 @pytest.mark.one_database
-@pytest.mark.clause("BEY-05")
 def test_silences_are_checked_only_for_feeds_that_are_followed_and_active(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +314,6 @@ def test_silences_are_checked_only_for_feeds_that_are_followed_and_active(
 
 
 @pytest.mark.one_database
-@pytest.mark.clause("BEY-05")
 def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_days_back(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +347,6 @@ def test_days_since_the_last_check_and_days_with_gaps_are_checked_up_to_eight_da
 
 
 @pytest.mark.one_database
-@pytest.mark.clause("BEY-05")
 def test_the_schedule_passes_without_a_feed_and_shows_the_picture_of_a_gap(
     face: Face, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ from kfm_dagster_tests.followers.virtual.buckets import put as put_object
 from kfm_dagster_tests.integration.chain import good, partitions_of, put, run_chain
 
 # rioxarray multiplies transforms as affine once wanted.
-pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"), pytest.mark.clause("BEY-19")]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEMPERATURE = "TMP:2 m above ground"
@@ -94,7 +94,6 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.clause("BEY-19")
 def test_the_newest_item_is_of_the_newest_run_with_the_field(catalog: Path) -> None:
     for arguments, name in [
         ({}, "t14z.wrfsubhf01"),
@@ -113,7 +112,6 @@ def test_the_newest_item_is_of_the_newest_run_with_the_field(catalog: Path) -> N
         kfm.latest("hrrr", field="TMP:500 mb", **{"hrrr:product": "sfc"})
 
 
-@pytest.mark.clause("BEY-19")
 def test_the_best_forecast_uses_the_newest_run_for_each_valid_time(catalog: Path) -> None:
     for time, runs in [
         (None, {13: 13, 14: 13}),
@@ -130,7 +128,6 @@ def test_the_best_forecast_uses_the_newest_run_for_each_valid_time(catalog: Path
         kfm.best("hrrr", TEMPERATURE, time="2025-04-01")
 
 
-@pytest.mark.clause("BEY-19")
 def test_a_field_is_read_in_one_request_of_its_bytes(catalog: Path, fetched: list[int]) -> None:
     item = kfm.search("hrrr", limit=1)[0]
     layers = item.assets["data"].extra_fields["grib:layers"]
@@ -140,7 +137,6 @@ def test_a_field_is_read_in_one_request_of_its_bytes(catalog: Path, fetched: lis
     assert fetched == [layers[name]["byte_size"]] * 3
 
 
-@pytest.mark.clause("BEY-19")
 def test_only_the_used_chunks_of_a_variable_are_read(
     aws: EmbeddedCloud, shared_data: Path, contracts: ContractRegistry, fetched: list[int]
 ) -> None:
@@ -158,7 +154,6 @@ def test_only_the_used_chunks_of_a_variable_are_read(
         kfm.open(item, field="CMI")
 
 
-@pytest.mark.clause("BEY-19")
 def test_a_replaced_object_is_never_read(catalog: Path, aws: EmbeddedCloud) -> None:
     item = kfm.search("hrrr", limit=1)[0]
     key = item.assets["data"].href.removeprefix(f"s3://{BUCKET}/")
@@ -177,7 +172,6 @@ def test_a_replaced_object_is_never_read(catalog: Path, aws: EmbeddedCloud) -> N
         kfm.open(gone, field=TEMPERATURE)
 
 
-@pytest.mark.clause("BEY-19")
 def test_a_field_without_an_index_is_never_confused_with_another(catalog: Path, aws: EmbeddedCloud) -> None:
     """For an object of several messages and one with a single message."""
     item = kfm.latest("hrrr", field=TEMPERATURE).to_dict()
@@ -194,7 +188,6 @@ def test_a_field_without_an_index_is_never_confused_with_another(catalog: Path, 
                 kfm.open(bare, field=field)
 
 
-@pytest.mark.clause("BEY-19")
 def test_no_request_follows_the_link_of_a_hostile_item(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.setattr("kfm_dagster.storage.s3.S3Bucket.get", lambda *_, **__: pytest.fail("a request"))
@@ -208,7 +201,6 @@ def test_no_request_follows_the_link_of_a_hostile_item(catalog: Path, monkeypatc
             kfm.open(item, field=TEMPERATURE)
 
 
-@pytest.mark.clause("BEY-19")
 def test_a_gzip_bomb_and_an_unreadable_object_give_one_line(
     catalog: Path, aws: EmbeddedCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +218,6 @@ def test_a_gzip_bomb_and_an_unreadable_object_give_one_line(
             assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.clause("BEY-19")
 def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
     catalog: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,7 +256,6 @@ def test_a_wrong_argument_is_refused_in_one_line_with_the_valid_values(
     assert (field.name, str(field.valid_time.values)[:16]) == ("GUST", "2025-04-02T14:45")
 
 
-@pytest.mark.clause("BEY-19")
 def test_every_block_of_the_page_runs(catalog: Path) -> None:
     page = (DOCS / "python.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
@@ -287,7 +277,6 @@ REAL = (
 """The notebooks' real objects, with the missing index of one."""
 
 
-@pytest.mark.clause("BEY-19")
 def test_the_notebooks_open_and_draw_real_objects(
     make_pipeline: Callable[..., Pipeline],
     tmp_path: Path,
@@ -319,7 +308,6 @@ def test_the_notebooks_open_and_draw_real_objects(
             assert names["kansas"] == pytest.approx(float(names["field"].median()), abs=15)
 
 
-@pytest.mark.clause("BEY-19")
 def test_importing_the_package_loads_neither_dagster_nor_a_client() -> None:
     script = (
         "import sys, kfm_dagster as kfm; kfm.open; print(*sorted({name.partition('.')[0] for name in sys.modules}))"

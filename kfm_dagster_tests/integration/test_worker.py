@@ -52,7 +52,7 @@ from kfm_dagster_tests.integration.chain import (
 from kfm_dagster_tests.integration.face import Face, materialisations
 from kfm_dagster_tests.transactions import own_tx
 
-pytestmark = pytest.mark.one_database
+pytestmark = [pytest.mark.one_database, pytest.mark.clause("BEY-16")]
 
 KILLED, LIVING = "6f0e0d0c-0b0a-4908-8706-050403020100", "7f0e0d0c-0b0a-4908-8706-050403020100"
 """Run ids of workers, which are not Dagster runs."""
@@ -133,7 +133,6 @@ def announced(pipeline: Pipeline, queue: FakeQueue) -> Callable[[int], object]:
     return lambda count: enqueue(pipeline, queue, *volumes(count))
 
 
-@pytest.mark.clause("BEY-16")
 def test_messages_of_the_queue_are_ingested_and_acknowledged_in_one_batch(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
@@ -159,7 +158,6 @@ def test_messages_of_the_queue_are_ingested_and_acknowledged_in_one_batch(
     assert desk.printed == []
 
 
-@pytest.mark.clause("BEY-16")
 @pytest.mark.parametrize(("per_read", "at_most"), [(2, 5), (9, 4)])
 def test_a_worker_takes_only_as_much_as_it_can_soon_ingest(
     per_read: int,
@@ -197,7 +195,6 @@ def test_a_worker_takes_only_as_much_as_it_can_soon_ingest(
     assert set(requests) == {(4, 4)}
 
 
-@pytest.mark.clause("BEY-16")
 def test_an_idle_worker_uses_long_polling(desk: Desk, queue: FakeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     worker = desk.worker()
@@ -213,7 +210,7 @@ def test_an_idle_worker_uses_long_polling(desk: Desk, queue: FakeQueue, monkeypa
     assert waits == [LONG_POLL_SECONDS] * 3
 
 
-@pytest.mark.clause("BEY-16", "WAL-10")
+@pytest.mark.clause("WAL-10")
 @pytest.mark.parametrize("why", ["off", "full"])
 def test_a_worker_sleeps_while_receiving_is_not_allowed(
     why: str, desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
@@ -265,7 +262,7 @@ def in_work(pipeline: Pipeline, run_id: str) -> None:
         run_pending(pipeline, run_id, dies_at=dies_at)
 
 
-@pytest.mark.clause("BEY-16", "BEY-14", "WAL-10")
+@pytest.mark.clause("BEY-14", "WAL-10")
 def test_a_worker_starts_current_live_days_of_datasets_that_are_on(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     today = desk.pipeline.clock().replace(hour=1)
     units = {
@@ -291,7 +288,6 @@ def test_a_worker_starts_current_live_days_of_datasets_that_are_on(desk: Desk, m
     assert (desk.batches, desk.printed) == ([], [])
 
 
-@pytest.mark.clause("BEY-16")
 @pytest.mark.parametrize(
     ("seen_after", "worked_at"),
     # Seen at 5 s and taken at the check 30 s later; units from before the first check may be a killed worker's.
@@ -318,7 +314,6 @@ def test_units_left_pending_by_others_are_taken_after_a_delay(
     assert (desk.reported, desk.printed) == ([worked_at], [])
 
 
-@pytest.mark.clause("BEY-16")
 def test_a_due_retry_is_made_at_the_next_check(desk: Desk, objects: Path, queue: FakeQueue) -> None:
     [item] = volumes(1)
     queue.waiting.append(announce([item.event()], registry=desk.pipeline.registry))
@@ -333,7 +328,7 @@ def test_a_due_retry_is_made_at_the_next_check(desk: Desk, objects: Path, queue:
     assert traces.statuses(desk.pipeline) == {Status.SUCCEEDED: 1}
 
 
-@pytest.mark.clause("BEY-16", "WSM-11")
+@pytest.mark.clause("WSM-11")
 def test_a_killed_workers_claims_are_released_at_once_and_a_live_ones_are_not(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue
 ) -> None:
@@ -362,7 +357,7 @@ def test_a_killed_workers_claims_are_released_at_once_and_a_live_ones_are_not(
     assert not (folder / LIVING).exists()
 
 
-@pytest.mark.clause("BEY-16", "WSM-11")
+@pytest.mark.clause("WSM-11")
 def test_the_sensor_treats_a_workers_run_as_alive_during_its_lease(face: Face) -> None:
     clock = face.pipeline.clock = Clock()
     deliver(face.pipeline, *volumes(1))
@@ -383,7 +378,6 @@ def test_the_sensor_treats_a_workers_run_as_alive_during_its_lease(face: Face) -
     assert face.pipeline.stages.lifecycle.store.unfinished_runs() == []
 
 
-@pytest.mark.clause("BEY-16")
 def test_the_sensor_gives_a_workers_run_a_minute_to_claim(face: Face) -> None:
     clock = face.pipeline.clock = Clock()
     deliver(face.pipeline, *volumes(1))
@@ -421,7 +415,7 @@ def registering(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> Callable[..., li
 WRONG = ContractError(observed="what no second try helps with")
 
 
-@pytest.mark.clause("BEY-16", "PCS-03")
+@pytest.mark.clause("PCS-03")
 def test_a_day_whose_run_fails_is_rolled_back_and_retried_with_growing_pauses_alone(
     desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
@@ -438,7 +432,6 @@ def test_a_day_whose_run_fails_is_rolled_back_and_retried_with_growing_pauses_al
     assert len(traces.catalog_items(desk.pipeline)) == 2
 
 
-@pytest.mark.clause("BEY-16")
 def test_claims_of_a_run_that_cannot_be_rolled_back_are_released_at_the_next_check(
     desk: Desk,
     announced: Callable[[int], object],
@@ -455,7 +448,7 @@ def test_claims_of_a_run_that_cannot_be_rolled_back_are_released_at_the_next_che
     assert "run_rolled_back" not in [entry.reason for entry in own_tx(desk.pipeline.ledger).history(record.wal_id)]
 
 
-@pytest.mark.clause("BEY-16", "PCS-04")
+@pytest.mark.clause("PCS-04")
 def test_a_stage_with_a_briefly_unavailable_store_is_retried_in_its_run(
     desk: Desk, announced: Callable[[int], object], registering: Callable[..., list[float]]
 ) -> None:
@@ -467,7 +460,6 @@ def test_a_stage_with_a_briefly_unavailable_store_is_retried_in_its_run(
     }
 
 
-@pytest.mark.clause("BEY-16")
 def test_an_unreachable_queue_prints_a_line_and_is_retried_with_growing_pauses(
     desk: Desk, announced: Callable[[int], object], queue: FakeQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,7 +499,6 @@ def _reported(instance: dg.DagsterInstance) -> list[tuple[dg.AssetKey, str | Non
     return reported
 
 
-@pytest.mark.clause("BEY-16")
 def test_a_batch_is_one_materialisation_per_asset_with_a_runs_metadata_but_no_run(
     desk: Desk,
     announced: Callable[[int], object],
@@ -536,7 +527,6 @@ def test_a_batch_is_one_materialisation_per_asset_with_a_runs_metadata_but_no_ru
     assert reported[-1][3]["run_succeeded"] == 2
 
 
-@pytest.mark.clause("BEY-16")
 def test_an_unreachable_dagster_fails_no_unit_and_prints_one_line(
     desk: Desk, announced: Callable[[int], object], tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from kfm_dagster_tests.lineage.receiver import TAKEN, Event, Receiver, backend_a
 from kfm_dagster_tests.lineage.units import ingest_run, units
 from kfm_dagster_tests.moments import dying, meanwhile
 
+pytestmark = pytest.mark.clause("BEY-07")
+
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
@@ -71,7 +73,6 @@ def nothing_waits(lineage: Lineage) -> bool:
     return waiting.backend.batches == 0 and list(waiting.failing) == []
 
 
-@pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("how", ["refused connection", "500", "hangs"])
 def test_an_unreachable_backend_fails_no_unit_and_later_gets_each_event_once(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch,
@@ -100,7 +101,6 @@ def test_an_unreachable_backend_fails_no_unit_and_later_gets_each_event_once(
     assert nothing_waits(back)
 
 
-@pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("dies_at", [1, 5, 8])
 def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, dies_at: int
@@ -123,7 +123,6 @@ def test_a_deliverer_that_dies_between_sending_and_marking_loses_nothing(
     assert nothing_waits(lineage)
 
 
-@pytest.mark.clause("BEY-07")
 @pytest.mark.parametrize("status", [400, 422, 500])
 def test_an_event_that_the_backend_never_accepts_blocks_no_other_and_stays_visible(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, status: int
@@ -170,7 +169,6 @@ def test_a_backend_that_refuses_everything_gets_a_bounded_number_of_requests(
     assert receiver.counts() == both(0, 40)
 
 
-@pytest.mark.clause("BEY-07")
 def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
     database: Database, receiver: Receiver, contract: DatasetContract, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +199,6 @@ def test_a_tick_keeps_its_time_limit_and_the_next_one_continues(
     assert alone.undelivered().backend.batches == 0
 
 
-@pytest.mark.clause("BEY-07")
 def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     open_lineage: Open, receiver: Receiver, contract: DatasetContract, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +223,6 @@ def test_a_deliverer_that_was_overtaken_neither_marks_nor_rewinds(
     assert quick.deliver() == 2
 
 
-@pytest.mark.clause("BEY-07")
 def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent(
     lineage: Lineage, receiver: Receiver, contract: DatasetContract, clock: Clock, root: Path
 ) -> None:
@@ -252,7 +248,6 @@ def test_events_wait_for_the_file_that_readers_see_and_a_damaged_one_is_not_sent
     assert receiver.counts() == both(0, 2)
 
 
-@pytest.mark.clause("BEY-07")
 def test_events_lost_by_a_transport_are_sent_again(open_lineage: Open, contract: DatasetContract, clock: Clock) -> None:
     """A background transport accepts all events at once and reports failed ones at the flush."""
     background = Mock(**{"send.return_value": None, "flush.side_effect": [BackendUnavailableError, None]})
@@ -286,7 +281,6 @@ def test_a_backend_receives_what_was_recorded(backend: ClientBackend, receiver: 
     assert [without_empty(event) for event in receiver.taken] == [without_empty(event) for event in events]
 
 
-@pytest.mark.clause("BEY-07")
 def test_refusals_of_an_event_differ_from_failures_of_the_backend(backend: ClientBackend, receiver: Receiver) -> None:
     for expected_requests, status in enumerate((301, 401, 403, 404, 408, 429, 500, 503, *ABOUT_THE_EVENT), 1):
         receiver.answer = lambda _event, status=status: status  # type: ignore[misc]
@@ -299,7 +293,6 @@ def test_refusals_of_an_event_differ_from_failures_of_the_backend(backend: Clien
         assert len(receiver.requests) == expected_requests, "the outbox retries, not the client"
 
 
-@pytest.mark.clause("BEY-07")
 def test_an_event_is_delivered_only_when_every_part_of_a_composite_accepted_it(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +309,6 @@ def test_an_event_is_delivered_only_when_every_part_of_a_composite_accepted_it(
     assert len(receiver.taken) == 1
 
 
-@pytest.mark.clause("BEY-07")
 def test_background_failures_of_a_transport_are_reported(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "async_http")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", receiver.url)
@@ -332,7 +324,7 @@ def test_background_failures_of_a_transport_are_reported(receiver: Receiver, mon
     assert len(receiver.taken) == 1
 
 
-@pytest.mark.clause("SEC-14", "BEY-07")
+@pytest.mark.clause("SEC-14")
 @pytest.mark.parametrize("status", [401, 422, None], ids=["unauthorized", "refused", "no connection"])
 def test_a_backend_s_error_has_no_credentials_of_its_address(
     status: int | None, receiver: Receiver, monkeypatch: pytest.MonkeyPatch

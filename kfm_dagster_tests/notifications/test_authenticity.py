@@ -38,7 +38,7 @@ from kfm_dagster_tests.notifications.signing import (
     sign,
 )
 
-CLAUSE = pytest.mark.clause("SEC-04")
+pytestmark = pytest.mark.clause("SEC-04")
 SIGNATURE = ("Signature", "SignatureVersion", "SigningCertURL")
 LOOPBACK = "http://127.0.0.1:4566"
 
@@ -58,7 +58,6 @@ def verdict(folder: Path, body: Any, fetch: CertificateServer | None = None, **s
     return found
 
 
-@CLAUSE
 def test_what_a_topic_signed_is_verified(tmp_path: Path) -> None:
     bare = {name: value for name, value in notification().items() if name != "Subject"}
     confirmation = bare | {"Token": "2336", "SubscribeURL": "https://sns.us-east-1.amazonaws.com/?x"}
@@ -75,7 +74,6 @@ def test_what_a_topic_signed_is_verified(tmp_path: Path) -> None:
             assert verdict(tmp_path, sent).authenticity is Authenticity.VERIFIED, (message, version)
 
 
-@CLAUSE
 def test_a_forged_field_is_refused(tmp_path: Path) -> None:
     signed = sign(notification(), signing.signer())
     changes: list[dict[str, Any]] = [
@@ -109,7 +107,6 @@ def test_a_forged_field_is_refused(tmp_path: Path) -> None:
         assert 0 < len(found.detail) < 500
 
 
-@CLAUSE
 def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path) -> None:
     forger = signing.signer()
     urls: list[Any] = [
@@ -145,7 +142,6 @@ def test_a_certificate_from_anywhere_else_is_not_even_fetched(tmp_path: Path) ->
         assert (verdict(tmp_path, body, fetch).authenticity, fetch.requests) == (Authenticity.INVALID, []), url
 
 
-@CLAUSE
 def test_a_certificate_that_is_not_snss_at_that_time_is_refused(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"end": AT - timedelta(seconds=1)}, "valid"),
@@ -169,7 +165,6 @@ def test_a_certificate_that_is_not_snss_at_that_time_is_refused(tmp_path: Path) 
         assert not (tmp_path / "certificates").exists(), "only what is good is kept"
 
 
-@CLAUSE
 def test_dates_are_held_against_the_messages_own_time(tmp_path: Path) -> None:
     # A year and a half before this release: on the day of the message, and not today, it has to be valid.
     own = signing.signer(start=AT - timedelta(days=1), end=AT)
@@ -179,7 +174,6 @@ def test_dates_are_held_against_the_messages_own_time(tmp_path: Path) -> None:
         assert verdict(tmp_path, sign(notification(Timestamp=at), own), fetch).authenticity is expected
 
 
-@CLAUSE
 def test_every_regions_own_name_is_known(tmp_path: Path) -> None:
     for region, partition, name in (
         ("eu-west-1", "aws", "sns.amazonaws.com"),
@@ -196,7 +190,6 @@ def test_every_regions_own_name_is_known(tmp_path: Path) -> None:
         assert verdict(tmp_path, body, fetch).authenticity is Authenticity.VERIFIED, region
 
 
-@CLAUSE
 def test_an_extra_authority_vouches_for_its_own_url_alone(tmp_path: Path) -> None:
     extra = signing.issue("extra", authority=True)
     file = tmp_path / "extra.pem"
@@ -217,7 +210,6 @@ def test_an_extra_authority_vouches_for_its_own_url_alone(tmp_path: Path) -> Non
     assert found(aws, URL, **trust) is Authenticity.VERIFIED
 
 
-@CLAUSE
 def test_half_an_extra_authority_and_an_unreadable_one_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
@@ -231,7 +223,6 @@ def test_half_an_extra_authority_and_an_unreadable_one_are_refused(tmp_path: Pat
             verifier(tmp_path, signing.server(), **settings)
 
 
-@CLAUSE
 def test_one_fetch_serves_all_messages_and_processes(tmp_path: Path) -> None:
     fetch = signing.server()
     body = sign(notification(), signing.signer())
@@ -246,7 +237,6 @@ def test_one_fetch_serves_all_messages_and_processes(tmp_path: Path) -> None:
     assert ((tmp_path / "certificates").stat().st_mode & 0o777) == 0o700
 
 
-@CLAUSE
 def test_a_forger_gains_nothing_by_writing_into_the_kept_certificates(tmp_path: Path) -> None:
     forger = signing.signer(by=signing.issue("other", authority=True))
     verifier(tmp_path, signing.server()).verdicts([delivered(sign(notification(), signing.signer()))])
@@ -256,7 +246,6 @@ def test_a_forger_gains_nothing_by_writing_into_the_kept_certificates(tmp_path: 
     assert verdict(tmp_path, sign(notification(), forger), fetch).authenticity is Authenticity.INVALID
 
 
-@CLAUSE
 def test_kept_certificates_are_bounded(tmp_path: Path) -> None:
     kept = Certificates(tmp_path / "certificates", fetch=signing.server())
     for number in range(MAX_KEPT + 5):
@@ -264,7 +253,6 @@ def test_kept_certificates_are_bounded(tmp_path: Path) -> None:
     assert len(list((tmp_path / "certificates").iterdir())) == MAX_KEPT
 
 
-@CLAUSE
 def test_a_certificate_that_cannot_be_fetched_leaves_the_message_without_a_verdict(tmp_path: Path) -> None:
     own = signing.signer()
     body = sign(notification(), own)
@@ -280,7 +268,6 @@ def test_a_certificate_that_cannot_be_fetched_leaves_the_message_without_a_verdi
     assert checked.verdicts([delivered(body)])[0].authenticity is Authenticity.VERIFIED
 
 
-@CLAUSE
 def test_an_issuer_is_fetched_from_the_authoritys_own_hosts_alone(tmp_path: Path) -> None:
     for url in (
         "http://169.254.169.254/latest",
@@ -293,7 +280,6 @@ def test_an_issuer_is_fetched_from_the_authoritys_own_hosts_alone(tmp_path: Path
         assert fetch.requests == [URL]
 
 
-@CLAUSE
 def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_path: Path) -> None:
     fetch = signing.server()
     own = signing.signer()
@@ -309,7 +295,6 @@ def test_forged_certificate_names_cost_a_batch_a_bounded_number_of_requests(tmp_
     assert len(fetch.requests) <= MAX_FETCHES + 1
 
 
-@CLAUSE
 def test_what_nobody_signed_gives_no_unit(tmp_path: Path, contracts: ContractRegistry) -> None:
     for body, code in (
         ('{"Records": []}', ParseIssue.SIGNATURE_INVALID),
@@ -323,7 +308,6 @@ def test_what_nobody_signed_gives_no_unit(tmp_path: Path, contracts: ContractReg
         assert (parsed.envelopes, parsed.ignored) == ((), ())
 
 
-@CLAUSE
 def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -346,7 +330,6 @@ def test_signatures_are_required_in_prod_and_wherever_the_queue_is_awss(
                 assert Settings(home=tmp_path, env=env).verifies_signatures
 
 
-@CLAUSE
 def test_off_takes_everything_and_keeps_what_was_verified_before(tmp_path: Path) -> None:
     fetch = signing.server()
     checked = Signatures(Settings(home=tmp_path, sns_verify="off"), certificates=Certificates(tmp_path, fetch=fetch))

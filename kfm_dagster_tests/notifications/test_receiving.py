@@ -8,6 +8,8 @@ from kfm_dagster.notifications.fields import MAX_BODY_BYTES
 from kfm_dagster.notifications.messages import SqsMessage
 from kfm_dagster.notifications.receiving import PART_BYTES, PART_UNITS, Reception, in_parts, weight
 
+pytestmark = pytest.mark.clause("SEC-08")
+
 SMALL = "x" * 2_000
 
 
@@ -19,7 +21,6 @@ def reception(**budgets: int) -> Reception:
     return Reception(**{"max_messages": 1_000, **budgets})
 
 
-@pytest.mark.clause("SEC-08")
 def test_the_first_requests_reserve_as_much_as_sqs_may_send() -> None:
     call = reception(max_bytes=15 * MAX_BODY_BYTES)
     assert call.requests(8) == [10, 5]
@@ -28,7 +29,6 @@ def test_the_first_requests_reserve_as_much_as_sqs_may_send() -> None:
     assert call.requests(8) == [10] * 8
 
 
-@pytest.mark.clause("SEC-08")
 def test_nothing_is_asked_for_beyond_the_bytes_and_the_messages() -> None:
     call = reception(max_bytes=12 * MAX_BODY_BYTES)
     call.add(messages(10, "x" * MAX_BODY_BYTES))
@@ -40,7 +40,6 @@ def test_nothing_is_asked_for_beyond_the_bytes_and_the_messages() -> None:
     assert few.requests(8) == [2]
 
 
-@pytest.mark.clause("SEC-08")
 @pytest.mark.parametrize(("max_units", "more"), [(20, []), (21, [10])])
 def test_nothing_is_asked_for_once_the_units_are_there(max_units: int, more: list[int]) -> None:
     call = reception(max_units=max_units)
@@ -57,7 +56,6 @@ def test_answers_without_a_message_in_a_row_end_a_call() -> None:
     assert not call.requests(1)
 
 
-@pytest.mark.clause("SEC-08")
 def test_a_part_is_as_heavy_as_its_bounds_or_one_message() -> None:
     heavy = "x" * (PART_BYTES // 2)
     many = "eventTime" * (PART_UNITS // 2)

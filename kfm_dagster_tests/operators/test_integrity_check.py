@@ -15,6 +15,8 @@ from kfm_dagster.operators.integrity_check import integrity_check, unreadable
 from kfm_dagster.storage.object_handle import ObjectHead, ObjectReadError
 from kfm_dagster_tests.factories import envelope
 
+pytestmark = pytest.mark.clause("OPR-04")
+
 HRRR = ContractRegistry.load()["hrrr"]
 NOW = datetime(2025, 12, 3, tzinfo=UTC)
 
@@ -49,7 +51,6 @@ def check(handle: Recorded, *, announced: dict[str, Any] | None = None, **rules:
     return integrity_check(envelope(dataset="hrrr", **fields), contract=contract, handle=handle)
 
 
-@pytest.mark.clause("OPR-04")
 def test_sound_object_passes_every_check_with_one_request() -> None:
     handle = Recorded(content_type="Application/WMO-GRIB2; charset=binary")
     integrity = check(handle)
@@ -63,7 +64,6 @@ def test_sound_object_passes_every_check_with_one_request() -> None:
     assert handle.requests == ["probe 4"]
 
 
-@pytest.mark.clause("OPR-04")
 def test_each_defect_has_its_issue_and_fails_the_unit() -> None:
     for handle, announced, codes in (
         (Recorded(b""), {}, ["size_zero", "size_mismatch"]),
@@ -84,7 +84,7 @@ def test_each_defect_has_its_issue_and_fails_the_unit() -> None:
         assert len(handle.requests) == 1
 
 
-@pytest.mark.clause("OPR-04", "OPR-05")
+@pytest.mark.clause("OPR-05")
 def test_the_contract_decides_an_issue_s_severity() -> None:
     page = Recorded(content_type="text/html")
     assert check(page).status is CheckStatus.SUSPECT
@@ -98,7 +98,6 @@ def test_the_contract_decides_an_issue_s_severity() -> None:
     assert both.status is CheckStatus.FAILED
 
 
-@pytest.mark.clause("OPR-04")
 def test_a_size_equal_to_a_bound_is_accepted() -> None:
     for size, codes in ((99, ["size_too_small"]), (100, []), (200, []), (201, ["size_too_large"])):
         integrity = check(Recorded(size=size), announced={"object_size": size}, min_bytes=100, max_bytes=200)
@@ -144,7 +143,6 @@ def test_a_size_issue_names_the_expected_range_and_the_number_of_peers() -> None
     assert check(Recorded(size=9), announced=peers, checks=["exists"], peers=None).status is CheckStatus.OK
 
 
-@pytest.mark.clause("OPR-04")
 def test_an_unreadable_object_is_an_issue_instead_of_an_exception() -> None:
     for code in (IntegrityIssue.MISSING_OBJECT, IntegrityIssue.ACCESS_DENIED):
         integrity = check(Recorded(error=ObjectReadError(code, "s3://b/k", "why")))
@@ -160,7 +158,6 @@ def test_an_unreadable_object_is_an_issue_instead_of_an_exception() -> None:
     assert check(Recorded(error=silent), severities=every_code_suspect).status is CheckStatus.FAILED
 
 
-@pytest.mark.clause("OPR-04")
 def test_a_check_without_a_value_to_compare_is_not_listed_as_run() -> None:
     integrity = check(Recorded(etag=None), announced={"object_size": None})
     assert integrity.checks_run == ("exists", "size", "magic")
@@ -172,7 +169,6 @@ def test_a_check_without_a_value_to_compare_is_not_listed_as_run() -> None:
     assert handle.requests == ["head"]
 
 
-@pytest.mark.clause("OPR-04")
 def test_only_declared_checks_run_and_only_needed_requests_are_made() -> None:
     for checks, requests, run in (
         ([], [], ()),

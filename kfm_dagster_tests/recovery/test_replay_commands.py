@@ -40,6 +40,8 @@ from kfm_dagster_tests.recovery.replays import (
 )
 from kfm_dagster_tests.transactions import own_tx
 
+pytestmark = pytest.mark.clause("RPL-01")
+
 SCOPE = [
     "--dataset", "nexrad-l2", "--status", "failed",
     "--event-time-start", "2025-12-03", "--event-time-end", "2025-12-04",
@@ -105,7 +107,6 @@ def test_read_only_commands_change_no_table_queue_or_file(
     assert everything() == before
 
 
-@pytest.mark.clause("RPL-01")
 def test_a_selection_is_counted_grouped_shown_and_saved_in_every_format(stand: Stand, call: Call) -> None:
     stand.bring("failed", 7)
     answer = call("select", *SCOPE, "--batch-size", "3", "--save", "mine.yaml", "--json")
@@ -143,7 +144,7 @@ def working(stand: Stand, *, ending: Callable[..., Any] = finished) -> Iterator[
         worker.result()
 
 
-@pytest.mark.clause("RPL-01", "RPL-05")
+@pytest.mark.clause("RPL-05")
 def test_run_follows_a_replay_to_its_end_and_prints_the_outcome(
     stand: Stand, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +167,6 @@ def test_run_follows_a_replay_to_its_end_and_prints_the_outcome(
     assert (answer.code, answer.document["outcomes"]["quarantined"]) == (4, 1)
 
 
-@pytest.mark.clause("RPL-01")
 def test_a_replays_differences_are_shown_even_if_a_later_one_has_some(stand: Stand, call: Call) -> None:
     started = []
     for first in (0, 10):
@@ -184,7 +184,7 @@ def test_a_replays_differences_are_shown_even_if_a_later_one_has_some(stand: Sta
     assert newest["wal_id"] == started[-1][1]
 
 
-@pytest.mark.clause("RPL-01", "RPL-05")
+@pytest.mark.clause("RPL-05")
 def test_a_detached_replay_is_paused_resumed_and_stopped_by_its_id(stand: Stand, call: Call) -> None:
     stand.bring("failed", 2)
     started = call("run", *SCOPE, *START, "--detach", "--json")
@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, str], int, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.clause("RPL-01", "RPL-03")
+@pytest.mark.clause("RPL-03")
 def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
     stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +271,6 @@ def test_a_refusal_is_one_line_with_its_exit_code_and_changes_nothing(
         assert (every_row(stand.pipeline.database), sorted(path.name for path in tmp_path.iterdir())) == before, name
 
 
-@pytest.mark.clause("RPL-01")
 def test_options_override_the_environment_which_overrides_the_config_file(
     stand: Stand, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +285,6 @@ def test_options_override_the_environment_which_overrides_the_config_file(
     assert call(*arguments, "--env", "dev").document["env"] == "dev"
 
 
-@pytest.mark.clause("RPL-01")
 def test_nodd_replay_has_the_same_commands(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["select", "--status", "failed"], command=replay, name="nodd-replay")
@@ -336,7 +334,6 @@ def test_ctrl_c_leaves_the_replay_running_and_names_the_stop_command(stand: Stan
     assert stand.engine.report(run.replay_run_id).run.state is ReplayState.RUNNING
 
 
-@pytest.mark.clause("RPL-01")
 def test_mode_backfill_starts_a_backfill_and_its_dry_run_starts_nothing(stand: Stand, call: Call) -> None:
     arguments = ["--mode", "backfill", *DAYS]
     assert call("dry-run", *arguments, "--json").document["listings"] == 2

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from kfm_dagster.run_state.record import InputReference, inputs_hash
 
+pytestmark = pytest.mark.clause("RSP-02")
+
 _TEXT = st.text(max_size=8)
 _REFERENCES = st.lists(
     st.builds(
@@ -28,7 +30,6 @@ _REFERENCES = st.lists(
 _PARAMETERS = st.dictionaries(_TEXT, st.integers() | _TEXT | st.booleans() | st.none(), max_size=3)
 
 
-@pytest.mark.clause("RSP-02")
 def test_golden_vector() -> None:
     found = inputs_hash(
         [
@@ -45,7 +46,6 @@ def test_golden_vector() -> None:
     assert found == "sha256:6104e702a09cb6650ff2185d5ba576c27d339875fac67f989ae807d226c51be7"
 
 
-@pytest.mark.clause("RSP-02")
 @given(references=_REFERENCES, parameters=_PARAMETERS, seed=st.integers())
 def test_order_does_not_matter(references: list[InputReference], parameters: dict[str, Any], seed: int) -> None:
     shuffled, reordered = list(references), list(parameters.items())
@@ -54,7 +54,6 @@ def test_order_does_not_matter(references: list[InputReference], parameters: dic
     assert inputs_hash(references, parameters) == inputs_hash(shuffled, dict(reordered))
 
 
-@pytest.mark.clause("RSP-02")
 @given(one=st.tuples(_REFERENCES, _PARAMETERS), other=st.tuples(_REFERENCES, _PARAMETERS))
 def test_different_inputs_give_different_hashes(one: Any, other: Any) -> None:
     def key(pair: Any) -> Any:
@@ -67,7 +66,6 @@ def test_different_inputs_give_different_hashes(one: Any, other: Any) -> None:
     assert (inputs_hash(*one) == inputs_hash(*other)) == (key(one) == key(other))
 
 
-@pytest.mark.clause("RSP-02")
 def test_every_member_counts() -> None:
     for member in ["uri", "checksum", "etag", "last_modified", "query", "window"]:
         base: dict[str, Any] = {

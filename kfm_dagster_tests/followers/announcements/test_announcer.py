@@ -38,6 +38,8 @@ from kfm_dagster_tests.followers.announcements.changes import (
 )
 from kfm_dagster_tests.followers.changes import T0, change
 
+pytestmark = pytest.mark.clause("OPR-22")
+
 CREATED, UPDATED = ChangeKind.CREATED, ChangeKind.UPDATED
 _names = (f"subscription-{number}" for number in count())
 
@@ -61,7 +63,6 @@ def ids(*items: dict[str, Any]) -> list[str]:
     return sorted(item["id"] for item in items)
 
 
-@pytest.mark.clause("OPR-22")
 def test_each_change_is_sent_once_with_the_event_type_the_receiver_expects(
     subscribing: Subscribing, items: Items
 ) -> None:
@@ -86,7 +87,6 @@ def test_each_change_is_sent_once_with_the_event_type_the_receiver_expects(
     assert subscribed.status().sent == 5
 
 
-@pytest.mark.clause("OPR-22")
 def test_an_announced_item_is_followed_even_if_the_filters_now_exclude_it(
     subscribing: Subscribing, items: Items
 ) -> None:
@@ -120,7 +120,6 @@ SELECTED: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_subscription_gets_the_items_that_match_its_filters(subscribing: Subscribing, items: Items) -> None:
     for more, selected in SELECTED:
@@ -139,7 +138,6 @@ def test_excluded_event_types_still_count_for_the_next_event(subscribing: Subscr
     assert subscribed.inbox.news() == [], "an update after a withdrawal counts as a creation, which is excluded"
 
 
-@pytest.mark.clause("OPR-22")
 def test_only_the_failed_events_of_a_request_are_sent_again(subscribing: Subscribing, items: Items) -> None:
     failing = set(ids(*items[3:5]))
     subscribed = subscribing(inbox=Inbox(most=3, answers=lambda event: FAILED if event.item_id in failing else TAKEN))
@@ -155,7 +153,6 @@ def test_only_the_failed_events_of_a_request_are_sent_again(subscribing: Subscri
     assert (subscribed.status().sent, subscribed.status().failing) == (20, 0)
 
 
-@pytest.mark.clause("OPR-22")
 def test_an_unreachable_receiver_gets_one_request_per_turn_and_loses_no_event(
     subscribing: Subscribing, items: Items
 ) -> None:
@@ -171,7 +168,6 @@ def test_an_unreachable_receiver_gets_one_request_per_turn_and_loses_no_event(
     assert subscribed.status().refused == 0
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.parametrize("shared", [True, False], ids=["with its request", "alone"])
 def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other(
     subscribing: Subscribing, items: Items, shared: bool
@@ -201,7 +197,6 @@ def test_an_event_that_is_always_refused_is_recorded_and_delays_no_other(
     assert subscribed.status().refused == 0
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribing, items: Items) -> None:
     subscribed = subscribing(inbox=Inbox(most=1, answers=lambda _: REFUSED))
     changes = [change(number, item) for number, item in enumerate(items, 1)]
@@ -218,7 +213,6 @@ def test_a_receiver_that_refuses_everything_loses_nothing(subscribing: Subscribi
     assert len(subscribed.inbox.news()) == 60
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_receiver_that_accepts_one_event_is_sent_all_others_despite_refusals(
     subscribing: Subscribing, items: Items
 ) -> None:
@@ -231,7 +225,6 @@ def test_a_receiver_that_accepts_one_event_is_sent_all_others_despite_refusals(
     assert subscribed.status().refused == MAX_REFUSALS + THREADS - 1
 
 
-@pytest.mark.clause("OPR-22")
 def test_an_event_that_keeps_failing_while_others_succeed_is_given_up_after_max_failures(
     subscribing: Subscribing, items: Items
 ) -> None:
@@ -262,7 +255,6 @@ def test_a_slow_receiver_gets_its_time_budget_and_the_rest_next_turn(subscribing
     assert sorted(item for [item] in inbox.requests) == ids(*items[:30])
 
 
-@pytest.mark.clause("OPR-22")
 def test_all_current_items_can_be_announced_again_with_the_same_ids(subscribing: Subscribing, items: Items) -> None:
     subscribed = subscribing()
     subscribed.follow(change(1, items[0]), change(2, items[1]), change(3, items[2]))
@@ -279,7 +271,6 @@ def test_all_current_items_can_be_announced_again_with_the_same_ids(subscribing:
     assert (items[3]["id"], "created") in subscribed.inbox.news(), "refused events are sent again, too"
 
 
-@pytest.mark.clause("OPR-22")
 def test_an_item_is_withdrawn_if_the_process_died_before_recording_its_event(
     subscribing: Subscribing, items: Items
 ) -> None:
@@ -405,7 +396,6 @@ class Story:
 MINE = "goes-abi"
 
 
-@pytest.mark.clause("OPR-22")
 @settings(ON_A_GROWING_CATALOG, max_examples=60)
 @given(operations=OPERATIONS)
 def test_after_any_history_a_receiver_has_the_current_items_and_each_change_one_id(
@@ -435,7 +425,6 @@ def test_after_any_history_a_receiver_has_the_current_items_and_each_change_one_
             assert event["data"].get("properties") == (last.item or {}).get("properties")
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_events_of_a_governed_dataset_show_no_more_than_the_catalog(
     database: Database, contracts: ContractRegistry

@@ -30,6 +30,8 @@ from kfm_dagster_tests.followers.announcements.test_event import CLOUDEVENT, wri
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.followers.changes import change
 
+pytestmark = pytest.mark.clause("OPR-22")
+
 ITEMS = 23
 """More events than fit into two requests."""
 
@@ -66,7 +68,6 @@ def announce(target: str, database: Database, contracts: ContractRegistry, *, ti
     return {item["id"] for item in items}
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_queue_gets_each_event_with_attributes_to_filter_by(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
@@ -87,7 +88,6 @@ def test_a_queue_gets_each_event_with_attributes_to_filter_by(
     }
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_fifo_queue_delivers_an_event_once_even_if_sent_again(
     aws: EmbeddedCloud, contracts: ContractRegistry
@@ -100,7 +100,6 @@ def test_a_fifo_queue_delivers_an_event_once_even_if_sent_again(
     assert len(box.receive()) == 1
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_topic_forwards_events_by_the_queues_filter_policies(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
@@ -119,7 +118,6 @@ def test_a_topic_forwards_events_by_the_queues_filter_policies(
     assert other.receive() == []
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_rules_of_a_bus_select_events_by_source_and_type(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
@@ -136,7 +134,6 @@ def test_rules_of_a_bus_select_events_by_source_and_type(
     assert {event["data"]["id"] for event in details} == announced
 
 
-@pytest.mark.clause("OPR-22")
 @pytest.mark.one_database
 def test_a_missing_target_fails_the_request_and_loses_no_event(
     aws: EmbeddedCloud, database: Database, contracts: ContractRegistry
@@ -180,7 +177,6 @@ def failing(*codes: tuple[str, bool]) -> dict[str, Any]:
 T, F, R = Reception.TAKEN, Reception.FAILED, Reception.REFUSED
 
 
-@pytest.mark.clause("OPR-22")
 def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry) -> None:
     codes = (("InternalError", False), ("InvalidMessageContents", True), ("KMS.AccessDeniedException", True))
     for service in ("sns", "sqs"):
@@ -201,7 +197,6 @@ def test_each_entry_of_a_request_has_its_own_answer(contracts: ContractRegistry)
     assert [answer.reception for answer in receiver.send(outgoing(contracts, 3))] == [T, F, R]
 
 
-@pytest.mark.clause("OPR-22")
 def test_codes_about_the_sender_or_a_temporary_state_are_failures_not_refusals(contracts: ContractRegistry) -> None:
     codes = (
         "Throttling", "AuthorizationError", "AccessDenied", "KmsDisabled", "InternalFailure", "ServiceUnavailable",
@@ -226,7 +221,6 @@ def client_error(code: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "s3cr3t-word"}}, "Send")
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_request_is_refused_for_its_size_and_fails_for_other_errors(contracts: ContractRegistry) -> None:
     of_the_request = ("AWS.SimpleQueueService.BatchRequestTooLong", "InvalidMessageContents", "RequestEntityTooLarge")
     for code in of_the_request:
@@ -247,7 +241,6 @@ REGIONS: Sequence[tuple[str, str, str | None]] = [
 ]
 
 
-@pytest.mark.clause("OPR-22")
 def test_requests_keep_the_limits_of_events_and_bytes_and_go_to_the_targets_region(
     contracts: ContractRegistry,
 ) -> None:
@@ -281,7 +274,6 @@ def reception(contracts: ContractRegistry, webhook: Webhook) -> Reception | str:
     return answer.reception
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_webhook_gets_events_by_the_http_binding_with_its_token(
     server: WebServer, database: Database, contracts: ContractRegistry
 ) -> None:
@@ -313,7 +305,6 @@ ANSWERS: list[tuple[WebAnswer, Reception | str]] = [
 ]
 
 
-@pytest.mark.clause("OPR-22")
 def test_an_http_status_counts_against_the_event_or_the_receiver(
     server: WebServer, contracts: ContractRegistry
 ) -> None:
@@ -323,7 +314,6 @@ def test_an_http_status_counts_against_the_event_or_the_receiver(
         assert reception(contracts, webhook) == becomes, answer.status
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_redirect_is_not_followed(server: WebServer, contracts: ContractRegistry) -> None:
     with open_web_server() as elsewhere:
         for status in (301, 302, 303, 307, 308):
@@ -333,7 +323,6 @@ def test_a_redirect_is_not_followed(server: WebServer, contracts: ContractRegist
         assert elsewhere.requests == []
 
 
-@pytest.mark.clause("OPR-22")
 def test_a_hanging_or_dead_receiver_costs_bounded_time_and_its_error_has_no_credential(
     server: WebServer, contracts: ContractRegistry
 ) -> None:
