@@ -156,7 +156,7 @@ class CertificateServer:
 
     files: dict[str, bytes]
     down: bool = False
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def __call__(self, url: str, seconds: float) -> bytes:
         assert seconds > 0
