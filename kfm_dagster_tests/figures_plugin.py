@@ -20,7 +20,7 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str], No
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # Read from the reports, since a test may have run in a worker of pytest-xdist.
-    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
+    reports = [report for group in terminalreporter.stats.values() for report in group if hasattr(report, "when")]
     figures = [
         value
         for report in reports

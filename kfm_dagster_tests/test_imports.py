@@ -120,6 +120,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return result
 
 
-@pytest.mark.parametrize("what", ["sockets", "variables", "written"])
-def test_importing_the_package_has_no_outside_effects(what: str, seen: dict[str, list[str]]) -> None:
-    assert seen[what] == []
+@pytest.mark.parametrize("effect", ["sockets", "variables", "written"])
+def test_importing_the_package_has_no_outside_effects(effect: str, seen: dict[str, list[str]]) -> None:
+    assert seen[effect] == []

@@ -151,8 +151,8 @@ def goes_abi(item: pystac.Item) -> None:
 
 def goes_glm(item: pystac.Item) -> None:
     dataset = kfm.open(item)
-    for one, many in (("event", "events"), ("group", "groups"), ("flash", "flashes")):
-        assert dataset.sizes[f"number_of_{many}"] == item.properties[f"glm:{one}-count"] > 0
+    for single, many in (("event", "events"), ("group", "groups"), ("flash", "flashes")):
+        assert dataset.sizes[f"number_of_{many}"] == item.properties[f"glm:{single}-count"] > 0
 
 
 def ocean(item: pystac.Item) -> None:

@@ -179,10 +179,10 @@ def test_a_thumbnail_is_added_and_removed_with_its_item(contracts: ContractRegis
     elsewhere = with_thumbnail(contracts, goes(bbox=(175.6, 14.6, -89.6, 53.5)))["assets"]["thumbnail"]
     assert elsewhere["href"] != picture["href"]
     assert len(elsewhere["href"]) < 3000
-    for one in (picture, elsewhere):
-        item["assets"]["thumbnail"] = one
+    for item_with_picture in (picture, elsewhere):
+        item["assets"]["thumbnail"] = item_with_picture
         assert validate_item(item) == []
-        assert pystac.Item.from_dict(item).assets["thumbnail"].href == one["href"]
+        assert pystac.Item.from_dict(item).assets["thumbnail"].href == item_with_picture["href"]
 
 
 @pytest.fixture

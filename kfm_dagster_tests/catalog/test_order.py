@@ -11,7 +11,7 @@ from kfm_dagster_tests.catalog.envelopes import candidates, goes
 
 @pytest.mark.clause("BEY-01")
 def test_sequencers_are_padded_on_the_right(contracts: ContractRegistry) -> None:
-    for one, other, older in [
+    for sequencer, other, older in [
         ("0A", "0B", True),
         ("0B", "0A", False),
         ("0A", "0A", False),
@@ -23,7 +23,7 @@ def test_sequencers_are_padded_on_the_right(contracts: ContractRegistry) -> None
         ("0B", "0A01", False),
         ("0A01", "0B", True),
     ]:
-        assert is_older(*candidates(contracts, [goes(sequencer=one), goes(sequencer=other)])) is older
+        assert is_older(*candidates(contracts, [goes(sequencer=sequencer), goes(sequencer=other)])) is older
 
 
 def test_of_two_equal_versions_the_last_one_is_kept(contracts: ContractRegistry) -> None:

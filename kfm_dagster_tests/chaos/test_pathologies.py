@@ -90,7 +90,7 @@ def _is_closed(item: dict[str, Any]) -> bool:
 def _assert_told_once(pathology: Pathology, pipeline: Pipeline) -> None:
     """Lineage tells of each version that succeeded, once, and of no other."""
     assert_conserved(pipeline)
-    told, _ = traces.told_once(pipeline)
+    told, _ = traces.published_once(pipeline)
     complete = Counter(source for kind, _, source, *_ in told if kind == "COMPLETE")
     well = [fate.version for fate in pathology.fates if fate.status is Status.SUCCEEDED]
     assert complete == Counter(version.uri for version in (*well, *pathology.closed))

@@ -109,7 +109,7 @@ def _later(pipeline: Pipeline) -> None:
     pipeline.clock.forward(3600)
 
 
-def told(call: Call, run: str) -> dict[str, Any]:
+def account_of(call: Call, run: str) -> dict[str, Any]:
     answer = call("explain", run, "--json")
     assert answer.code == ExitCode.DONE, answer.err
     return dict(answer.rows[0])
@@ -117,7 +117,7 @@ def told(call: Call, run: str) -> dict[str, Any]:
 
 @pytest.mark.clause("IEN-17")
 def test_a_run_is_shown_by_node_with_inputs_hashes_outcome_and_output(deployment: Pipeline, call: Call) -> None:
-    account = told(call, WORKED)
+    account = account_of(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
     assert {(node["fate"], node["why"]) for node in account["nodes"]} == {("ran", None)}
     assert [node["did"] for node in account["nodes"]] == [
@@ -143,7 +143,7 @@ def test_a_run_is_shown_by_node_with_inputs_hashes_outcome_and_output(deployment
 
 
 def test_a_skip_names_the_run_that_applied_the_content(deployment: Pipeline, call: Call) -> None:
-    account, first = told(call, AGAIN), told(call, WORKED)
+    account, first = account_of(call, AGAIN), account_of(call, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
     for node, applied in zip(account["nodes"], first["nodes"], strict=True):
         assert (node["fate"], node["cause"]) == ("skipped", SkipCause.CONTENT_APPLIED)
@@ -151,7 +151,7 @@ def test_a_skip_names_the_run_that_applied_the_content(deployment: Pipeline, cal
         assert WORKED in node["why"]
         assert (node["content_hash"], node["output_uri"]) == (applied["content_hash"], applied["output_uri"])
     assert account["units"] == {}
-    [node] = told(call, FORCED)["nodes"]
+    [node] = account_of(call, FORCED)["nodes"]
     assert (node["fate"], node["forced"], node["intent"]) == ("ran", "the reader was wrong", "APPLIED")
     assert "the reader was wrong" in call("explain", FORCED, "--full").out
 
@@ -165,23 +165,23 @@ def test_a_reexecution_under_another_contract_is_marked(deployment: Pipeline, da
         for contract in deployment.registry
     )
     chain.run_chain(deployment, "nexrad-l2", DAY, WORKED)
-    account = told(call, REEXECUTED)
+    account = account_of(call, REEXECUTED)
     assert {(node["fate"], node["cause"]) for node in account["nodes"]} == {("skipped", SkipCause.OTHER_INPUTS)}
-    assert {node["fate"] for node in told(call, WORKED)["nodes"]} == {"ran"}
+    assert {node["fate"] for node in account_of(call, WORKED)["nodes"]} == {"ran"}
 
 
 def test_a_reexecution_skips_nodes_that_succeeded_in_its_run(
     deployment: Pipeline, dagster_runs: None, call: Call
 ) -> None:
-    account = told(call, REEXECUTED[:8])
+    account = account_of(call, REEXECUTED[:8])
     assert (account["run_id"], account["root_run_id"]) == (REEXECUTED, WORKED)
     assert [node["node"] for node in account["nodes"]] == NODES
     assert {(node["fate"], node["cause"]) for node in account["nodes"]} == {("skipped", SkipCause.ALREADY_SUCCEEDED)}
     assert all(node["content_hash"] and node["output_uri"] for node in account["nodes"])
     assert account["units"] == {}
-    root = told(call, WORKED)
+    root = account_of(call, WORKED)
     assert root["reexecutions"] == [REEXECUTED, WAITS]
-    assert {node["fate"] for node in told(call, WAITS)["nodes"]} == {"skipped"}
+    assert {node["fate"] for node in account_of(call, WAITS)["nodes"]} == {"skipped"}
     assert {node["fate"] for node in root["nodes"]} == {"ran"}
     compared = call("replay", "compare", REEXECUTED[:8], "--dataset", "goes-abi")
     compared.refused(f"{WORKED} has done nothing of goes-abi", code=ExitCode.REFUSED)
@@ -198,9 +198,9 @@ def test_a_retried_step_shows_its_number_of_attempts(
         patch.setattr(IntegrityCheck, "transform", lambda _: 1 / 0)
         with pytest.raises(StageFailedError):
             chain.run_chain(deployment, "nexrad-l2", DAY, PATHS)
-    assert told(call, PATHS)["nodes"][-1]["did"] == "failed"
+    assert account_of(call, PATHS)["nodes"][-1]["did"] == "failed"
     chain.run_chain(deployment, "nexrad-l2", DAY, PATHS)
-    deeds = [node["did"] for node in told(call, PATHS)["nodes"]]
+    deeds = [node["did"] for node in account_of(call, PATHS)["nodes"]]
     assert deeds[:3] == ["claimed 1 unit", "checked 1 object, in 2 attempts", "read the headers of 1 object"]
 
 
@@ -225,17 +225,17 @@ def test_a_step_whose_units_all_failed_differs_from_a_failed_step() -> None:
 
 
 def test_a_run_that_died_shows_its_last_node_and_unsettled_units(deployment: Pipeline, call: Call) -> None:
-    account = told(call, "latest")
+    account = account_of(call, "latest")
     assert account["run_id"] == DIED
     assert [node["fate"] for node in account["nodes"]] == ["ran", "ran", "ran", "unfinished"]
     assert (account["nodes"][-1]["intent"], account["nodes"][-1]["outcome"]) == ("PENDING", None)
     assert account["units"]["nexrad-l2"] == {"claimed": 1, "unsettled": 1}
 
     deployment.nodes.intents.fail_runs([DIED])
-    assert told(call, DIED)["nodes"][-1]["fate"] == "unfinished"
+    assert account_of(call, DIED)["nodes"][-1]["fate"] == "unfinished"
     chain.work_until_done(_released(deployment))
     deployment.nodes.intents.give_up_overtaken()
-    assert told(call, DIED)["nodes"][-1]["fate"] == "overtaken"
+    assert account_of(call, DIED)["nodes"][-1]["fate"] == "overtaken"
 
 
 def _released(pipeline: Pipeline) -> Pipeline:
@@ -273,13 +273,13 @@ def test_the_table_is_readable_in_eighty_columns(
 def test_a_unit_or_an_item_leads_to_its_run_and_latest_is_the_newest_ingest(deployment: Pipeline, call: Call) -> None:
     record = own_tx(deployment.ledger).find(dataset="nexrad-l2", status=Status.SUCCEEDED)[0]
     for name in (record.wal_id, record.stac_item_id):
-        assert told(call, str(name))["run_id"] == WORKED
+        assert account_of(call, str(name))["run_id"] == WORKED
     # A later run outside the chain is not an ingest.
     _later(deployment)
     paths = PathArrivals(pipeline=deployment, dataset="nexrad-l2", partition=DAY, run_id=PATHS)
     deployment.stages.commit(deployment.stages.run(paths, run_id=PATHS, upstream=None))
-    assert [node["did"] for node in told(call, PATHS)["nodes"]] == ["worked on 3 units"]
-    assert told(call, "latest")["run_id"] == DIED
+    assert [node["did"] for node in account_of(call, PATHS)["nodes"]] == ["worked on 3 units"]
+    assert account_of(call, "latest")["run_id"] == DIED
 
 
 def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) -> None:
@@ -300,7 +300,7 @@ def test_gates_that_did_not_pass_come_first(deployment: Pipeline, call: Call) ->
             ],
             tx=tx,
         )
-    [gate] = [failing for failing in told(call, WORKED)["failing_gates"] if failing["stage"] == stage]
+    [gate] = [failing for failing in account_of(call, WORKED)["failing_gates"] if failing["stage"] == stage]
     assert (gate["outcome"], gate["units"], gate["observed"]) == ("fail_units", 2, "two without")
     shown = call("explain", WORKED).out
     assert shown.index("two without") < shown.index("nodes of")

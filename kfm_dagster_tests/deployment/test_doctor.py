@@ -300,7 +300,7 @@ def _lost_letters(deployed: Deployed) -> None:
     sqs.delete_queue(QueueUrl=sqs.get_queue_url(QueueName="lost")["QueueUrl"])
 
 
-def _told(deployed: Deployed, target: str) -> None:
+def _announce(deployed: Deployed, target: str) -> None:
     deployed.configs(announcements=f"subscriptions: [{{name: kansas, target: {{{target}}}}}]")
 
 
@@ -454,15 +454,15 @@ ROWS: dict[str, tuple[Planted, str, Health, str, str]] = {
     ),
     "no worker": (lambda d: d.celery(), "Celery", WARNING, "no answer within", "kfm_dagster.defs.celery_worker"),
     "a queue of events that is not there": (
-        lambda d: _told(d, f"sqs: {d.cloud.endpoint_url}/123456789012/gone"), "announcements", FAULT,
+        lambda d: _announce(d, f"sqs: {d.cloud.endpoint_url}/123456789012/gone"), "announcements", FAULT,
         "NonExistentQueue", "announcements.yaml",
     ),
     "a topic of events that is not there": (
-        lambda d: _told(d, "sns: 'arn:aws:sns:us-east-1:123456789012:gone'"), "announcements", FAULT, "NotFound",
+        lambda d: _announce(d, "sns: 'arn:aws:sns:us-east-1:123456789012:gone'"), "announcements", FAULT, "NotFound",
         "announcements.yaml",
     ),
     "a webhook that is away": (
-        lambda d: _told(d, f"webhook: '{GONE}/items?code=s3cret'"), "announcements", FAULT, "code=***",
+        lambda d: _announce(d, f"webhook: '{GONE}/items?code=s3cret'"), "announcements", FAULT, "code=***",
         "announcements.yaml",
     ),
     "a full disk": (lambda d: _full(d, (1 << 30) - 1), "room", FAULT, "1.0 GiB free", "free some"),

@@ -34,9 +34,11 @@ VALUES = yaml.safe_load((HELM / "values.yaml").read_text(encoding="utf-8"))
 OBJECTS = yaml.safe_load((HELM / "kfm.yaml").read_text(encoding="utf-8"))["items"]
 KNOWN: dict[str, str] = yaml.safe_load((Path(__file__).with_name("helm_values.yaml")).read_text(encoding="utf-8"))
 [CODE] = VALUES["dagster-user-deployments"]["deployments"]
-[SETTINGS] = [one["data"] for one in OBJECTS if one["kind"] == "ConfigMap"]
+[SETTINGS] = [document["data"] for document in OBJECTS if document["kind"] == "ConfigMap"]
 PODS = {
-    one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in OBJECTS if "template" in one.get("spec", {})
+    document["metadata"]["name"]: document["spec"]["template"]["spec"]
+    for document in OBJECTS
+    if "template" in document.get("spec", {})
 }
 SCALARS = {"string": str, "boolean": bool, "integer": int}
 SECRETS = {
@@ -117,8 +119,8 @@ def refused(chart: Path, ours: Mapping[str, Any]) -> list[tuple[str, str]]:
     sub, subchart_values = schema_and_values(chart / "charts" / name, {**values[name], "global": values["global"]})
     # The schema accepts unknown top-level keys, and the templates ignore them.
     errors_found = [(key, "no property of the schema") for key in ours if key not in schema["properties"]]
-    for of, by, what in (("", schema, values), (f"{name}: ", sub, subchart_values)):
-        errors = jsonschema_rs.validator_for(by, offline=True).iter_errors(what)
+    for of, by, instance in (("", schema, values), (f"{name}: ", sub, subchart_values)):
+        errors = jsonschema_rs.validator_for(by, offline=True).iter_errors(instance)
         errors_found += [(of + "/".join(map(str, error.instance_path)), error.message) for error in errors]
     return errors_found
 

@@ -236,7 +236,7 @@ def test_a_filter_respects_the_prefix_limit_of_sns_and_is_omitted_for_other_shap
 
 def test_a_retired_topic_is_not_subscribed(cloud: EmbeddedCloud, call: Call) -> None:
     call("queue", "create", "--dataset", "surface-obs").refused("needs no queue; observed Retired since 2025-08-29: ")
-    subscribed = {what.rpartition(":")[2] for what, _ in changes(call, dataset="goes-glm") if "subscription" in what}
+    subscribed = {part.rpartition(":")[2] for part, _ in changes(call, dataset="goes-glm") if "subscription" in part}
     assert subscribed == {"NewGOES18Object", "NewGOES19Object"}
 
 

@@ -150,9 +150,9 @@ def test_an_impossible_approval_is_one_line_and_changes_no_row(call: Call, prod:
     def a_proposal() -> str:
         return proposed(call("release", OUT.wal_id, *WHY))
 
-    def decided(what: str) -> str:
+    def decided(decision_name: str) -> str:
         number = a_proposal()
-        assert call("governance", what, number, *APPROVING).code == ExitCode.DONE
+        assert call("governance", decision_name, number, *APPROVING).code == ExitCode.DONE
         return number
 
     def expired() -> str:

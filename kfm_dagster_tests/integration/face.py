@@ -26,7 +26,7 @@ def ingest_nexrad_l2() -> dg.JobDefinition:
     return job("ingest_nexrad_l2")
 
 
-def asked_datasets(request: dg.RunRequest) -> set[str]:
+def requested_datasets(request: dg.RunRequest) -> set[str]:
     """Return the datasets in a run request's tags."""
     beginning = f"{DATASET_TAG}."
     return {

@@ -244,7 +244,7 @@ def shown(pipeline: Pipeline, place: Path, stac_api_url: str) -> dict[str, Any]:
     }
 
 
-def found_by_clients(root: Path, api: str) -> dict[str, list[str]]:
+def read_by_clients(root: Path, api: str) -> dict[str, list[str]]:
     """Return what common clients read: ids of Items, and the scan times of the virtual store."""
     import xarray
     from pystac_client import Client
@@ -282,7 +282,7 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
     put(objects, [scan(0)])
     run_chain(pipeline, GOES, GOES_DAY, "first")
     root = Path(pipeline.settings.catalog)
-    before, alone = shown(pipeline, place, stac_api_url), found_by_clients(root, api_server)
+    before, alone = shown(pipeline, place, stac_api_url), read_by_clients(root, api_server)
     assert {name: len(ids) for name, ids in alone.items()} == dict.fromkeys(alone, 1)
 
     def fails(*_: object) -> None:
@@ -297,14 +297,14 @@ def test_a_rolled_back_run_leaves_every_follower_unchanged(
     pipeline.following.catch_up(pipeline.followers)
     between = shown(pipeline, place, stac_api_url)
     assert all(between[name] != before[name] for name in before)
-    together = found_by_clients(root, api_server)
+    together = read_by_clients(root, api_server)
     assert {name: len(ids) for name, ids in together.items()} == dict.fromkeys(alone, 3)
     settle = Settle(pipeline=pipeline, dataset=GOES, partition=GOES_DAY, run_id="second")
     assert roll_back(settle, failed.value) is not None
     pipeline.following.catch_up(pipeline.followers)
 
     assert shown(pipeline, place, stac_api_url) == before
-    assert found_by_clients(root, api_server) == alone
+    assert read_by_clients(root, api_server) == alone
     events = [json.loads(body) for *_, body in server.requests]
     kinds = [event["type"].rpartition(".")[2] for event in events]
     assert kinds == ["created", "created", "created", "withdrawn", "withdrawn"]

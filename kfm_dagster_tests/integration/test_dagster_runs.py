@@ -227,9 +227,9 @@ def test_the_wal_is_a_resource_whose_dsn_selects_the_ledger(
     assert wal.get() is pipeline.ledger
     assert pipeline.database.engine.url.database == str(tmp_path / "elsewhere.db")
     assert resource.get() is pipeline
-    assert asked_for(face, wal, resource) == []
+    assert requested_partitions(face, wal, resource) == []
     own_tx(pipeline.ledger).ensure([envelope(time_range_start=START)])
-    assert asked_for(face, wal, resource) == [PARTITION]
+    assert requested_partitions(face, wal, resource) == [PARTITION]
     assert face.pipeline.ledger.pending_by_partition() == []
     pipeline.close()
     definitions = face.repository.get_top_level_resources()
@@ -239,7 +239,7 @@ def test_the_wal_is_a_resource_whose_dsn_selects_the_ledger(
         assert "wal" in op.definition.required_resource_keys
 
 
-def asked_for(face: Face, wal: WalResource, pipeline: PipelineResource) -> list[str | None]:
+def requested_partitions(face: Face, wal: WalResource, pipeline: PipelineResource) -> list[str | None]:
     """Return the partitions that `nodd_ledger` requests at its second tick with these resources."""
     jobs = [face.repository.get_job(INGEST_JOB), evidence_job()]
     days = daily_partitions(DAY)

@@ -30,7 +30,7 @@ from kfm_dagster_tests.alerts.recorded import STAGE, Record, messages, service_u
 from kfm_dagster_tests.factories import landed_path, received_long_ago
 from kfm_dagster_tests.followers.announcements.web_server import WebAnswer, WebServer, open_web_server
 from kfm_dagster_tests.integration.chain import DAY, announce, deliver, notify_each, put, volumes
-from kfm_dagster_tests.integration.face import Face, asked_datasets
+from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -48,7 +48,7 @@ def requested(face: Face) -> list[dict[str, Any]]:
             "day": request.partition_key,
             "assets": request.asset_selection,
             "key": request.run_key,
-            "of": asked_datasets(request),
+            "of": requested_datasets(request),
         }
         for request in face.tick(SENSOR).run_requests or ()
         if request.job_name == PATH_JOB

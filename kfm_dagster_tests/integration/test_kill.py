@@ -128,7 +128,7 @@ def test_kills_of_every_operator_daemon_and_code_server_lose_and_duplicate_no_un
         _assert_every_attempt_is_explained(pipeline, counters)
         assert assert_whole(pipeline, home, dataset=DATASET, events=events) == 2
         assert own_tx(pipeline.ledger).move_counts() == counted(pipeline.database)
-        _assert_failures_are_told(pipeline, home)
+        _assert_failures_are_published(pipeline, home)
         depth = pipeline.queue.depth()
         assert (depth.visible, depth.in_flight, depth.delayed) == (0, 0, 0)
         pipeline.close()
@@ -155,7 +155,7 @@ def _assert_every_attempt_is_explained(pipeline: Pipeline, counters: FaultCounte
         assert [len(runs) for runs in claims] == [2 if given_back else 1] * UNITS_PER_DAY
 
 
-def _assert_failures_are_told(pipeline: Pipeline, home: Path) -> None:
+def _assert_failures_are_published(pipeline: Pipeline, home: Path) -> None:
     """Check that only days whose run died after its claim have FAIL events, one for each unit."""
     files = (home / "lineage" / "failures").rglob("*.ndjson")
     published = [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -316,7 +316,7 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
         "KFM_RETRY_BACKOFF_SECONDS": "1",
         "KFM_CHAOS_PLAN": str(plan),
     }
-    with environment(variables), worker("one@here", tmp_path) as one, worker("two@here", tmp_path) as two:
+    with environment(variables), worker("one@here", tmp_path) as first, worker("two@here", tmp_path) as second:
         # The check that kfm doctor runs on Redis and the workers.
         assert [finding.what for finding in check_broker(broker)][1:] == ["2 Celery workers answer"]
         pipeline = Pipeline.open(Settings.load())
@@ -335,7 +335,7 @@ def test_a_worker_killed_in_mid_run_loses_and_duplicates_no_unit(
                 )
                 steps = done_by(instance)
         [death] = counters.injected()
-        ended = {process.pid: process.poll() for process in (one, two)}
+        ended = {process.pid: process.poll() for process in (first, second)}
         assert sorted(ended.values(), key=str) == [-signal.SIGKILL, None]
         assert ended[death["pid"]] == -signal.SIGKILL
         assert set(steps) == {"one@here", "two@here"}

@@ -20,7 +20,7 @@ from kfm_dagster.notifications.sqs import MAX_VISIBILITY_SECONDS
 from kfm_dagster.views.feeds import IGNORED, IgnoredFilter
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import DAY, PARTITION, Clock, FakeQueue, announce, good, put, volumes
-from kfm_dagster_tests.integration.face import Face, asked_datasets
+from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -49,7 +49,7 @@ def work(face: Face, sensor: str) -> list[set[str]]:
     requests = face.tick(sensor).run_requests
     for request in requests:
         assert face.launch(request).success
-    return [asked_datasets(request) for request in requests]
+    return [requested_datasets(request) for request in requests]
 
 
 def of_status(face: Face, status: Status) -> set[str]:

@@ -109,8 +109,8 @@ def test_a_live_run_is_not_lengthened_by_bulk_units_of_its_day(face: Face) -> No
     own_tx(face.pipeline.ledger).ensure(listed, lane=Lane.BULK)
     face.tick("nodd_ledger")
     live, bulk = face.tick("nodd_ledger").run_requests
-    assert asked_units(face, live) == 1
-    assert asked_units(face, bulk) == 2
+    assert claimed_units(face, live) == 1
+    assert claimed_units(face, bulk) == 2
 
 
 def parsed(face: Face, event: Any) -> Any:
@@ -120,7 +120,7 @@ def parsed(face: Face, event: Any) -> Any:
     return unit
 
 
-def asked_units(face: Face, request: dg.RunRequest) -> int:
+def claimed_units(face: Face, request: dg.RunRequest) -> int:
     """Launch a run; return the number of units that it claimed."""
     return int(materialisations(face.launch(request))["envelopes"]["run_units"])
 

@@ -67,7 +67,7 @@ def item_of(pipeline: Pipeline, item_id: str = ITEM_ID) -> dict[str, Any]:
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """Return Item and unit outcomes, to compare two orders of arrival; check that events are unique."""
-    traces.told_once(pipeline)
+    traces.published_once(pipeline)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     records = traces.records(pipeline)
     assert all(pipeline.lineage.links_of(record.wal_id) for record in records.values())
@@ -241,8 +241,8 @@ def end_of(item: Mapping[str, Any]) -> tuple[int, bool, str | None]:
     return properties["nexrad:chunks"], properties["nexrad:complete"], properties.get("nexrad:closed-by")
 
 
-def assert_all_told_once(pipeline: Pipeline) -> None:
-    traces.told_once(pipeline)
+def assert_all_published_once(pipeline: Pipeline) -> None:
+    traces.published_once(pipeline)
     trees.assert_consistent(Path(pipeline.settings.catalog))
     assert_conserved(pipeline)
 
@@ -280,7 +280,7 @@ def test_a_volume_without_end_is_closed_by_the_next_and_its_item_has_the_reason(
     # The chunk's own unit is unchanged.
     assert own_tx(pipeline.ledger).history(before["properties"]["kfm:wal_id"]) == history
     assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
-    assert_all_told_once(pipeline)
+    assert_all_published_once(pipeline)
 
 
 # --- in any order
@@ -319,9 +319,11 @@ def test_in_any_order_a_volume_with_a_later_one_is_closed_at_its_newest_known_ch
     # The examples share a database, so each has its own radar. No chunk is read here.
     site = f"X{next(SERIAL) % 1000:03d}"
     chunks = {
-        (one, place): StoredObject(bucket=BUCKET, key=chunk.key.replace(SITE, site), stored=None, announced=b"")
-        for one, made in enumerate((FIRST, SECOND, THIRD))
-        for place, chunk in enumerate(made)
+        (volume_number, place): StoredObject(
+            bucket=BUCKET, key=chunk.key.replace(SITE, site), stored=None, announced=b""
+        )
+        for volume_number, chunks_made in enumerate((FIRST, SECOND, THIRD))
+        for place, chunk in enumerate(chunks_made)
     }
     arrived: set[tuple[int, int]] = set()
     expected: set[tuple[int, int]] = set()
@@ -335,8 +337,8 @@ def test_in_any_order_a_volume_with_a_later_one_is_closed_at_its_newest_known_ch
         assert set(records) == {(chunks[chunk].uri, None) for chunk in arrived} | {
             (chunks[chunk].uri, CLOSED) for chunk in expected
         }
-        for one in expected:
-            closing, own = records[chunks[one].uri, CLOSED], records[chunks[one].uri, None]
+        for chunk in expected:
+            closing, own = records[chunks[chunk].uri, CLOSED], records[chunks[chunk].uri, None]
             assert (closing.status, closing.lane, own.status) == (Status.PENDING, Lane.BULK, Status.PENDING)
             assert (closing.partition_key, closing.event_time) == (own.partition_key, own.event_time)
 
@@ -377,7 +379,7 @@ def test_reading_a_chunk_again_leaves_its_volume_closed(pipeline: Pipeline, obje
     work_until_done(pipeline)
     assert items_of(pipeline)[0] == closed
     assert {record.status for record in ledger_of(pipeline).values()} == {Status.SUCCEEDED}
-    assert_all_told_once(pipeline)
+    assert_all_published_once(pipeline)
 
 
 # --- the archive's object
@@ -397,7 +399,7 @@ def test_the_archive_s_object_gets_its_item_before_or_after_the_closing(
     assert not {"nexrad:closed", "nexrad:closed-by", "nexrad:complete"} & item["properties"].keys()
     [closing] = closings(pipeline).values()
     assert (closing.status, closing.stac_status) == (Status.SUCCEEDED, "no-op" if archive_first else "updated")
-    assert_all_told_once(pipeline)
+    assert_all_published_once(pipeline)
 
 
 # --- crashes, races, and what cannot be read
@@ -426,7 +428,7 @@ def test_a_killed_intake_closes_nothing_and_the_redelivery_does(
 def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
     earlier_first: bool, make_pipeline: Callable[..., Pipeline], database_url: str
 ) -> None:
-    one, other = (make_pipeline(url=database_url, home=home) for home in ("one", "other"))
+    first, second = (make_pipeline(url=database_url, home=home) for home in ("one", "other"))
     chunks = [FIRST[1], SECOND[1]] if earlier_first else [SECOND[1], FIRST[1]]
     closings_made: list[int] = []
 
@@ -437,17 +439,17 @@ def test_of_two_concurrently_admitted_volumes_the_second_closes_the_first(
             closings_made.append(close(pipeline.ledger, parsed[0].envelopes, tx))
             meanwhile()
 
-    waiting = threading.Thread(target=admit, args=(other, chunks[1]))
+    waiting = threading.Thread(target=admit, args=(second, chunks[1]))
 
     def wait_for_it() -> None:
         waiting.start()
         waiting.join(timeout=0.5)  # long enough to finish if it is not blocked
 
-    admit(one, chunks[0], meanwhile=wait_for_it)
+    admit(first, chunks[0], meanwhile=wait_for_it)
     waiting.join(timeout=60)
     assert not waiting.is_alive()
     assert closings_made == [0, 1]
-    assert set(closings(one)) == {FIRST[1].uri}
+    assert set(closings(first)) == {FIRST[1].uri}
 
 
 @pytest.mark.clause("BEY-09")
@@ -478,7 +480,7 @@ def test_a_backfill_closes_volumes_without_an_end(pipeline: Pipeline, objects: P
     work_until_done(pipeline)
     assert [end_of(item) for item in items_of(pipeline)] == [(2, False, LATER_VOLUME), (4, True, None)]
     assert set(closings(pipeline)) == {FIRST[1].uri}
-    assert_all_told_once(pipeline)
+    assert_all_published_once(pipeline)
 
 
 def test_datasets_without_chunks_run_no_further_query(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

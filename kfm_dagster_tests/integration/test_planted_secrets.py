@@ -89,7 +89,7 @@ def events_text(instance: dg.DagsterInstance) -> str:
     return "\n".join(str(entry) for run in instance.get_runs() for entry in instance.all_logs(run.run_id))
 
 
-def said_by(arguments: list[str]) -> str:
+def output_of(arguments: list[str]) -> str:
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out), pytest.raises(SystemExit):
         main(arguments)
@@ -118,7 +118,7 @@ def test_no_record_log_event_or_page_contains_a_planted_secret(
         assert face.pipeline.lineage.undelivered().failing
         status = str(json_row(deployment_status(face.pipeline)))
         texts |= {"status": status, "metrics": exposition(face.pipeline).decode()}
-        texts |= {" ".join(command): said_by(command) for command in COMMANDS}
+        texts |= {" ".join(command): output_of(command) for command in COMMANDS}
         with TestClient(console_app(face.pipeline, hosts=["*"]), base_url="http://localhost") as browser:
             texts |= {f"page {path}": browser.get(path).text for path in PAGES}
     texts |= {"database": database_text(face), "events": events_text(face.instance), "logs": caplog.text}

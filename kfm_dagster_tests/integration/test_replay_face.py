@@ -18,7 +18,7 @@ from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import PARTITION, deliver, missing, notify, put, volumes
 from kfm_dagster_tests.integration.face import Face, unit_check
 from kfm_dagster_tests.recovery.replays import PERSON
-from kfm_dagster_tests.recovery.test_replay_selection import wanted
+from kfm_dagster_tests.recovery.test_replay_selection import volumes_selection
 from kfm_dagster_tests.transactions import own_tx
 
 pytestmark = pytest.mark.one_database
@@ -135,7 +135,7 @@ def test_a_result_that_differs_fails_the_run_s_check_and_names_the_unit(
     first = face.execute("ingest_nexrad_l2", partition=PARTITION)
     assert unit_check(first).passed
     engine = ReplayEngine(pipeline=face.pipeline)
-    engine.start(wanted("succeeded", mode="repair-and-replace", must_match=True), PERSON)
+    engine.start(volumes_selection("succeeded", mode="repair-and-replace", must_match=True), PERSON)
     assert [step.admitted is not None for step in engine.advance_all()] == [True]
     contract = face.pipeline.registry["nexrad-l2"]
     stac = contract.stac.model_copy(

@@ -21,7 +21,7 @@ from kfm_dagster.recovery.replay.engine import ReplayEngine
 from kfm_dagster.recovery.replay.runs import ReplayState
 from kfm_dagster_tests.integration import traces
 from kfm_dagster_tests.integration.chain import Clock, CrashError, good, put
-from kfm_dagster_tests.integration.face import Face, asked_datasets
+from kfm_dagster_tests.integration.face import Face, requested_datasets
 from kfm_dagster_tests.transactions import own_tx
 
 DATASET = "surface-obs"
@@ -226,7 +226,7 @@ def work(face: Face) -> list[tuple[str, str]]:
         assert [op["config"] for op in request.run_config["ops"].values()] == [config] * len(request.run_config["ops"])
     progress = [day_progress(face.pipeline.database, backfill) for backfill in _backfills(face)]
     assert {day.state for days in progress for day in days} == {DayState.LISTED}
-    return [(str(request.partition_key), ",".join(asked_datasets(request))) for request in requests]
+    return [(str(request.partition_key), ",".join(requested_datasets(request))) for request in requests]
 
 
 def _backfills(face: Face) -> list[str]:

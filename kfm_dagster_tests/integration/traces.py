@@ -110,7 +110,7 @@ def assert_once(counted: Counter[Any]) -> None:
     assert {key: count for key, count in counted.items() if count > 1} == {}
 
 
-def told_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str]], Counter[tuple[str, str, str]]]:
+def published_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str]], Counter[tuple[str, str, str]]]:
     """Return the published events and PROV edges, after checking that none is duplicated."""
     lineage = Path(pipeline.settings.lineage)
     published, edges = events(lineage), prov_edges(lineage)
@@ -121,7 +121,7 @@ def told_once(pipeline: Pipeline) -> tuple[Counter[tuple[str, str, str, str]], C
 
 def everything(pipeline: Pipeline) -> dict[str, Any]:
     """Return the results that two ways to one outcome must share: ledger, catalog, events and edges."""
-    published, edges = told_once(pipeline)
+    published, edges = published_once(pipeline)
     catalog = catalog_tree(Path(pipeline.settings.catalog))
     return {"ledger": outcomes(pipeline), "catalog": catalog, "events": published, "edges": edges}
 

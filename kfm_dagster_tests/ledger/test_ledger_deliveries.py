@@ -53,14 +53,14 @@ def due(bench: Bench) -> list[tuple[str, str]]:
 
 
 def test_a_message_is_due_for_deletion_when_its_last_unit_is_terminal(bench: Bench) -> None:
-    one, two = envelope(1), envelope(2)
-    receive(bench, message(1, one, two), units=(one, two))
+    first, second = envelope(1), envelope(2)
+    receive(bench, message(1, first, second), units=(first, second))
     assert due(bench) == []
-    bench.ledger.settle([finished(unit) for unit in bench.claim(one)], run_id="run-1")
+    bench.ledger.settle([finished(unit) for unit in bench.claim(first)], run_id="run-1")
     assert due(bench) == []
-    bench.ledger.settle([failed(unit) for unit in bench.claim(two)], run_id="run-1")
+    bench.ledger.settle([failed(unit) for unit in bench.claim(second)], run_id="run-1")
     assert due(bench) == []
-    bench.ledger.quarantine([two.wal_id], reason_code="x", decision=JANE)
+    bench.ledger.quarantine([second.wal_id], reason_code="x", decision=JANE)
     assert due(bench) == [("m1", "r-1")]
     bench.deliveries.mark_deleted(["m1"])
     assert due(bench) == []
@@ -123,13 +123,13 @@ def test_a_redelivery_changes_neither_landing_nor_verification(bench: Bench) -> 
 
 @pytest.mark.clause("BEY-03")
 def test_a_deletion_with_an_older_receipt_leaves_the_message_due(bench: Bench) -> None:
-    one, two = envelope(1), envelope(2)
-    receive(bench, message(1, one), message(2, two), units=(one, two))
-    bench.bring_to("succeeded", one)
-    bench.bring_to("succeeded", two)
+    first, second = envelope(1), envelope(2)
+    receive(bench, message(1, first), message(2, second), units=(first, second))
+    bench.bring_to("succeeded", first)
+    bench.bring_to("succeeded", second)
     due_messages = bench.deliveries.due_for_deletion(limit=10)
     # SQS accepts both receipts, but the second message was redelivered meanwhile.
-    receive(bench, message(2, two, receipt="new"), units=(two,))
+    receive(bench, message(2, second, receipt="new"), units=(second,))
     bench.deliveries.mark_acknowledged(due_messages)
     assert bench.deliveries.states(["m1", "m2"]) == {"m1": DeliveryState.DELETED, "m2": DeliveryState.IN_FLIGHT}
     assert due(bench) == [("m2", "new-2")]
@@ -145,18 +145,18 @@ def test_two_messages_of_one_unit_count_as_one_duplicate(bench: Bench) -> None:
 
 
 def test_a_failed_unit_hides_its_message_until_its_next_attempt(bench: Bench) -> None:
-    one, two, fine = envelope(1), envelope(2), envelope(3)
-    receive(bench, message(1, one, two), message(2, fine), units=(one, two, fine))
-    bench.ledger.settle([failed(unit) for unit in bench.claim(one)], run_id="run-1")
+    first, second, fine = envelope(1), envelope(2), envelope(3)
+    receive(bench, message(1, first, second), message(2, fine), units=(first, second, fine))
+    bench.ledger.settle([failed(unit) for unit in bench.claim(first)], run_id="run-1")
     bench.clock.advance(30.5)
-    bench.ledger.settle([failed(unit) for unit in bench.claim(two)], run_id="run-1")
+    bench.ledger.settle([failed(unit) for unit in bench.claim(second)], run_id="run-1")
     bench.claim(fine)
-    (entry,) = bench.deliveries.due_for_backoff([one.wal_id, two.wal_id, fine.wal_id])
+    (entry,) = bench.deliveries.due_for_backoff([first.wal_id, second.wal_id, fine.wal_id])
     assert (entry.message_id, entry.receipt_handle, entry.seconds) == ("m1", "r-1", 60)
-    (entry,) = bench.deliveries.due_for_backoff([one.wal_id])
+    (entry,) = bench.deliveries.due_for_backoff([first.wal_id])
     assert entry.seconds == 30
     bench.clock.advance(3600)
-    assert [entry.seconds for entry in bench.deliveries.due_for_backoff([two.wal_id])] == [0]
+    assert [entry.seconds for entry in bench.deliveries.due_for_backoff([second.wal_id])] == [0]
 
 
 @pytest.mark.clause("BEY-03")

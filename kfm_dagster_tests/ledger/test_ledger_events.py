@@ -253,8 +253,8 @@ def scene(bench: Bench, contracts: ContractRegistry) -> Scene:
 
 @pytest.fixture
 def log() -> Iterator[Heard]:
-    with heard() as found:
-        yield found
+    with heard() as events:
+        yield events
 
 
 @pytest.mark.clause("WSM-20", "SEC-02", "TEL-06")

@@ -173,8 +173,8 @@ def test_only_a_quarantine_opens_a_case(bench: Bench, status: str) -> None:
 @pytest.mark.clause("BEY-06", "SEC-02")
 def test_a_case_is_closed_only_by_its_logged_decision(bench: Bench) -> None:
     unit, other_unit = envelope(1), envelope(2)
-    for one in (unit, other_unit):
-        bench.bring_to("quarantined", one)
+    for quarantined in (unit, other_unit):
+        bench.bring_to("quarantined", quarantined)
     own_tx(bench.ledger.log).record(GovernanceAction.DISCARD, JANE, wal_id=other_unit.wal_id)
     own_tx(bench.ledger.log).record(GovernanceAction.REPLAY_STARTED, JANE, wal_id=unit.wal_id)
     where = f" WHERE wal_id = '{unit.wal_id}'"

@@ -46,8 +46,8 @@ def schema_types() -> dict[str, tuple[str, bool]]:
     types_by_name = {}
     for name, entry in schema["properties"].items():
         variants = [
-            schema["$defs"][one["$ref"].rsplit("/", 1)[1]] if "$ref" in one else one
-            for one in entry.get("anyOf", [entry])
+            schema["$defs"][variant["$ref"].rsplit("/", 1)[1]] if "$ref" in variant else variant
+            for variant in entry.get("anyOf", [entry])
         ]
         (kind,) = {variant.get("format", variant["type"]) for variant in variants} - {"null"}
         types_by_name[name] = (kind, any(variant["type"] == "null" for variant in variants))
@@ -144,8 +144,16 @@ def test_every_transition_records_actor_time_statuses_version_reason_and_run(ben
     bench.clock.advance(1)
     bench.ledger.requeue([unit.wal_id], reason="incident", run_id="replay-1", actor="jane")
     entries = [
-        (one.version, (one.at - start).seconds, one.actor, one.from_status, one.to_status, one.reason, one.run_id)
-        for one in bench.ledger.history(unit.wal_id)
+        (
+            entry.version,
+            (entry.at - start).seconds,
+            entry.actor,
+            entry.from_status,
+            entry.to_status,
+            entry.reason,
+            entry.run_id,
+        )
+        for entry in bench.ledger.history(unit.wal_id)
     ]
     assert entries == [
         (1, 0, "worker-1", None, "pending", "discovered", None),

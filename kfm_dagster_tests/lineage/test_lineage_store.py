@@ -362,9 +362,9 @@ def test_each_failed_attempt_is_a_valid_start_and_fail_event(
         own = [candidate for candidate in events if candidate["run"]["runId"] == event["run"]["runId"]]
         [start] = [candidate for candidate in own if candidate["eventType"] == "START"]
         assert start["eventTime"] <= event["eventTime"]
-        for one in (start, event):
-            validate(OFFICIAL, one, official)
-            for facet in facets(one).values():
+        for document in (start, event):
+            validate(OFFICIAL, document, official)
+            for facet in facets(document).values():
                 validate(facet["_schemaURL"], facet, schemas if "kfm.dev" in facet["_schemaURL"] else official)
 
 

@@ -196,9 +196,9 @@ def test_prov_json_has_every_element_and_relation_of_a_document(contract: Datase
 
 
 def test_the_same_batch_gives_the_same_bytes_and_needs_no_network_to_read(contract: DatasetContract) -> None:
-    one, other = (document(units(0, 3), contract) for _ in range(2))
-    assert one == other
-    context = json.loads(one)["@context"]
+    first, second = (document(units(0, 3), contract) for _ in range(2))
+    assert first == second
+    context = json.loads(first)["@context"]
     assert context == CONTEXT
     assert isinstance(context, dict)  # a string would be fetched as a URL
 

@@ -168,8 +168,8 @@ def test_each_filter_narrows_the_selection(stand: Stand) -> None:
         (repair("quarantined", filters={"days": {"first": "2025-12-02", "last": "2025-12-02"}}), ids(early)),
         (repair("quarantined", filters={"days": {"last": "2025-12-02"}, "wal_ids": ids(out + early)}), ids(early)),
     ]
-    for wanted, expected in cases:
-        assert found_by(stand, wanted) == (expected, False), wanted.spec.filters
+    for selected, expected in cases:
+        assert found_by(stand, selected) == (expected, False), selected.spec.filters
     assert found_by(stand, selection(), limit=4) == (ids(young + old)[:4], True)
     with pytest.raises(ContractError):
         found_by(stand, selection(filters={"datasets": ["goes-xyz"]}))
@@ -184,7 +184,7 @@ def ingest(pipeline: Pipeline, items: list[StoredObject]) -> None:
     run_pending(pipeline, "run-1")
 
 
-def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection:
+def volumes_selection(*status: str, mode: str = "failed-only", **options: Any) -> Selection:
     """Return a selection of the volumes' units by their time."""
     month = {"start": "2025-04-01T00:00:00Z", "end": "2025-05-01T00:00:00Z"}
     options = {"allow_repair_and_replace": mode != "failed-only", **options}
@@ -193,7 +193,7 @@ def wanted(*status: str, mode: str = "failed-only", **options: Any) -> Selection
 
 def left_by(pipeline: Pipeline) -> dict[str, Any]:
     """Return the view of readers of catalog and provenance."""
-    published, edges = traces.told_once(pipeline)
+    published, edges = traces.published_once(pipeline)
     return {
         "catalog": traces.catalog_tree(Path(pipeline.settings.catalog)),
         "completed": {event: count for event, count in published.items() if event[0] == "COMPLETE"},
@@ -211,7 +211,7 @@ def test_a_repaired_unit_equals_one_that_never_failed(pipeline: Pipeline, object
 
     put(objects, items)
     engine = ReplayEngine(pipeline=pipeline)
-    run = engine.start(wanted("failed"), PERSON)
+    run = engine.start(volumes_selection("failed"), PERSON)
     assert engine.advance(run.replay_run_id).admitted is not None
     run_pending(pipeline, "run-2")
     assert engine.advance(run.replay_run_id).state is ReplayState.FINISHED
@@ -245,7 +245,7 @@ def test_items_of_a_range_of_days_are_rebuilt_by_the_current_release(pipeline: P
     newer = replace(pipeline, registry=ContractRegistry.of([contract.model_copy(update={"stac": stac})]))
     days = {"first": PARTITION, "last": PARTITION}
     engine = ReplayEngine(pipeline=newer)
-    wide = wanted("succeeded", mode="repair-and-replace").model_dump(mode="json")
+    wide = volumes_selection("succeeded", mode="repair-and-replace").model_dump(mode="json")
     wide["spec"]["filters"] |= {"event_time": {}, "days": days}
     run = engine.start(selection_of(wide, source="the test"), PERSON)
     assert engine.advance(run.replay_run_id).admitted is not None

@@ -27,7 +27,7 @@ DEFAULT_STEPS = 400
 CALM_STEPS = 10_000
 """Steps without faults in which every unit must end: usually some hundreds, and some thousands if a dozen workers
 of one unit wait for each other."""
-SURPRISE = "nobody_is_surprised"
+SURPRISE = "every_error_is_handled"
 """Invariant: the product handles every error that occurs."""
 
 

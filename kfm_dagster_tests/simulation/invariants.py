@@ -178,8 +178,8 @@ class Account:
         self.history_matches_the_records(records.values())
         self._note_supersessions(records)
         self.catalog_is_written_by_holders_and_never_goes_back(actor, records)
-        self.lineage_is_told_by_holders(actor, records)
-        self.run_state_names_what_its_stage_made()
+        self.lineage_is_recorded_by_holders(actor, records)
+        self.run_state_has_the_output_of_its_stage()
         self.rollbacks_leave_nothing()
         self.nothing_is_lost()
         self.nothing_sound_is_refused()
@@ -305,7 +305,7 @@ class Account:
             if standing is None or self.world.feed.versions[standing.wal_id].order < newest:
                 raise ViolationError("items_are_the_newest_version", f"{item_id} is {standing}, success {newest}")
 
-    def lineage_is_told_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
+    def lineage_is_recorded_by_holders(self, actor: Actor, records: dict[str, Standing]) -> None:
         """BEY-02: lineage is recorded under a current claim; a success has both paths."""
         recorded = set(rows(self._raw, "SELECT wal_id, path, revision FROM lineage_emissions"))
         for wal_id, _, _ in recorded - self._told:
@@ -316,7 +316,7 @@ class Account:
             if record.status == "succeeded" and not {(record.wal_id, "openlineage"), (record.wal_id, "prov")} <= paths:
                 raise ViolationError("successes_have_lineage", f"{record}")
 
-    def run_state_names_what_its_stage_made(self) -> None:
+    def run_state_has_the_output_of_its_stage(self) -> None:
         """PCS-04: if a stage's newest attempt succeeded, run-state has the output of a successful attempt.
 
         If several worked on the same inputs, it is the first's: a success is not overwritten.
@@ -332,7 +332,7 @@ class Account:
             " AND validation_summary ->> '$.rolled_back_by' IS NULL",
         )
         if differing:
-            raise ViolationError("run_state_names_what_its_stage_made", str(differing))
+            raise ViolationError("run_state_has_the_output_of_its_stage", str(differing))
 
     def rollbacks_leave_nothing(self) -> None:
         """PCS-03: a rolled-back run holds no unit, Item, lineage or output of the dataset."""

@@ -75,8 +75,8 @@ def _sql(name: str, old: str, new: str) -> Breakage:
             raise AssertionError(f"{name} has no {old!r}: the mutation is out of date")
         broken = typed(text(original.replace(old, new)))
 
-        def mutated(dialect: str, wanted: str) -> Executable:
-            return broken if wanted == name else inner(dialect, wanted)
+        def mutated(dialect: str, statement_name: str) -> Executable:
+            return broken if statement_name == name else inner(dialect, statement_name)
 
         stack.enter_context(patch.object(database, "typed_statement", mutated))
 
@@ -248,7 +248,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="run-state is told after the commit",
-        invariant="run_state_names_what_its_stage_made",
+        invariant="run_state_has_the_output_of_its_stage",
         breakages=[_call(RelationalRunState, "put", _put_later)],
     ),
     Mutation(

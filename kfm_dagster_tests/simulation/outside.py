@@ -35,7 +35,7 @@ class Outside:
         self.everything_is_linked_once()
         self.nothing_is_missing()
         self.every_item_has_its_lineage()
-        self.followers_show_what_stands()
+        self.followers_show_the_current_items()
 
     def nothing_unexpected_is_published(self, path: str, content: bytes) -> None:
         """Every Item has the content of a sound object and the Item id of its key."""
@@ -56,11 +56,11 @@ class Outside:
         for version in self._world.feed.announced.values():
             if version.sound and self._world.feed.is_readable(version):
                 due[version.item_id] = max(due.get(version.item_id, version.order), version.order)
-        found = {item["id"]: version for _, item in self._items() if (version := self._version_of(item))}
+        versions = {item["id"]: version for _, item in self._items() if (version := self._version_of(item))}
         return [
-            f"{item_id} of {order}, found {found.get(item_id)}"
+            f"{item_id} of {order}, found {versions.get(item_id)}"
             for item_id, order in due.items()
-            if item_id not in found or found[item_id].order < order
+            if item_id not in versions or versions[item_id].order < order
         ]
 
     def everything_is_linked_once(self) -> None:
@@ -74,10 +74,10 @@ class Outside:
         if orphans := self.without_lineage():
             raise ViolationError("every_item_has_its_lineage", "; ".join(orphans))
 
-    def followers_show_what_stands(self) -> None:
+    def followers_show_the_current_items(self) -> None:
         """A follower has exactly the catalog's Items, with equal content."""
         if differing := self.not_followed():
-            raise ViolationError("followers_show_what_stands", "; ".join(sorted(differing)))
+            raise ViolationError("followers_show_the_current_items", "; ".join(sorted(differing)))
 
     def not_followed(self) -> list[str]:
         """Return the ids of Items that differ between a follower and the catalog."""

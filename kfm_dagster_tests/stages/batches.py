@@ -75,12 +75,12 @@ def run_of(hour: int) -> datetime:
     return datetime(DAY.year, DAY.month, DAY.day, hour, tzinfo=UTC)
 
 
-def hrrr_made() -> Iterator[tuple[str, bytes, str]]:
+def hrrr_samples() -> Iterator[tuple[str, bytes, str]]:
     for lead, region, kind, hour in product(range(24), REGIONS, PRODUCTS, range(0, 24, 3)):
         yield make_hrrr(run=run_of(hour), lead=lead, product=kind, region=region)
 
 
-def gfs_made() -> Iterator[tuple[str, bytes, str]]:
+def gfs_samples() -> Iterator[tuple[str, bytes, str]]:
     for lead, hour in product(gfs.LEADS, gfs.CYCLES):
         for kind, resolution in gfs.PRODUCTS:
             yield gfs.make_gfs(run=run_of(hour), lead=lead, product=kind, resolution=resolution)
@@ -88,15 +88,15 @@ def gfs_made() -> Iterator[tuple[str, bytes, str]]:
             yield gfs.make_gfs_wave(run=run_of(hour), lead=lead, region=region)
 
 
-def nbm_made() -> Iterator[tuple[str, bytes, str]]:
+def nbm_samples() -> Iterator[tuple[str, bytes, str]]:
     for lead, region, kind, hour in product(nbm.LEADS, nbm.REGIONS, nbm.PRODUCTS, range(0, 24, 3)):
         yield nbm.make_nbm(run=run_of(hour), lead=lead, product=kind, region=region)
 
 
 INDEXED: dict[str, tuple[str, Callable[[], Iterator[tuple[str, bytes, str]]]]] = {
-    "hrrr": (BUCKET, hrrr_made),
-    "gfs": (gfs.BUCKET, gfs_made),
-    "nbm": (nbm.BUCKET, nbm_made),
+    "hrrr": (BUCKET, hrrr_samples),
+    "gfs": (gfs.BUCKET, gfs_samples),
+    "nbm": (nbm.BUCKET, nbm_samples),
 }
 """Bucket, and objects as (key, content, index)."""
 

@@ -18,8 +18,8 @@ TEXT = CARD.files[STATE_MACHINE].decode()
 UNIT = WalId("u1")
 
 
-def verdict(gate: Gate, *found: Finding) -> Verdict:
-    return Verdict(gate=gate, rule="r", observed="o", expected="e", findings=found)
+def verdict(gate: Gate, *findings: Finding) -> Verdict:
+    return Verdict(gate=gate, rule="r", observed="o", expected="e", findings=findings)
 
 
 def verdicts(*failing: Verdict) -> Iterable[Verdict]:
@@ -40,13 +40,13 @@ def test_under_the_shipped_card_a_fault_of_all_units_stops_the_stage(gate: Gate,
     judged = decide(verdicts(shared), CARD.machine, units={UNIT, second})
     assert (judged.stops, dict(judged.leaving), ending(judged, CARD.machine)) == ({stop}, {}, StageState.FAILED)
     # Faulty units leave if another unit is sound or the batch has one unit; gates without a stop let all leave.
-    for found, units in (
+    for failing, units in (
         (shared, {UNIT, second, WalId("u3")}),
         (verdict(gate, Finding(wal_id=UNIT, what="x")), {UNIT}),
     ):
-        left = decide(verdicts(found), CARD.machine, units=units)
+        left = decide(verdicts(failing), CARD.machine, units=units)
         assert (left.stops, ending(left, CARD.machine)) == (set(), StageState.SUCCEEDED)
-        assert set(left.leaving) == found.units
+        assert set(left.leaving) == failing.units
     incomplete = decide(verdicts(replace(shared, gate=Gate.G1)), CARD.machine, units={UNIT, second})
     assert set(incomplete.leaving) == {UNIT, second}
     mixed = decide(verdicts(verdict(Gate.G8, Finding(wal_id=UNIT, what="x"), Finding(what="y"))), CARD.machine)

@@ -177,14 +177,14 @@ def test_an_executed_node_records_its_validations_and_only_success_causes_a_skip
 
 
 @pytest.mark.clause("DAG-02", "PCS-04")
-@pytest.mark.parametrize("made", ["nothing", "with a failed unit", "handed on"])
+@pytest.mark.parametrize("output", ["nothing", "with a failed unit", "handed on"])
 def test_a_failure_before_an_attempt_is_recorded_unless_an_earlier_attempt_has_output(
-    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, made: str
+    runner: StageRunner, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
-    node = FakeNode([envelope(1), failed(envelope(2))] if made == "with a failed unit" else [envelope(1)])
-    if made == "handed on":
+    node = FakeNode([envelope(1), failed(envelope(2))] if output == "with a failed unit" else [envelope(1)])
+    if output == "handed on":
         execute(runner, node, run_id="before")
-    before = None if made == "nothing" else execute(runner, node).state
+    before = None if output == "nothing" else execute(runner, node).state
     monkeypatch.setattr(node, "unlocked", lambda: 1 / 0)
     with pytest.raises(StageFailedError, match="ZeroDivisionError"):
         execute(runner, node)

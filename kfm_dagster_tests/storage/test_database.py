@@ -71,9 +71,9 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize(("typed", "what"), [(AWAY, "the database does not answer"), (FULL, "disk is full")])
+@pytest.mark.parametrize(("typed", "failure"), [(AWAY, "the database does not answer"), (FULL, "disk is full")])
 def test_a_database_that_is_lost_or_full_in_a_transaction_is_one_line_without_the_statement(
-    database: Database, typed: dict[str, str], what: str
+    database: Database, typed: dict[str, str], failure: str
 ) -> None:
     if database.dialect not in typed:
         pytest.skip("a file has no server that ends")
@@ -83,7 +83,7 @@ def test_a_database_that_is_lost_or_full_in_a_transaction_is_one_line_without_th
             database.engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 1")
         )
     for ask in (database.transaction, database.snapshot):
-        with pytest.raises(DatabaseUnavailableError, match=what) as lost, ask() as tx:
+        with pytest.raises(DatabaseUnavailableError, match=failure) as lost, ask() as tx:
             tx.connection.exec_driver_sql(typed[database.dialect])
         assert "\n" not in str(lost.value)
         assert not re.search(r"\[SQL|SELECT|DO \$\$", str(lost.value))

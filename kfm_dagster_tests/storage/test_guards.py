@@ -339,7 +339,7 @@ def test_kept_rows_are_protected_by_their_own_rule(typed: Connection) -> None:
                 other = _other(column, STANDING[table][0].get(column["name"]))
                 refusal = _try(typed, partial(typed.execute, change, {"other": other}))
                 refusals[f"{change} ({other})", f"{rule}|{GENERATED}"] = str(refusal)
-    assert [(typed_, said) for (typed_, rule), said in refusals.items() if not re.search(rule, said)] == []
+    assert [(typed_, message) for (typed_, rule), message in refusals.items() if not re.search(rule, message)] == []
 
 
 def test_each_guard_refuses_by_its_rule(typed: Connection) -> None:
@@ -357,7 +357,9 @@ def test_each_guard_refuses_by_its_rule(typed: Connection) -> None:
 @pytest.mark.one_database
 def test_no_row_is_replaced_on_sqlite(typed: Connection) -> None:
     replaced = {table: _refusal(typed, f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}") for table in REPLACED}
-    assert [(table, said) for table, said in replaced.items() if not re.search(REPLACED[table], str(said))] == []
+    assert [
+        (table, message) for table, message in replaced.items() if not re.search(REPLACED[table], str(message))
+    ] == []
     for statement, rule in BY_ONE_KEY.items():
         assert rule in str(_refusal(typed, f"INSERT OR REPLACE {statement}"))
     second = f"SELECT fact, '{'b' * 32}', at, actor, reason FROM deployment WHERE fact = 'id'"
@@ -505,9 +507,9 @@ def test_an_intent_changes_only_by_the_published_transitions(typed: Connection) 
         with typed.begin_nested() as savepoint:
             for status in (begin, end) if begin != "PENDING" else (end,):
                 change = {"status": status, "applied_at": T if status == "APPLIED" else None}
-                said = _changed(typed, "etl_wal", change, keep=True, content_hash=PENDING["content_hash"])
-            assert (said is None) == ((begin, end) in MOVES), (begin, end, said)
-            assert said is None or "etl_wal_move_is_legal" in said
+                refused = _changed(typed, "etl_wal", change, keep=True, content_hash=PENDING["content_hash"])
+            assert (refused is None) == ((begin, end) in MOVES), (begin, end, refused)
+            assert refused is None or "etl_wal_move_is_legal" in refused
             savepoint.rollback()
 
 

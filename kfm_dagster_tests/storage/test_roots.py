@@ -111,7 +111,7 @@ def test_one_of_two_concurrent_deployments_gets_an_empty_root(place: str, monkey
         return deployment
 
     with ThreadPoolExecutor(2) as pool:
-        holders = [found for found in pool.map(try_to_hold, (ONE, OTHER)) if found]
+        holders = [holder for holder in pool.map(try_to_hold, (ONE, OTHER)) if holder]
     assert holders == [catalog.holder()]
 
 

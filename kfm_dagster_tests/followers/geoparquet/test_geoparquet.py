@@ -119,7 +119,7 @@ class Deployment(RuleBasedStateMachine):
     @rule(units=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=1, max_size=6))
     def register(self, units: list[tuple[int, int]]) -> None:
         self.runs += 1
-        batch = candidates(self.contracts, [unit(*one) for one in units], f"run-{self.runs}")
+        batch = candidates(self.contracts, [unit(*scan) for scan in units], f"run-{self.runs}")
         self.catalog.register(batch, fence=open_fence)
 
     @precondition(lambda self: self.runs)

@@ -179,11 +179,11 @@ def test_common_clients_read_the_file(contracts: ContractRegistry, tmp_path: Pat
     path = tmp_path / "items.parquet"
     path.write_bytes(parquet(ordered(to_table([first, second]))))
 
-    expected = {name: _said(item) for name, item in standing.items()}
+    expected = {name: _normalised(item) for name, item in standing.items()}
     read = rustac.read_sync(str(path))
-    assert {item["id"]: _said(item) for item in read["features"]} == expected
+    assert {item["id"]: _normalised(item) for item in read["features"]} == expected
     again = stac_geoparquet.arrow.stac_table_to_items(pq.read_table(path))
-    assert {item["id"]: _said(item) for item in again} == expected
+    assert {item["id"]: _normalised(item) for item in again} == expected
     frame = geopandas.read_parquet(path)
     assert set(frame["id"]) == set(standing)
     assert frame.crs.equals("OGC:CRS84")
@@ -207,7 +207,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(member) for member in value] if isinstance(value, list) else value
 
 
-def _said(item: dict[str, Any]) -> Any:
+def _normalised(item: dict[str, Any]) -> Any:
     """Normalise a client's Item: times as text, and maps that stac-geoparquet returns as pairs."""
     properties = dict(item["properties"])
     for name in {"datetime", "start_datetime", "end_datetime"} & {name for name in properties if properties[name]}:
@@ -258,7 +258,7 @@ def publish(publisher: Publisher, contracts: ContractRegistry, items: list[Any],
             follower.follow(contracts[dataset], of_dataset[first : first + at_once])
 
 
-def found(publisher: Publisher, **criteria: Any) -> list[str]:
+def ids_found(publisher: Publisher, **criteria: Any) -> list[str]:
     """Return the ids of the Items that match."""
     return sorted(
         item["id"] for _, rows in search(publisher, [ABI], SearchCriteria(**criteria)) for item in to_items(rows)
@@ -319,7 +319,7 @@ def test_a_search_finds_the_items_that_intersect_box_and_time(
         and meet(place, box)
         and (first is None or last is None or (starts[number] <= last and starts[number] + timedelta(hours=5) >= first))
     }
-    assert found(publisher, bbox=box, start=first, end=last) == sorted(expected)
+    assert ids_found(publisher, bbox=box, start=first, end=last) == sorted(expected)
 
 
 def test_a_condition_parses_its_value_by_the_type_of_the_property(contracts: ContractRegistry, root: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_condition_parses_its_value_by_the_type_of_the_property(contracts: Con
         (("nothing", "=", "1"), set()),
         (("odd", "=", "1"), set()),
     ]:
-        assert found(publisher, conditions=(condition,)) == [f"item-{number:05}" for number in sorted(expected)]
+        assert ids_found(publisher, conditions=(condition,)) == [f"item-{number:05}" for number in sorted(expected)]
 
 
 class CountedFile(FileIO):
@@ -387,7 +387,7 @@ def test_a_search_by_day_and_box_reads_a_twentieth_of_the_bytes(contracts: Contr
     whole = sum(path.stat().st_size for path in root.rglob("*.parquet"))
     day = DAY + timedelta(days=3)
     box = (-102.0, 20.0, -60.0, 50.0)
-    ids = found(publisher, bbox=box, start=day, end=day + timedelta(hours=23, minutes=59))
+    ids = ids_found(publisher, bbox=box, start=day, end=day + timedelta(hours=23, minutes=59))
     expected = [
         member["id"]
         for member in items
@@ -413,7 +413,7 @@ def test_a_search_restarts_if_a_file_is_replaced_meanwhile(contracts: ContractRe
             return listed
 
     overtaken: list[str] = []
-    assert found(Overtaken(root)) == ["item-00000", "item-00001"]
+    assert ids_found(Overtaken(root)) == ["item-00000", "item-00001"]
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ def published(home: Path, contracts: ContractRegistry) -> Path:
     """A catalog of four scans on two days, with its GeoParquet, in KFM_HOME."""
     batch = candidates(contracts, [goes(0), goes(1, bbox=(170.0, 0.0, -170.0, 5.0)), goes(2, platform="goes-18")])
     batch += candidates(contracts, [goes(0, day=datetime(2025, 12, 5, tzinfo=UTC))])
-    items = [orjson.loads(one.content) for one in batch]
+    items = [orjson.loads(candidate.content) for candidate in batch]
     publish(FolderPublisher(home / "catalog"), contracts, items)
     return home / "catalog"
 
@@ -468,7 +468,7 @@ def test_an_unknown_property_is_named_and_the_parquet_result_equals_the_list(
     assert answer.out.startswith("3 Items in ")
     listed = call("items", "search", "--time", "2025-12-03", "--json").rows
     rows = to_items(pq.read_table(tmp_path / "found.parquet"))
-    assert {row["id"]: row for row in rows} == {str(one["id"]): one for one in listed}
+    assert {row["id"]: row for row in rows} == {str(item["id"]): item for item in listed}
     assert len(rows) == len(listed)
     assert call("items", "search", "--bbox", "0,0,1,1", "--parquet", str(tmp_path / "none.parquet")).code == 0
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
@@ -492,7 +492,7 @@ def test_a_box_finds_the_footprints_that_intersect_it(contracts: ContractRegistr
         ((175, 8, -175, 9), []),
         ((-180, -90, 180, 90), items),
     ):
-        assert found(publisher, bbox=bbox) == sorted(item["id"] for item in expected)
+        assert ids_found(publisher, bbox=bbox) == sorted(item["id"] for item in expected)
 
 
 def test_bad_input_is_one_line(home: Path, call: Call) -> None:
@@ -527,7 +527,7 @@ def test_a_search_without_a_catalog_is_refused_and_creates_no_file(
 def test_each_search_of_the_page_runs_over_real_items(
     home: Path, contracts: ContractRegistry, shared_data: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    items = [one for _, one in items_of_real_objects(contracts, shared_data / "objects")]
+    items = [item for _, item in items_of_real_objects(contracts, shared_data / "objects")]
     assert len({item["collection"] for item in items}) >= 8
     publish(FolderPublisher(home / "catalog"), contracts, items)
     monkeypatch.chdir(home / "catalog")
@@ -539,7 +539,7 @@ def test_each_search_of_the_page_runs_over_real_items(
         for statements in re.findall(r"(?s)```sql\n(.*?)```", PAGE):
             connection.execute(statements).fetchall()
         shown = connection.sql("SELECT id, day FROM items").fetchall()
-    assert sorted(row[0] for row in shown) == sorted(one["id"] for one in items)
+    assert sorted(row[0] for row in shown) == sorted(item["id"] for item in items)
     assert {str(row[1]) for row in shown} >= {file.name[:10]}
     commands = re.findall(r"(?m)^    kfm (items search .*)", PAGE)
     answers = [call(*shlex.split(command)) for command in commands]

@@ -249,7 +249,7 @@ def test_items_and_their_collection_equal_those_of_the_catalog(
     write("run", unplaced, goes(0, **{"proj:code": None}), hrrr())
     following.catch_up([follower])
     assert all(comparison.equal for comparison in api.compared())
-    assert [one["id"] for one in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
+    assert [item["id"] for item in api.searched(collections=["nexrad-l2"], bbox=[-180, -90, 180, 90])] == []
     assert len(api.searched(collections=["nexrad-l2"])) == 1
     # The API's Collection is the catalog's without its file links.
     first = datetime.fromisoformat(_collection(api)["extent"]["temporal"]["interval"][0][1])

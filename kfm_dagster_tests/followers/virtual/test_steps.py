@@ -273,7 +273,7 @@ def refused(message_: bytes) -> bool:
     return False
 
 
-def made_as(packing: str, *, missing: bool = False) -> bytes:
+def message_packed_as(packing: str, *, missing: bool = False) -> bytes:
     _, _, message_ = field_of("TMP", "2 m above ground", at_hour(3), values_of([1], missing=missing), packing=packing)
     return message_
 
@@ -281,7 +281,7 @@ def made_as(packing: str, *, missing: bool = False) -> bytes:
 def test_referenced_messages_are_decoded_as_by_eccodes() -> None:
     for case in product((SPATIAL, SIMPLE, "grid_jpeg"), (False, True)):
         packing, missing = case
-        message_ = made_as(packing, missing=missing)
+        message_ = message_packed_as(packing, missing=missing)
         assert not refused(message_), case
         expected = decoded(message_)
         assert np.isnan(expected).any() == missing, case
@@ -300,8 +300,8 @@ def test_messages_that_the_codec_decodes_wrongly_are_refused() -> None:
         "missing among packed": lambda: in_groups(constant(), missing=1),
         "one width": lambda: in_groups(constant(), width_bits=0),
         "one length": lambda: in_groups(constant(), length_bits=0),
-        "complex": lambda: made_as("grid_complex"),
-        "png": lambda: made_as(PNG),
+        "complex": lambda: message_packed_as("grid_complex"),
+        "png": lambda: message_packed_as(PNG),
     }.items():
         message_ = make()
         assert refused(message_), case
