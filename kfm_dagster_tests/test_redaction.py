@@ -303,7 +303,7 @@ def test_an_address_is_shown_without_credentials() -> None:
     name=st.sampled_from(["password", "sslpassword", "passfile", "sslkey", "whatever"]),
 )
 @example(secret="a@b:c/d?e", name="password")
-def test_no_secret_is_shown_whatever_its_characters(secret: str, name: str) -> None:
+def test_no_secret_is_shown_with_any_characters(secret: str, name: str) -> None:
     encoded = quote(secret, safe="")
     for address in (
         f"postgresql+psycopg2://kfm:{encoded}@host/db",

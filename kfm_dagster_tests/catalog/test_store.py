@@ -52,7 +52,7 @@ def statuses(results: list[StacResult]) -> list[StacStatus]:
 
 
 @pytest.mark.clause("OPR-09", "WAL-05")
-def test_first_is_created_same_is_no_op_different_is_updated(register: Register, root: Path) -> None:
+def test_a_first_item_is_created_an_equal_one_a_no_op_and_a_changed_one_updated(register: Register, root: Path) -> None:
     first = register(goes(0), goes(1))
     second = register(goes(0), goes(1))
     changed = register(goes(0), goes(1, platform="goes-18"))

@@ -191,7 +191,7 @@ def deployment(
 
 
 def _libpq(owner: sa.URL) -> dict[str, str]:
-    """Return the variables of PostgreSQL's programs for a server and the programs of its version."""
+    """Return the environment in which PostgreSQL's programs of the server's version reach the server."""
     variables = {"KFM_WAL_DSN": f"postgresql://{owner.username}@/{owner.database}"}
     host, port = owner.host or owner.query.get("host"), owner.port
     variables |= {"PGHOST": str(host)} if host else {}

@@ -402,7 +402,7 @@ def test_the_archive_s_object_gets_its_item_before_or_after_the_closing(
     assert_all_published_once(pipeline)
 
 
-# --- crashes, races, and what cannot be read
+# --- crashes, races and unreadable chunks
 
 
 @pytest.mark.clause("BEY-09")

@@ -212,7 +212,7 @@ def test_the_options_of_the_plan_are_applied(pipeline: Pipeline, monkeypatch: py
     under(pipeline, "compensate_before_replay: true", "compensate_before_replay: false")
     replayed(pipeline, "gently")
     features = [doc for doc in trees.walk(Path(pipeline.settings.catalog)).values() if doc["type"] == "Feature"]
-    assert {doc["properties"]["kfm:run_state"]["run_id"] for doc in features} == {"original"}, "nothing was taken back"
+    assert {doc["properties"]["kfm:run_state"]["run_id"] for doc in features} == {"original"}, "nothing was rolled back"
     assert [run for run, _, _ in lines(pipeline, "compensation")] == ["disabled"]
 
     chosen = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED, limit=1)[0].wal_id

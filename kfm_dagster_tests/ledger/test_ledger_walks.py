@@ -225,7 +225,7 @@ def check(bench: Bench, wal_id: str, events: list[dict[str, Any]]) -> None:
     changes = [(entry.from_status, entry.to_status) for entry in history]
     overrides = [entry.version for entry in history if (entry.from_status, entry.to_status) in LEAVING]
     assert set(changes) <= LEGAL | LEAVING
-    # A run that dies with several units costs none an attempt.
+    # A run that dies with several units uses none of their attempts.
     lost = sum(entry.reason in {"worker_lost", "lease_expired"} for entry in history)
     assert (
         record.attempts == sum(after == "in_progress" for _, after in changes) <= MAX_ATTEMPTS + len(overrides) + lost

@@ -1,7 +1,6 @@
 """Replays for tests: a ledger with units in any state, an engine, and a clock that a test moves.
 
-Belongs here: helpers of the replay engine's tests. The dead-letter queue has its own
-(`dlq_fixture.py`).
+Belongs here: helpers of the replay engine's tests. Helpers of dead-letter tests are in `dlq_fixture.py`.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class Account:
     def attempts_are_bounded(self, change: Change, dataset: str) -> None:
         """WAL-10: a unit is readmitted only while its contract has attempts left, or by an override.
 
-        A run that dies with several units costs none an attempt, until its batch is halved to one unit (SEC-09).
+        A run that dies with several units uses none of their attempts until its batch is halved to one unit (SEC-09).
         """
         unit = self.units.get(change.wal_id)
         if unit is None:

@@ -139,7 +139,7 @@ def content_of(sample: Envelope, contract: DatasetContract, properties: dict[str
 
 
 class DocumentReader:
-    """A reader of an object's document in two parts, of which the first was read before."""
+    """A reader of an object's document in two parts; the first part was read before."""
 
     first_bytes = 64
 

@@ -636,7 +636,7 @@ def test_our_units_equal_pint_s_and_cover_contracts_and_standards() -> None:
 # ------------------------------------------------------------------ G8: any pair, and no other
 
 
-def test_a_verdict_on_collisions_says_whether_the_catalog_was_checked() -> None:
+def test_a_verdict_on_collisions_names_whether_the_catalog_was_checked() -> None:
     for catalog, scope in ((None, "batch"), ([], "batch and catalog")):
         (verdict,) = evaluate(subject(*batch("nexrad-l2"), catalog=catalog), gates=(Gate.G8,))
         assert verdict.observed.endswith(f"units collide in {scope}")

@@ -411,7 +411,7 @@ def _is_whole(line: str, text: str, partial: set[str]) -> bool:
     return read[1] == "SCAN" or line.endswith("(collection_id=?)")
 
 
-def test_a_macro_stands_for_the_database_s_text() -> None:
+def test_a_macro_is_replaced_by_the_database_s_text() -> None:
     for text, sqlite, postgresql in [
         ("at @time NOT NULL", "at text NOT NULL", "at timestamptz NOT NULL"),
         ("x = @json_type(@as_json(y))", "x = json_type(y)", "x = jsonb_typeof(CAST(y AS jsonb))"),
@@ -429,7 +429,7 @@ def test_a_macro_that_is_wrong_is_refused() -> None:
             macros.render(text, "sqlite")
 
 
-def test_a_statement_is_of_one_database_where_a_reason_says_so() -> None:
+def test_a_statement_of_one_database_has_a_reason() -> None:
     text = "SELECT 1;\n\n-- sqlite: it has no locks.\nSELECT 2;\nBEGIN\n    SELECT 3;\nEND;\n-- The end.\n"
     assert macros.statements(text, "postgresql") == ["SELECT 1", "BEGIN\n    SELECT 3;\nEND"]
     assert macros.statements(text, "sqlite") == [

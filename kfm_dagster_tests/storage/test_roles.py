@@ -207,7 +207,9 @@ def test_the_owner_of_a_postgresql_database_grants_a_role_of_a_valid_name(
     sqlite.dispose()
 
 
-def test_a_deployment_does_not_migrate_and_names_who_does(owner: Database, deployment_url: str, role: str) -> None:
+def test_a_deployment_does_not_migrate_and_names_the_role_that_does(
+    owner: Database, deployment_url: str, role: str
+) -> None:
     with owner.transaction() as tx:
         newest = tx.connection.exec_driver_sql("SELECT max(number) FROM schema_version").scalar_one()
         tx.connection.exec_driver_sql(f"DELETE FROM schema_version WHERE number = {newest}")
@@ -230,7 +232,7 @@ def test_an_empty_database_must_first_be_migrated_by_its_owner(owner: Database, 
             Database.open(as_role(url, role))
 
 
-def test_a_table_without_rights_is_one_line(owner: Database, deployment_url: str, role: str) -> None:
+def test_a_table_without_rights_gives_one_error_line(owner: Database, deployment_url: str, role: str) -> None:
     with owner.transaction() as tx:
         tx.connection.exec_driver_sql("CREATE TABLE newer (x integer)")
     with pytest.raises(DatabaseUnavailableError, match=r"no access to newer; .* next: run kfm init --role"):

@@ -1,4 +1,4 @@
-"""Events of a subscription: each change once and with one id, and withdrawals whatever the filters."""
+"""Events of a subscription: each change once and with one id, and withdrawals past all filters."""
 
 from __future__ import annotations
 
