@@ -187,7 +187,7 @@ def test_a_follower_gets_a_change_after_the_followers_it_depends_on(
     earlier.first = fail
     write("second", goes(1))
     assert following.catch_up([earlier, second]) == 1
-    # Only the change that both earlier followers have.
+    # Of the two changes, only one has reached both earlier followers.
     assert following.catch_up([later]) == len(later.taken) == 1
     earlier.first = nothing
     clock.advance(FIRST_PAUSE.total_seconds())

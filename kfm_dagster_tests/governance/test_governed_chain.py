@@ -178,7 +178,7 @@ def test_every_attempt_of_a_run_decides_by_the_time_of_its_claim(opened: Open) -
     ],
     ids=str,
 )
-def test_a_refusal_and_a_mask_are_logged_once_over_crashes(failpoint: chain.Failpoint, opened: Open) -> None:
+def test_a_refusal_and_a_mask_are_logged_once_despite_crashes(failpoint: chain.Failpoint, opened: Open) -> None:
     shown, embargoed = chain.volumes(24)[0], chain.volumes(24)[-1]
     embargo = {"days_after_observation": 1}
     pipeline = opened(**SHIELDED, embargo=embargo)

@@ -1,4 +1,4 @@
-"""Backfills ingest missing and failed units and keep succeeded ones, also over crashes."""
+"""Backfills ingest missing and failed units and keep succeeded ones, also despite crashes."""
 
 from __future__ import annotations
 

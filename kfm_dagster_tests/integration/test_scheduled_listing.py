@@ -1,4 +1,4 @@
-"""Scheduled listings start once per interval, also over crashes; an overwritten object is a new version."""
+"""Scheduled listings start once per interval, also despite crashes; an overwritten object is a new version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery to the OpenLineage backend: at least once, never lost, over outages, crashes and refusals."""
+"""Delivery to the OpenLineage backend: at least once, never lost, despite outages, crashes and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lineage is recorded once per unit and path, over crashes, failures and concurrent runs."""
+"""Lineage is recorded once per unit and path, despite crashes, failures and concurrent runs."""
 
 from __future__ import annotations
 

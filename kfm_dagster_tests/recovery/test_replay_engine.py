@@ -1,4 +1,4 @@
-"""Executing replays: each unit once over crashes, pause and resume, conflicts, differing results, audit."""
+"""Executing replays: each unit once despite crashes, pause and resume, conflicts, differing results, audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An S3 server's buckets as virtual stores are opened from them."""
+"""Buckets of an S3 server for tests of virtual stores."""
 
 from __future__ import annotations
 
