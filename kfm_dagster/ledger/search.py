@@ -57,7 +57,7 @@ class UnitFilter(OfDataset):
         None, description="Only failed or quarantined with this error code; with a status, only of that status."
     )
     operator: Operator | None = Field(None, description="Only failed or quarantined at this operator.")
-    text: _Text = Field("", description="Only objects whose URI contains this text (case-sensitive).")
+    text: _Text = Field("", description="Only objects whose URI or Item id contains this text, in any case.")
     since: Moment | None = Field(None, description="Only of events since this day or time (UTC without a zone).")
     until: Moment | None = Field(None, description="Only of events before this day or time.")
     partition: _Day | None = Field(None, description="Only of this day, YYYY-MM-DD.")
@@ -86,7 +86,7 @@ class UnitFilter(OfDataset):
             "before_time": self.until or END_OF_TIME,
             "before_id": "",
             "since": self.since or BEGINNING_OF_TIME,
-            "text": self.text,
+            "text": self.text.lower(),
             "wanted_status": self.status or "",
             "wanted_code": self.code or "",
             "operator": self.operator or "",

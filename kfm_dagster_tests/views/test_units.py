@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, product
 from pathlib import Path
@@ -81,6 +81,8 @@ FILTERS = [
     UnitFilter(status=Status.QUARANTINED, code="moved_radar"),
     UnitFilter(text="KTLX20251203_00062"),
     UnitFilter(text="_00062", status=Status.SUCCEEDED),
+    UnitFilter(text="ktlx20251203_00062"),
+    UnitFilter(text="scan-OF-goes"),
     UnitFilter(status=Status.PENDING, code="missing_object"),
     UnitFilter(partition="2025-12-03", operator="metadata_extract", text="_00062"),
     UnitFilter(partition="2025-12-04", status=Status.SUCCEEDED),
@@ -221,7 +223,7 @@ def _fill(bench: Bench) -> None:
     ]
     bench.ledger.ensure(units)
     endings = [
-        finished,
+        _registered,
         lambda unit: failed(unit, "missing_object"),
         lambda unit: failed(unit, "bad_magic"),
         lambda unit: _unread(unit, "unreadable_format"),
@@ -233,6 +235,12 @@ def _fill(bench: Bench) -> None:
             bench.clock.advance(1)
             bench.ledger.settle([endings[number % len(endings)](unit)], run_id="run-1")
     bench.ledger.quarantine([units[-1].wal_id], reason_code="moved_radar", decision=PERSON)
+
+
+def _registered(unit: Any) -> Any:
+    """The unit with an Item whose id is no part of its key."""
+    whole = finished(unit)
+    return whole.evolve(stac=replace(whole.stac, item_id=f"Scan-of-{unit.dataset}"))
 
 
 def _unread(unit: Any, code: str) -> Any:
@@ -252,7 +260,7 @@ def _is_meant(record: NoddWalRecord, wanted: UnitFilter) -> bool:
         and wanted.operator in {None, operator_of(record)}
         and wanted.partition in {None, record.partition_key}
         and (not wanted.suspect or CheckStatus.SUSPECT in {record.integrity_status, record.metadata_status})
-        and wanted.text in record.object_uri
+        and wanted.text.lower() in f"{record.object_uri}\n{record.stac_item_id}".lower()
         and (wanted.since is None or record.event_time >= wanted.since)
         and (wanted.until is None or record.event_time < wanted.until)
     )

@@ -25,7 +25,8 @@ WITH examined AS (
 compared AS (
     SELECT
         examined.wal_id, examined.event_time, examined.operator,
-        @position(examined.object_uri, :text) > 0 AND :wanted_status IN (examined.status, '')
+        (@position(lower(examined.object_uri), :text) > 0 OR @position(lower(examined.stac_item_id), :text) > 0)
+        AND :wanted_status IN (examined.status, '')
         AND :wanted_code IN (examined.last_error_code, '') AND :operator IN (examined.operator, '')
         AND :check_status IN (examined.integrity_status, examined.metadata_status, '') AS is_match
     FROM examined
@@ -45,7 +46,8 @@ SELECT
     count(*) AS examined,
     count(CASE
         WHEN
-            @position(unit.object_uri, :text) > 0 AND :wanted_status IN (unit.status, '')
+            (@position(lower(unit.object_uri), :text) > 0 OR @position(lower(unit.stac_item_id), :text) > 0)
+            AND :wanted_status IN (unit.status, '')
             AND :wanted_code IN (unit.last_error_code, '') AND :operator IN (unit.operator, '')
             AND :check_status IN (unit.integrity_status, unit.metadata_status, '')
             THEN 1
