@@ -306,9 +306,13 @@ def _rows(item: Item) -> Any:
 
 @contextmanager
 def _client(href: str) -> Iterator[None]:
-    """Raise UnreadableObjectError for any error, because clients raise many types for broken objects."""
+    """Raise UnreadableObjectError for any other error, because clients raise many types for broken objects."""
     try:
         yield
+    except ObjectReadError as error:
+        # Raised again here, without the many frames of the client.
+        next_step = error.next_step or "check AWS_ENDPOINT_URL; for a demo's objects: kfm ui, and . .kfm/samples.env"
+        raise ObjectReadError(error.code, href, str(error.observed), next_step=next_step) from None
     except KfmError:
         raise
     except Exception as error:
