@@ -43,7 +43,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 actor_option = click.option("--actor", help="Actor of the decision. Default: KFM_ACTOR, else the user of this machine.")
-change_ref_option = click.option("--change-ref", help="Change or incident of the approval. Needed in prod.")
+change_ref_option = click.option("--change-ref", help="Change or incident. Always needed for a release, and in prod.")
 # Eager, so that --reason, which a dry run does not need, sees it wherever it is typed.
 dry_run_option = click.option("--dry-run", "dry", is_flag=True, is_eager=True, help="Show what would be done.")
 REPLAY_REASON = "Replay reason: one of the ledger's, or of `reasons` in replay_plan.yaml."

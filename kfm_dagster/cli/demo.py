@@ -158,7 +158,7 @@ def _messages(result: DrainResult, kfm: str) -> str:
     """Return the message counts, with the commands that explain messages without units."""
     parts = [f"{result.rejected} rejected" + (f" ({kfm} units rejected)" if result.rejected else "")]
     if result.ignored:
-        parts.append(f"{result.ignored} ignored ({kfm} units ignored)")
+        parts.append(f"{result.ignored} ignored, such as those of index files ({kfm} units ignored)")
     received, again = (sum(counts[name] for counts in result.datasets.values()) for name in ("received", "duplicates"))
     parts.append(f"the others announce {counted(received + again, 'file')}, {again} of them again")
     return f"{counted(result.messages, 'message')} received: {', '.join(parts)}"

@@ -65,6 +65,8 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Envi
         return
     from kfm_dagster.cli.tables import show_folded  # noqa: PLC0415, --help needs no tables
 
+    if counts[Health.FAULT] and env is Environment.DEV:
+        show_folded("", "kfm demo and kfm ui have their own queue and buckets: faults of these concern production")
     causes = _by_cause(findings)
     width = max(len(_checks(alike)) for alike in causes)
     for alike in causes:
@@ -78,8 +80,6 @@ def _show(findings: Sequence[Diagnosis], counts: Mapping[Health, int], env: Envi
                 show_folded(f"{'':{8 + width}}  {name + ':':10}", value)
     faults, warnings = counted(counts[Health.FAULT], "fault"), counted(counts[Health.WARNING], "warning")
     click.echo(f"{faults}, {warnings}, {counts[Health.OK]} ok")
-    if counts[Health.FAULT] and env is Environment.DEV:
-        show_folded("", "kfm demo and kfm ui have their own queue and buckets: faults of these concern production")
 
 
 def _by_cause(findings: Iterable[Diagnosis]) -> list[list[Diagnosis]]:

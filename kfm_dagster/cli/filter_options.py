@@ -32,7 +32,7 @@ limit_option = click.option(
 )
 
 
-def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
+def lists(view: View, *, next_step: str = "") -> Callable[[Callable[[], None]], Callable[..., None]]:
     """Return a decorator that makes a view's list command of a function with only a help text."""
 
     def decorated(command: Callable[[], None]) -> Callable[..., None]:
@@ -48,8 +48,8 @@ def lists(view: View) -> Callable[[Callable[[], None]], Callable[..., None]]:
                 if wal_id := getattr(row_filter, "wal_id", None):
                     row_filter = row_filter.model_copy(update={"wal_id": UNIT.whole_in(pipeline.database, wal_id)})
                 rows = view.query(pipeline, row_filter, None, limit + 1).rows
-            if len(rows) > limit:
-                note = f"the first {counted(limit, 'row')}; more: --limit, or a narrower filter"
+            more = f"the first {counted(limit, 'row')}; more: --limit, or a narrower filter"
+            if note := more if len(rows) > limit else next_step if rows else "":
                 click.get_current_context().call_on_close(partial(click.echo, note, err=True))
             return rows[:limit]
 

@@ -22,7 +22,7 @@ TIMES = ("objects", "p50_seconds", "p95_seconds", "p99_seconds")
 ARRIVAL_DAYS = 90
 MOST_GAPS = 100_000
 """Rows without pages; more hours than the products of all datasets have in a year."""
-UNFOLLOWED = "nothing is expected yet: no product with a `coverage` was announced here (docs/gaps.md)"
+UNFOLLOWED = "nothing is expected yet: only after a product's first live object, and not in a demo (docs/gaps.md)"
 
 
 @click.command()

@@ -33,7 +33,7 @@ from kfm_dagster.contracts.filters import BadFilterError
 from kfm_dagster.errors import ExitCode, KfmError, RecordMovedError
 from kfm_dagster.exports.explanations.unit_history import evidence_of
 from kfm_dagster.governance.log import Decision
-from kfm_dagster.ledger.cases import QuarantineCases
+from kfm_dagster.ledger.cases import CaseState, QuarantineCases
 from kfm_dagster.ledger.policy import ReplayReason
 from kfm_dagster.ledger.queries import LedgerQueries
 from kfm_dagster.ledger.record import NoddWalRecord
@@ -97,7 +97,7 @@ def add(*, wal_ids: tuple[str, ...], reason_code: str, as_json: bool, **decided:
 
 
 @quarantine.command("list")
-@lists(CASES)
+@lists(CASES, next_step="next: kfm units evidence WAL_ID, then kfm retry WAL_ID --reason ... --change-ref ...")
 def list_cases() -> None:
     """List cases, the newest first.
 
@@ -126,6 +126,8 @@ def show(*, wal_id: str, as_json: bool) -> None:
         return
     for row, bundle in cases:
         _show_case(row, bundle)
+    if records[0].state is CaseState.OPEN:
+        click.echo(f"next: kfm retry {wal_id} --reason ... --change-ref ...")
 
 
 @click.command()

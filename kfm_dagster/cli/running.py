@@ -13,7 +13,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
 
 import click
@@ -75,7 +75,9 @@ def ui(*, port: int, cloud: str) -> None:
     refuse_unwritable_home(settings.home)
     console = Console(stderr=True)
     hints: list[str] = []
-    with ExitStack() as stack:
+    # Ctrl-C is the way to end it, not a failure.
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        stack.callback(console.print, "stopped")
         console_port = free_console_port(port)
         own = addresses(settings, port=port, console_port=console_port)
         if cloud == "embedded":
@@ -95,6 +97,7 @@ def ui(*, port: int, cloud: str) -> None:
         deployment = stack.enter_context(
             Deployment(settings.home, environment=own, web_port=port, console_port=console_port)
         )
+        stack.callback(console.print, "stopping, which takes up to half a minute ...")
         console.print(f"open {deployment.url} (Ctrl-C stops everything)", soft_wrap=True)
         console.print(f"the console, with the error of every failed unit: {deployment.console_url}", soft_wrap=True)
         for line in hints:
@@ -119,7 +122,7 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     from kfm_dagster.demo.cloud import EmbeddedCloud  # noqa: PLC0415
     from kfm_dagster.demo.feed import Feed  # noqa: PLC0415
     from kfm_dagster.demo.run import DEMO_ENVIRONMENT, begin_with  # noqa: PLC0415
-    from kfm_dagster.demo.sample_day import DATASETS, SAMPLE_DAY, SHELL, serve_samples  # noqa: PLC0415
+    from kfm_dagster.demo.sample_day import DATASETS, MENDED, SAMPLE_DAY, SHELL, serve_samples  # noqa: PLC0415
 
     servers = stack.enter_context(EmbeddedCloud())
     servers.provision(registry)
@@ -132,12 +135,15 @@ def _serve_samples(stack: ExitStack, settings: Settings, registry: ContractRegis
     if not settings.datasets:
         stack.enter_context(environment({"KFM_DATASETS": " ".join(sorted(DATASETS | ingested.keys()))}))
     serve_samples(Feed(servers, registry), environment=servers.environment(), home=settings.home)
+    spoilt = [
+        "two are spoilt on purpose; to store them whole, as their providers would, before a retry of their units:",
+        f"  kfm demo --mend --home {shlex.quote(str(settings.home))}",
+    ]
     return [
         f"the sample objects are of {SAMPLE_DAY} and the day after; to ingest them by hand:",
         # The dialog opens with the partition of the address selected.
         f'  {page}?partition={SAMPLE_DAY} > "Materialize all" > "Launch 1 run"',
-        "two are spoilt on purpose; to store them whole, as their providers would, before a retry of their units:",
-        f"  kfm demo --mend --home {shlex.quote(str(settings.home))}",
+        *(() if (settings.home / MENDED).exists() else spoilt),
         "another terminal reaches the demo's S3 after:",
         f"  . {shlex.quote(str(settings.home / SHELL))}",
     ]

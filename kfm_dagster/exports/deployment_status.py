@@ -1,4 +1,4 @@
-"""Deployment status: items that need attention, commands, and units by status. Read-only.
+"""Deployment status: problems that need attention, commands, and units by status. Read-only.
 
 Belongs here: gathering the status from the database. Does not belong here: a terminal's tables (`cli/status.py`), the
 results of stages (`validation.py`), or checks of queue, clock and stores (`deployment/doctor`).
@@ -75,7 +75,8 @@ class DeploymentStatus:
     @property
     def headline(self) -> str:
         """Whether all is well, in words."""
-        needs = f"{counted(self.urgent, 'item')} need{'s' if self.urgent == 1 else ''} attention"
+        notices = f"; {counted(len(self.matters) - self.urgent, 'notice')}" if len(self.matters) > self.urgent else ""
+        needs = f"{counted(self.urgent, 'problem')} need{'s' if self.urgent == 1 else ''} attention{notices}"
         return "nothing needs attention" if self.well else needs
 
 

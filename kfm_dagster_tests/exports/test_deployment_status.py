@@ -296,7 +296,7 @@ def test_kfm_status_prints_text_and_json(ledger: dict[str, NoddWalRecord], call:
     assert call("quarantine", "add", waiting, "--reason-code", "moved", "--reason", "moved radar").code == ExitCode.DONE
     shown = call("status")
     assert shown.code == ExitCode.FINISHED_WITH_FAILURES
-    assert shown.out.startswith("1 item needs attention\n")
+    assert shown.out.startswith("1 problem needs attention; 1 notice\n")
     assert "kfm units cases --dataset nexrad-l2" in shown.out
     status = json.loads(call("status", "--json").out)
     assert (status["well"], [matter["urgency"] for matter in status["matters"]]) == (False, ["now", "know"])

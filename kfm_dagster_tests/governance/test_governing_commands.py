@@ -308,6 +308,8 @@ def test_quarantine_show_prints_the_evidence_as_text_and_json(
     text = call("quarantine", "show", unit.wal_id).out
     for shown in ("looked_odd", unit.object_uri, "2057", "41 52 32 56 30 30 30 36", "AR2V0006.", "000007c9"):
         assert shown in text
+    assert text.endswith(f"\nnext: kfm retry {unit.wal_id} --reason ... --change-ref ...\n")
+    assert "next: kfm units evidence WAL_ID, then kfm retry WAL_ID" in call("units", "cases").err
     for file in (tmp_path / "home" / "storage" / "evidence").rglob("*.json"):
         file.unlink()
     assert "evidence: lost" in call("quarantine", "show", unit.wal_id).out
