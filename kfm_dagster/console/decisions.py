@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, TypeAlias
+from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -49,6 +51,8 @@ from kfm_dagster.views.view import Parts, require_contract
 
 DECISIONS = "/decisions"
 MOST_ENTRIES = 100
+MOST_SHOWN = 20
+"""Maximum units that a dry run names; more are counted by dataset and code."""
 MOST_HOURS = 24 * 365
 """Maximum hours until a kill switch expires; without a number of hours it does not expire."""
 MOST_NAMED = 10_000
@@ -199,14 +203,19 @@ def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transact
 
         return of_unit, f"/units/{wal_id}"
     filters = ((name, value) for name, value in posted.fields.items() if name != "seen")
-    wal_ids = named_units(posted.pipeline, filter_of(Status.QUARANTINED, filters))
+    unit_filter = filter_of(Status.QUARANTINED, filters)
+    wal_ids = named_units(posted.pipeline, unit_filter)
 
     def of_filter(tx: Transaction) -> Mapping[WalId, int]:
         plan = plan_discard(wal_ids, tx=tx)
         plan.require_seen(posted.fields.get("seen", ""))
         return plan.versions
 
-    return of_filter, DECISIONS
+    if to_status is not Status.PENDING:
+        return of_filter, DECISIONS
+    # Released units that wait for a run; the live view shows how many are left.
+    pending = unit_filter.model_copy(update={"status": to_status, "operator": None})
+    return of_filter, f"/units?{urlencode([*pending.query(), ('live', '1')])}"
 
 
 def _switch_off(posted: PostedDecision) -> str:
@@ -268,13 +277,15 @@ def _of_filters(pages: Pages) -> list[Route]:
     def dry_run(request: Request) -> Response:
         unit_filter = filter_of(Status.FAILED, parameters(request))
         plan = ReplayEngine(pipeline=pipeline).plan(selection_for(pipeline, unit_filter), change_ref=_IN_THE_DECISION)
-        return pages.page(request, "replay_plan.html", query=unit_filter.query(), plan=plan)
+        first = plan.units[:MOST_SHOWN]
+        return pages.page(request, "replay_plan.html", query=unit_filter.query(), plan=plan, first=first)
 
     def quarantined_dry_run(request: Request) -> Response:
         unit_filter = filter_of(Status.QUARANTINED, parameters(request))
         with pipeline.database.snapshot() as tx:
             plan = plan_discard(named_units(pipeline, unit_filter), tx=tx)
-        return pages.page(request, "quarantined_plan.html", query=unit_filter.query(), plan=plan)
+            first = [record_of(pipeline.ledger, wal_id, tx=tx) for wal_id in islice(plan.versions, MOST_SHOWN)]
+        return pages.page(request, "quarantined_plan.html", query=unit_filter.query(), plan=plan, first=first)
 
     return [
         Route("/replays", listed, methods=["GET"]),

@@ -40,7 +40,18 @@ _PAGES = {
     "replay_run_id": "/replays/{}",
 }
 _STATES = {"status", "to_status", "state", "level", "urgency"}
-_WORDS = {"object_uri": "object", "replay_run_id": "replay", "run_id": "run", "to_status": "status", "wal_id": "unit"}
+_WORDS = {
+    "change": "effect",
+    "exact": "all counted",
+    "next_step": "in a terminal",
+    "object_uri": "object",
+    "partition_key": "day",
+    "replay_run_id": "replay",
+    "run_id": "run",
+    "to_status": "status",
+    "version": "no.",
+    "wal_id": "unit",
+}
 _CODE = {"next_step", "replay_run_id", "run_id", "wal_id"}
 
 

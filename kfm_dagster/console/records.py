@@ -34,6 +34,7 @@ from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.cases import QuarantineCases
 from kfm_dagster.ledger.record import NoddWalRecord
 from kfm_dagster.ledger.rejections import RejectionFilter
+from kfm_dagster.settings import FeedKind
 from kfm_dagster.storage.database import Database
 from kfm_dagster.views.decisions import ALERTS
 from kfm_dagster.views.feeds import GAP_DAYS, GAPS, REJECTIONS, rejected_message
@@ -137,6 +138,7 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         lineage = view.run("lineage.links", wal_id=record.wal_id, lineage_id="").all()
         footprint = item_map(view, [record])
     alternate = addresses(record.object_uri, pipeline.registry[record.dataset], {}).get("alternate", {})
+    is_sample = pipeline.settings.feed is FeedKind.SAMPLE
     cases = QuarantineCases(pipeline.database, clock=pipeline.clock)
     message_id = record.sqs_message_id
     return {
@@ -147,7 +149,8 @@ def history(pipeline: Pipeline, record: NoddWalRecord) -> dict[str, Any]:
         "repair": REPAIRS.get(record.last_error_code or ""),
         "lineage": lineage,
         "footprint": footprint,
-        "object_link": alternate.get("https", {}).get("href"),
+        # AWS has no samples.
+        "object_link": None if is_sample else alternate.get("https", {}).get("href"),
         "versions": [version for version in details.versions if version.wal_id != record.wal_id],
         "cases": [(case, evidence_of(case, pipeline.store)) for case in details.cases],
         "catalog": (pipeline.settings.catalog_public_url or pipeline.settings.catalog).rstrip("/"),
@@ -171,7 +174,7 @@ def _dataset(pages: Pages, request: Request) -> Response:
         counts=counts,
         switch=switch,
         hours=HOURS,
-        throughput=bar_chart("Units that ended", hours, settled),
+        throughput=bar_chart("Attempts that ended", hours, settled),
         latency=lines["median"] and line_chart("From discovery to success", hours, lines),
         view=FAILURES,
         groups=failure_groups(pipeline, FailureFilter(dataset=contract.id)),

@@ -184,7 +184,7 @@ UNITS = View(
     filter=UnitFilter,
     row=create_model("Unit", **{name: _FIELDS[name] for name in UNIT_COLUMNS}),
     query=search_units,
-    columns=("wal_id", "dataset", "status", "object_uri", "last_error_code", "attempts", "updated_at"),
+    columns=("wal_id", "dataset", "status", "object_uri", "partition_key", "last_error_code", "attempts", "updated_at"),
     links={"object_uri": lambda row: f"/units/{row['wal_id']}"},
     end="next",
 )

@@ -209,7 +209,7 @@ def test_the_front_page_leads_to_what_was_rejected_and_that_to_the_message_as_it
     assert '<li class="bad">dead letters<b><a href="/rejected#dead">3</a>' in front
     # Neither messages that wait for their turn nor what a person may know have to be acted on.
     assert '<li class="">queue<b>7</b>' in front
-    assert '<li class="good">to be done<b><a href="#matters">0</a>' in front
+    assert '<li class="good">problems<b><a href="#matters">0</a>' in front
     assert '<a href="/rejected?reason=malformed_json">5 messages rejected within a day: malformed_json</a>' in front
     page = browser.get("/rejected?reason=malformed_json").text
     assert page.count("no &lt;JSON&gt;") == MESSAGES

@@ -248,6 +248,7 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
     anna = console.browser("anna")
     plan = anna.get(f"/replays/dry-run?{query}").text
     assert f"eligible<b>{units}</b>" in plan
+    assert [f'href="/units/{wal_id}"' in plan for wal_id in console.failed] == [True] * units
     assert console.decisions() == []
     fields = dict(part.split("=") for part in query.split("&"))
     replay = anna.post("/replays", data={**fields, **REASON}).headers["location"]
@@ -258,6 +259,7 @@ def test_what_a_filter_means_is_counted_and_then_let_in_and_can_be_stopped(
     engine.advance_all()
     page = anna.get(replay).text
     assert f"{units} pending" in page
+    assert "failed before, now again" in anna.get(f"/units/{console.failed[0]}").text
     assert f'<progress aria-labelledby="progress" max="{units}" value="0">' in page
 
 
@@ -286,7 +288,10 @@ def test_all_of_a_filter_is_released_as_it_was_seen(console: Console) -> None:
     assert anna.post("/releases", data={**given, "seen": "other"}).status_code == 409
     assert anna.post("/releases", data={**given, "change_ref": ""}).status_code == 400
     assert console.decisions() == []
-    assert anna.post("/releases", data=given).headers["location"] == "/decisions"
+    assert [f'href="/units/{wal_id}"' in page for wal_id in console.quarantined] == [True] * QUARANTINED
+    live = anna.post("/releases", data=given).headers["location"]
+    assert live == "/units?dataset=nexrad-l2&status=pending&code=looked_odd&live=1"
+    assert f'<h2 id="rows">{QUARANTINED} units</h2>' in anna.get(live).text
     pending = own_tx(console.pipeline.ledger).find(status=Status.PENDING, dataset="nexrad-l2")
     assert set(console.quarantined) <= {record.wal_id for record in pending}
 

@@ -18,6 +18,7 @@ from kfm_dagster.console.pages import cell, duration, heading, time
 from kfm_dagster.governance.log import Decision, GovernanceAction
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.ledger.state_machine import LEGAL, OVERRIDES, Status
+from kfm_dagster.settings import FeedKind
 from kfm_dagster_tests.integration.chain import DAY, open_pipeline, put, run_chain, volumes
 from kfm_dagster_tests.transactions import own_tx
 
@@ -101,7 +102,8 @@ def test_what_comes_from_outside_is_shown_as_text(browser: TestClient, pipeline:
 def test_units_come_in_pages_of_what_the_address_says(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kfm_dagster.console.pages.PAGE", 3)
     first = browser.get("/units?dataset=nexrad-l2&status=succeeded&text=_V06").text
-    assert "4 units" in first
+    for shown in ("4 units", ">Key or Item id\n", f'data-label="day">{DAY}<'):
+        assert shown in first
     [following] = [link for link in links(first) if "after=" in link]
     assert following.startswith("/units?dataset=nexrad-l2&status=succeeded&text=_V06&after=")
     of = re.compile(r"/units/([0-9a-f-]{36})")
@@ -125,11 +127,15 @@ def test_the_front_page_has_the_pulse_of_each_feed_and_its_newest_items(browser:
     assert len(set(re.findall(r'<a class="hue-0" href="(/units/[^"]*)"><title>nexrad-l2: \w+</title><path', page))) > 1
 
 
-def test_runs_are_linked_to_the_dagster_ui_where_it_is_known(pipeline: Pipeline) -> None:
-    where = pipeline.settings.model_copy(update={"dagster_url": "https://dagster.example/"})
+def test_runs_are_linked_to_the_dagster_ui_where_it_is_known_and_samples_to_no_object_of_aws(
+    pipeline: Pipeline,
+) -> None:
+    where = pipeline.settings.model_copy(update={"dagster_url": "https://dagster.example/", "feed": FeedKind.SAMPLE})
     known = Pipeline(settings=where, registry=pipeline.registry, database=pipeline.database, clock=pipeline.clock)
     client = TestClient(console_app(known, hosts=["testserver"]), headers={"accept": "text/html"})
     assert f'href="https://dagster.example/runs/{RUN}"' in client.get(f"/runs/{RUN}").text
+    [record, *_] = own_tx(pipeline.ledger).find(status=Status.SUCCEEDED)
+    assert "amazonaws.com" not in client.get(f"/units/{record.wal_id}").text
 
 
 def test_the_diagram_has_every_transition_of_the_state_machine() -> None:
@@ -193,8 +199,8 @@ def test_a_cell_is_by_the_column_and_its_value() -> None:
         ("none", "x", "<td>x</td>"),
     ]
     for name, value, expected in cells:
-        words = {"object_uri": "object", "wal_id": "unit"}.get(name, name.replace("_", " "))
-        label = f' data-label="{words}">'
+        headings = {"exact": "all counted", "next_step": "in a terminal", "object_uri": "object", "wal_id": "unit"}
+        label = f' data-label="{headings.get(name, name.replace("_", " "))}">'
         assert str(cell(NOW, {name: value}, name, links)) == expected.replace(">", label, 1)
 
 
