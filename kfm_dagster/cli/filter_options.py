@@ -14,7 +14,7 @@ import click
 from kfm_dagster.cli.completion import DATASET, ERROR_CODE, REJECTED_MESSAGE, UNIT
 from kfm_dagster.cli.session import opened_pipeline
 from kfm_dagster.cli.tables import list_command
-from kfm_dagster.contracts.filters import BadFilterError, Filter, OfDataset
+from kfm_dagster.contracts.filters import BadFilterError, Filter, OfDataset, texts
 from kfm_dagster.contracts.loader import ContractRegistry
 from kfm_dagster.plural import counted
 from kfm_dagster.settings import Settings
@@ -71,9 +71,8 @@ def filter_options(view: View) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def _filter(kind: type[Filter], **typed: Any) -> Filter:
-    texts = {name: str(value).lower() if value is True else str(value) for name, value in typed.items() if value}
     try:
-        return kind.of_query(texts.items())
+        return kind.of_query(texts(typed).items())
     except BadFilterError as error:
         name, is_value, value = str(error.observed).partition("=")
         observed = f"{_option_name(name)} {value}" if is_value else error.observed

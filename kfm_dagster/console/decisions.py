@@ -211,11 +211,9 @@ def _seen(posted: PostedDecision, to_status: Status) -> tuple[Callable[[Transact
         plan.require_seen(posted.fields.get("seen", ""))
         return plan.versions
 
-    if to_status is not Status.PENDING:
-        return of_filter, DECISIONS
-    # Released units that wait for a run; the live view shows how many are left.
-    pending = unit_filter.model_copy(update={"status": to_status, "operator": None})
-    return of_filter, f"/units?{urlencode([*pending.query(), ('live', '1')])}"
+    # Released units wait for a run; the live view shows how many are left.
+    waiting = unit_filter.model_copy(update={"status": to_status, "operator": None}).query()
+    return of_filter, f"/units?{urlencode([*waiting, ('live', '1')])}" if to_status is Status.PENDING else DECISIONS
 
 
 def _switch_off(posted: PostedDecision) -> str:

@@ -18,6 +18,7 @@ from pydantic import Field
 from kfm_dagster import __version__
 from kfm_dagster.console.operations import OPERATIONS, Operation
 from kfm_dagster.console.requests import REFUSALS, refusal
+from kfm_dagster.contracts.filters import texts
 from kfm_dagster.ingest.pipeline import Pipeline
 from kfm_dagster.views.view import View
 
@@ -51,11 +52,8 @@ def _tool(pipeline: Pipeline, operation: View | Operation) -> Callable[..., dict
     """
 
     def ask(**arguments: Any) -> dict[str, Any]:
-        texts = {
-            name: str(value).lower() if value is True else str(value) for name, value in arguments.items() if value
-        }
         try:
-            return operation.answer(pipeline, texts)
+            return operation.answer(pipeline, texts(arguments))
         except REFUSALS as error:
             raise ToolError(refusal(error)[1]) from None
 

@@ -6,7 +6,7 @@ Belongs here: the parts that all filters share. Does not belong here: the filter
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
@@ -82,8 +82,7 @@ class Filter(BaseModel):
 
     def query(self) -> list[tuple[str, str]]:
         """Return the pairs that `of_query` reads."""
-        values = [(name, getattr(self, name)) for name in type(self).model_fields]
-        return [(name, _text(value)) for name, value in values if value]
+        return list(texts(dict(self)).items())
 
     @classmethod
     def parameters(cls) -> dict[str, dict[str, Any]]:
@@ -107,6 +106,11 @@ def _parameter(schema: dict[str, Any], enums: dict[str, Any]) -> dict[str, Any]:
         name: value for name, value in flat.items() if name not in {"anyOf", "$ref", "title"} and value is not None
     }
     return members | {"description": schema["description"]}
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as the texts of a query; an empty value is left out."""
+    return {name: _text(value) for name, value in values.items() if value}
 
 
 def _text(value: Any) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kfm_dagster.errors import ConfigurationError, ExitCode, KfmError
+from kfm_dagster.storage.publisher import synced
 
 
 class ForeignFileError(KfmError):
@@ -47,7 +48,7 @@ def atomic_files(folder: Path, openings: Mapping[str, bytes], *, option: str = "
                 os.fsync(handle.fileno())
             for name, part in parts.items():
                 part.replace(folder / name)
-        sync_folder(folder)
+        synced(folder, os.fsync)
     except OSError as error:
         raise ConfigurationError(
             "the export cannot be written",
@@ -77,12 +78,3 @@ def begins_with(path: Path, opening: bytes) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(opening)) == opening
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -201,7 +201,7 @@ class FolderPublisher:
                     folder.rmdir()
             for folder in (*folders, self._root):
                 if folder.exists():
-                    _synced(folder, os.fsync)
+                    synced(folder, os.fsync)
 
     def _write(self, staged: Mapping[str, Path], files: Mapping[str, bytes]) -> None:
         syncfs = _syncfs() if len(staged) > FSYNC_LIMIT else None
@@ -212,7 +212,7 @@ class FolderPublisher:
                     file.flush()
                     os.fsync(file.fileno())
         if syncfs is not None:
-            _synced(next(iter(staged.values())).parent, syncfs)
+            synced(next(iter(staged.values())).parent, syncfs)
 
     def _promote(
         self, staged: Mapping[str, Path], folders: set[Path], paths: Sequence[str]
@@ -239,7 +239,7 @@ class FolderPublisher:
         with _in_folder():
             hit(Failpoint.CATALOG_SETTLE_BEFORE)
             for folder in sorted(folders | parents, reverse=True):
-                _synced(folder, os.fsync)
+                synced(folder, os.fsync)
             hit(Failpoint.CATALOG_SETTLE_AFTER)
 
     def _staging_folder(self) -> tuple[Path, int]:
@@ -358,7 +358,8 @@ def _in_store() -> Iterator[None]:
         raise PublishError(StacIssue.STORAGE_UNAVAILABLE, error_text(error, 200)) from error
 
 
-def _synced(folder: Path, sync: Callable[[int], int | None]) -> None:
+def synced(folder: Path, sync: Callable[[int], int | None]) -> None:
+    """Make a folder durable by `sync`: its names by `os.fsync`, its whole file system by `syncfs`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         if sync(handle):

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 from kfm_dagster import __version__
 from kfm_dagster.contracts.identity import rfc3339
 from kfm_dagster.errors import ConfigurationError, RefusedError
-from kfm_dagster.exports.atomic_files import ForeignFileError, begins_with, sync_folder, write_document
+from kfm_dagster.exports.atomic_files import ForeignFileError, begins_with, write_document
 from kfm_dagster.exports.bundle import content
 from kfm_dagster.exports.bundle.content import BundleFaultError, Manifest, Release, SummedFile, span
 from kfm_dagster.exports.bundle.figures import library_version, state_transitions_svg, timeline_pdf
 from kfm_dagster.exports.bundle.signing import BundleSigner, Signed, fingerprint_of, sign_detached, verify_detached
 from kfm_dagster.stages.audit import AuditKind
 from kfm_dagster.stages.card import REPLAY_PLAN, STATE_MACHINE
+from kfm_dagster.storage.publisher import synced
 
 if TYPE_CHECKING:
     from pysequoia import Cert
@@ -206,7 +207,7 @@ def _fill(part: Path, release: Release, signer: BundleSigner) -> None:
             next_step="name another key with --key or KFM_SIGNING_KEY",
         ) from None
     for name in (*content.FOLDERS, "."):
-        sync_folder(part / name)
+        synced(part / name, os.fsync)
 
 
 def _manifest(release: Release, files: list[SummedFile], signer: BundleSigner) -> Manifest:
@@ -279,7 +280,7 @@ def _put(part: Path, folder: Path) -> None:
             old.rename(folder)
             raise
         shutil.rmtree(old)
-    sync_folder(folder.parent)
+    synced(folder.parent, os.fsync)
 
 
 def refuse_foreign(folder: Path) -> None:
