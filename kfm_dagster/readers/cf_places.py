@@ -83,9 +83,9 @@ def _on_earth(x: GridAxis, y: GridAxis) -> Place:
 
 def _projected(header: NetcdfHeader, x: GridAxis, y: GridAxis) -> Place:
     """Return the place of cells on a projection."""
-    crs, wkt2, code = _crs(_mapping(header, (y.name, x.name)))
+    to_earth, wkt2, code = _crs(_mapping(header, (y.name, x.name)))
     sides = [np.linspace(axis.low, axis.high, _SIDE_POINTS) for axis in (x, y)]
-    longitudes, latitudes = pyproj.Proj(crs)(*border(*sides), inverse=True)
+    longitudes, latitudes = to_earth(*border(*sides), inverse=True)
     if not (np.isfinite(longitudes).all() and np.isfinite(latitudes).all()):
         raise ReadError(MetadataIssue.INVALID_GEOMETRY, "part of the grid lies outside its projection")
     geometry, _ = outline(longitudes, latitudes, ni=_SIDE_POINTS, nj=_SIDE_POINTS, curved=True)
@@ -120,8 +120,8 @@ def _mapping(header: NetcdfHeader, plane: tuple[str, str]) -> tuple[tuple[str, A
 
 
 @lru_cache(maxsize=64)
-def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.CRS, str, str | None]:
-    """Return a reference system by its code or grid mapping, its WKT2, and its own code.
+def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.Proj, str, str | None]:
+    """Return a projection by its code or grid mapping, the WKT2 of its reference system, and the system's own code.
 
     A mapping's text (`crs_wkt`, GDAL's `spatial_ref`) goes before its parameters, which sea ice has wrong: its
     `straight_vertical_longitude_from_pole` is 180 degrees off. Raises ReadError(MISSING_GEOLOCATION) for others than
@@ -138,7 +138,7 @@ def _crs(mapping: str | tuple[tuple[str, Any], ...]) -> tuple[pyproj.CRS, str, s
             if not crs.is_projected or any(axis.unit_conversion_factor != 1 for axis in crs.axis_info):
                 raise ReadError(MetadataIssue.MISSING_GEOLOCATION, f"{crs.name} is not a projection in metres")
         own = crs.to_json_dict().get("id", {})
-        return crs, str(crs.to_wkt("WKT2_2019")), f"{own['authority']}:{own['code']}" if own else None
+        return pyproj.Proj(crs), str(crs.to_wkt("WKT2_2019")), f"{own['authority']}:{own['code']}" if own else None
     except (ProjError, KeyError, TypeError, AttributeError) as error:
         text = f"no known grid mapping: {type(error).__name__}"
         raise ReadError(MetadataIssue.MISSING_GEOLOCATION, text) from error

@@ -449,6 +449,7 @@ def test_a_grid_mapping_s_wkt_has_priority_and_unknown_mappings_are_refused() ->
     for mapping, units in (
         ({}, "m"), (POLAR, "km"), ({"grid_mapping_name": "latitude_longitude"}, "m"), ({"spatial_ref": feet}, "m"),
         ({"spatial_ref": "EPSG:3411"}, "m"), ({"grid_mapping_name": "unheard"}, "m"),
+        ({"spatial_ref": text.replace("Polar_Stereographic", "Polar_Spherographic")}, "m"),
     ):  # fmt: skip
         assert refusal(projected(axes, axes, mapping, units=units)) is MetadataIssue.MISSING_GEOLOCATION, mapping
     assert refusal(projected(axes * 1e7, axes, LAMBERT)) is MetadataIssue.INVALID_GEOMETRY
