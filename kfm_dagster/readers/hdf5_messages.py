@@ -103,6 +103,8 @@ def read_messages(file: FileBytes, address: int) -> Messages:
             count += 1
             if kind == _CONTINUATION:
                 at, length = _U64_PAIR.unpack_from(body)
+                if not length:
+                    raise unreadable("an object header's continuation of no bytes")
                 if size + length > MAX_HEADER_BYTES:
                     raise ReadError(MetadataIssue.RESOURCE_LIMIT, f"HDF5: an object header of {size + length} bytes")
                 pending.append(unwrap(file.read(at, length)))

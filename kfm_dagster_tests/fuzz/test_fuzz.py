@@ -183,6 +183,8 @@ def test_a_crash_of_libhdf5_is_reported_and_our_reader_refuses_its_cause() -> No
     start = content.index(b"\x10\0\x10\0\0\0\0\0")
     damaged = content[: start + 16] + b"\xff" * 8 + content[start + 24 :]
     assert trial.examine(subject, whole(replace(specimen, content=damaged))).fate == "resource_limit"
+    empty = content[: start + 16] + bytes(8) + content[start + 24 :]
+    assert trial.examine(subject, whole(replace(specimen, content=empty))).fate == "unreadable_format"
     questions = [Question("", "text", "platform_ID", "G19")]
     with Libhdf5() as libhdf5:
         assert len(libhdf5.differences(damaged, questions)) == 1

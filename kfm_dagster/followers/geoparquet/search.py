@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -152,8 +153,10 @@ def _touching(rows: pa.Table, bbox: Bbox) -> pa.Array:
     """Return which footprints meet a box; boxes of scans or discs are a quarter larger than their footprints."""
     west, south, east, north = bbox
     parts = [(west, east)] if west <= east else [(west, 180.0), (-180.0, east)]
-    area = shapely.union_all([shapely.box(first, south, last, north) for first, last in parts])
-    return pa.array(shapely.intersects(shapely.from_wkb(rows["geometry"].to_numpy()), area))
+    footprints = shapely.from_wkb(rows["geometry"].to_numpy())
+    # Not of the union of both, because a union drops boxes without a height.
+    touches = [shapely.intersects(footprints, shapely.box(first, south, last, north)) for first, last in parts]
+    return pa.array(np.any(touches, axis=0))
 
 
 def _holds(rows: pa.Table, condition: PropertyCondition) -> pa.Array:

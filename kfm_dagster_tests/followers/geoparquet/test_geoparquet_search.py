@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 
@@ -298,6 +298,7 @@ BOXES = st.builds(
     hours=st.lists(st.integers(0, 60), min_size=12, max_size=12),
     times=st.none() | st.tuples(st.integers(-5, 70), st.integers(0, 20)),
 )
+@example(places=[(0.0, 0.0, 0.0, 0.0)], box=(0.0, 0.0, -10.0, 0.0), hours=[0] * 12, times=None)
 def test_a_search_finds_the_items_that_intersect_box_and_time(
     contracts: ContractRegistry,
     places: list[Bounds | None],
