@@ -14,7 +14,7 @@ from unittest.mock import ANY
 import pytest
 
 from kfm_dagster.readers import hdf5_index, hdf5_messages
-from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadRequest
+from kfm_dagster.readers.base import READERS, HeaderMetadata, ReadError, ReadRequest
 from kfm_dagster.readers.hdf5_chunks import StoredValues
 from kfm_dagster_tests.fuzz import trial
 from kfm_dagster_tests.fuzz.campaign import Campaign
@@ -184,7 +184,8 @@ def test_a_crash_of_libhdf5_is_reported_and_our_reader_refuses_its_cause() -> No
     damaged = content[: start + 16] + b"\xff" * 8 + content[start + 24 :]
     assert trial.examine(subject, whole(replace(specimen, content=damaged))).fate == "resource_limit"
     empty = content[: start + 16] + bytes(8) + content[start + 24 :]
-    assert trial.examine(subject, whole(replace(specimen, content=empty))).fate == "unreadable_format"
+    with pytest.raises(ReadError, match="continuation of no bytes"):
+        header_of(subject.reader, empty, key=specimen.key, groups=specimen.groups)
     questions = [Question("", "text", "platform_ID", "G19")]
     with Libhdf5() as libhdf5:
         assert len(libhdf5.differences(damaged, questions)) == 1
